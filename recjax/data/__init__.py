@@ -1,0 +1,1 @@
+"""From source files to host batches: schema, prepared blocks, sampling order, datasets."""

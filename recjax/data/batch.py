@@ -1,0 +1,169 @@
+"""What a sample looks like (`Schema`) and what a host batch holds (`Batch`).
+
+These are the only types that data hands to the rest of recjax. A batch knows nothing of devices:
+padding, routing and sharding happen later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recjax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One categorical feature.
+
+    Attributes:
+      name: unique in the schema; error messages use it.
+      rows: V, the number of distinct ids; valid ids are 0 <= id < rows.
+      bag: ids per sample H when that is fixed (1 is one-hot), or None when bags are jagged.
+      weighted: whether every id carries a float weight.
+    """
+
+    name: str
+    rows: int
+    bag: int | None = 1
+    weighted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """Names and sizes of a dataset's columns: what a model is built from.
+
+    Attributes:
+      dense: names of the K dense features, in column order.
+      features: the categorical features, in the order in which the model sees them.
+    """
+
+    dense: tuple[str, ...]
+    features: tuple[Feature, ...]
+
+    def feature(self, name: str) -> Feature:
+        """The feature called `name`; KeyError if there is none."""
+        return next(f for f in self.features if f.name == name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bags:
+    """The ids of one feature for B samples, on the host.
+
+    Attributes:
+      ids: integers, [B, H] for a fixed bag or [L] (all bags end to end) for jagged ones.
+      lengths: None for a fixed bag, else int32 [B] with sum L; 0 is an empty bag.
+      weights: None, or float32 of the shape of `ids`.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """B samples on the host; the last batch of an epoch may hold fewer than the batch size.
+
+    Attributes:
+      dense: float32 [B, K].
+      bags: feature name -> Bags, in the schema's order.
+      labels: float32 [B], 0 or 1.
+      weights: float32 [B], non-negative; the loss is sum(w * l) / sum(w).
+      position: global sample index of the first row: epoch * rows_per_epoch + offset in the epoch.
+    """
+
+    dense: np.ndarray
+    bags: dict[str, Bags]
+    labels: np.ndarray
+    weights: np.ndarray
+    position: int = 0
+
+    @property
+    def size(self) -> int:
+        """B, the number of samples."""
+        return len(self.labels)
+
+
+def validate(batch: Batch, schema: Schema) -> None:
+    """Refuses a batch that the device would get silently wrong.
+
+    Ids are checked in their own integer type, before anything narrows them to int32.
+
+    Raises:
+      DataError: an id out of range, a non-finite dense value, weight or label, or arrays whose
+        shapes do not fit the schema; the message names feature (or column), row and value.
+    """
+    B, K = batch.size, len(schema.dense)
+    for name, array, shape in (
+        ("dense", batch.dense, (B, K)),
+        ("labels", batch.labels, (B,)),
+        ("weights", batch.weights, (B,)),
+    ):
+        if array.shape != shape:
+            raise DataError(
+                f"batch at sample {batch.position}: {name} has shape {array.shape}, but the schema asks "
+                f"for {shape}. Prepare the data again, or correct the code that builds the batch."
+            )
+        if not np.isfinite(array).all():
+            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            column = f"dense feature {schema.dense[where[1]]!r}" if name == "dense" else name
+            raise DataError(
+                f"{column} is {array[where]} in sample {batch.position + where[0]} (row {where[0]} of the batch). "
+                "Every dense value, label and weight must be finite: clean the source file (recjax has no "
+                "way to know what a missing value means) and prepare the data again."
+            )
+    if (batch.weights < 0).any():
+        row = int(np.argmax(batch.weights < 0))
+        raise DataError(
+            f"the weight of sample {batch.position + row} is {batch.weights[row]}; weights must not be negative. "
+            "Correct the column that the weights come from."
+        )
+    for feature in schema.features:
+        if feature.name not in batch.bags:
+            raise DataError(
+                f"batch at sample {batch.position} has no feature {feature.name!r}; it has "
+                f"{', '.join(batch.bags)}. Prepare the data again with this schema."
+            )
+        _validate_bags(batch.bags[feature.name], feature, batch)
+
+
+def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
+    B, place = batch.size, f"feature {feature.name!r}, batch at sample {batch.position}"
+    if bags.ids.dtype.kind not in "iu":
+        raise DataError(f"{place}: ids are {bags.ids.dtype}, not integers. Map the values to ids 0..rows-1 first.")
+    if feature.bag is not None:
+        if bags.lengths is not None or bags.ids.shape != (B, feature.bag):
+            raise DataError(
+                f"{place}: ids have shape {bags.ids.shape}, but the schema declares {feature.bag} ids for each of "
+                f"{B} samples. Declare the feature jagged (bag=None) if bags differ in size."
+            )
+    elif bags.lengths is None or bags.lengths.shape != (B,) or bags.lengths.dtype.kind not in "iu":
+        raise DataError(f"{place}: jagged bags need integer lengths of shape ({B},), one for each sample.")
+    elif (bags.lengths < 0).any() or int(bags.lengths.sum()) != bags.ids.shape[0] or bags.ids.ndim != 1:
+        raise DataError(
+            f"{place}: the lengths sum to {int(bags.lengths.sum())}, but ids have shape {bags.ids.shape}. "
+            "Lengths must be non-negative and sum to the number of ids."
+        )
+    if feature.weighted != (bags.weights is not None):
+        raise DataError(
+            f"{place}: the schema says weighted={feature.weighted}, but the batch carries "
+            f"{'no' if bags.weights is None else ''} id weights. Make the two agree."
+        )
+    if bags.weights is not None and (
+        bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()
+    ):
+        raise DataError(f"{place}: id weights must be finite and shaped like the ids {bags.ids.shape}.")
+    bad = (bags.ids < 0) | (bags.ids >= feature.rows)
+    if bad.any():
+        flat = int(np.argmax(bad.ravel()))
+        if bags.lengths is None:
+            row = flat // (feature.bag or 1)
+        else:
+            row = int(np.searchsorted(np.cumsum(bags.lengths), flat, side="right"))
+        raise DataError(
+            f"id {int(bags.ids.ravel()[flat])} of feature {feature.name!r} in sample {batch.position + row} (row {row} "
+            f"of the batch) is out of range: the table has {feature.rows} rows, ids 0 to {feature.rows - 1}. Prepare "
+            "the data again with a vocabulary that covers it, or hash the ids when preparing."
+        )

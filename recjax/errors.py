@@ -1,0 +1,33 @@
+"""Errors for the person who made the mistake, and the exit status each one ends with.
+
+Every message is one paragraph: what was wrong, where (file and line, feature and row, config key),
+and what to do about it. The command line prints it without a traceback; from Python it is raised.
+"""
+
+
+class RecjaxError(Exception):
+    """Base of all errors that recjax raises on purpose. Exit status 1."""
+
+    exit_status = 1
+
+
+class ConfigError(RecjaxError):
+    """Bad usage or configuration. Exit status 2."""
+
+    exit_status = 2
+
+
+class DataError(RecjaxError):
+    """Bad, missing or damaged data. Exit status 3."""
+
+    exit_status = 3
+
+
+class DeviceError(RecjaxError):
+    """A device or a peer process is missing or was lost. Exit status 4."""
+
+    exit_status = 4
+
+
+class TrainingError(RecjaxError):
+    """The run itself cannot go on: a non-finite step, an unusable checkpoint, a full disk. Status 1."""
