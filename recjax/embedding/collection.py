@@ -1,0 +1,148 @@
+"""The tables of a model as arrays: initial values, and the way out to checkpoints and back.
+
+A group's buffer is one array [O * R, D], owner-major. On disk and in tests a table is one unpadded
+[V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.plan import BoundPlan, BoundTable, Group
+from recjax.errors import TrainingError
+from recjax.mesh import MODEL_AXES, replicated, sharded
+
+Tables = dict[str, jax.Array]  # group name -> [O * R, D]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R]
+CHUNK_FLOATS = 1 << 20  # values made at a time: bounds the temporary of initialisation to a few MiB
+
+
+def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
+    """Initial values of some rows of a table, [U, D] float32, uniform in [-scale, scale).
+
+    A function of (seed, table name, row, column) only: the counter-based generator is keyed by row.
+    """
+    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
+    draw = functools.partial(jax.random.uniform, shape=(dim,), dtype=jnp.float32, minval=-scale, maxval=scale)
+    return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows_U)
+
+
+def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32) -> tuple[Tables, GroupSlots]:
+    """Makes all tables and optimizer slots, in place on their devices and in chunks.
+
+    Peak memory beside the result is a few MiB a device, whatever the tables' size.
+    """
+    tables: Tables = {}
+    slots: GroupSlots = {}
+    for group in bound.groups:
+        spec = P(MODEL_AXES) if group.placement == "row_wise" else P()
+        body = functools.partial(_initial_block, group, seed, dtype)
+        tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
+        sharding = _sharding(group, mesh)
+        slots[group.name] = {
+            name: jax.jit(lambda v=value, g=group: jnp.full((g.owners * g.rows,), v, dtype), out_shardings=sharding)()
+            for name, value in group.optimizer.slots().items()
+        }
+    return tables, slots
+
+
+def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
+    """One owner's part of a group's buffer."""
+    owner = jax.lax.axis_index(MODEL_AXES) if group.placement == "row_wise" else jnp.int32(0)
+    block_RxD = jnp.zeros((group.rows, group.dim), dtype)
+    for table in group.tables:
+        first, stop = table.split.start(owner), table.split.start(owner + 1)
+        length = table.split.longest
+        chunk = min(length, max(1, CHUNK_FLOATS // group.dim))
+
+        def fill(i: jax.Array, block: jax.Array, table: BoundTable = table, first: Any = first, stop: Any = stop,
+                 length: int = length, chunk: int = chunk) -> jax.Array:  # fmt: skip
+            start = jnp.minimum(i * chunk, length - chunk)  # the last chunk overlaps and repeats the same values
+            position_C = first + start + jnp.arange(chunk, dtype=jnp.int32)
+            row_C = table.order.row(jnp.minimum(position_C, table.spec.rows - 1))
+            values = initial_rows(seed, table.spec.name, row_C, group.dim, table.spec.scale)
+            values = jnp.where((position_C < stop)[:, None], values, 0).astype(dtype)
+            return jax.lax.dynamic_update_slice(block, values, (table.offset + start, 0))
+
+        block_RxD = jax.lax.fori_loop(0, -(-length // chunk), fill, block_RxD)
+    return block_RxD
+
+
+def _sharding(group: Group, mesh: Mesh) -> Any:
+    return sharded(mesh, MODEL_AXES) if group.placement == "row_wise" else replicated(mesh)
+
+
+def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, np.ndarray]]:
+    """Copies tables and slots to the host, unpadded.
+
+    Returns:
+      table name -> {"rows": [V, D], slot name: [V]}, in storage order. The arrays own their memory:
+      no view of a device buffer stays behind, which would make the next donated step copy the table.
+    """
+    out: dict[str, dict[str, np.ndarray]] = {}
+    for group in bound.groups:
+        arrays = {"rows": tables[group.name], **slots[group.name]}
+        for table in group.tables:
+            out[table.spec.name] = {name: _export(group, table, array) for name, array in arrays.items()}
+    return out
+
+
+def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
+    full = np.empty((table.spec.rows, *array.shape[1:]), array.dtype)
+    seen: set[int] = set()
+    for shard in array.addressable_shards:
+        owner = (shard.index[0].start or 0) // group.rows
+        if owner in seen:  # a replicated table: one copy is enough
+            continue
+        seen.add(owner)
+        first, stop = table.split.start(owner), table.split.start(owner + 1)
+        # jnp.copy makes the host's view one of the copy, never of the buffer that the next step donates
+        full[first:stop] = np.asarray(jnp.copy(shard.data[table.offset : table.offset + stop - first]))
+    return full
+
+
+def import_tables(
+    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], dtype: Any = jnp.float32
+) -> tuple[Tables, GroupSlots]:
+    """The inverse of `export_tables`, onto any mesh and plan.
+
+    Raises:
+      TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
+    """
+    tables: Tables = {}
+    slots: GroupSlots = {}
+    for group in bound.groups:
+        tables[group.name] = _import(group, mesh, saved, "rows", (group.dim,), dtype)
+        slots[group.name] = {n: _import(group, mesh, saved, n, (), dtype) for n in group.optimizer.slots()}
+    return tables, slots
+
+
+def _import(
+    group: Group, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], name: str, tail: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    for table in group.tables:
+        array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *tail)
+        found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
+        if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
+            raise TrainingError(
+                f"the checkpoint holds {found} for {name!r} of table {table.spec.name!r}, but the model needs shape "
+                f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
+            )
+
+    def block(index: tuple) -> np.ndarray:
+        owner = (index[0].start or 0) // group.rows
+        out = np.zeros((group.rows, *tail), dtype)
+        for table in group.tables:
+            first, stop = table.split.start(owner), table.split.start(owner + 1)
+            out[table.offset : table.offset + stop - first] = saved[table.spec.name][name][first:stop]
+        return out
+
+    return jax.make_array_from_callback((group.owners * group.rows, *tail), _sharding(group, mesh), block)

@@ -1,0 +1,78 @@
+"""Exact sparse optimizers on gathered rows.
+
+One function serves device rows, replicated rows and, later, rows that live in host memory:
+
+  update(rows_UxD, slots, grads_UxD, step) -> (rows_UxD, slots)
+
+where row u's gradient is the *sum over the global batch* of the gradients of all its occurrences.
+Callers pass touched rows only, or mask the result: an untouched row never moves, and a row whose
+gradient happens to be zero is not the same as an untouched one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from recjax.errors import ConfigError
+
+Slots = dict[str, jax.Array]
+
+
+def _check_rate(rate: float) -> None:
+    if not rate > 0:
+        raise ConfigError(f"learning_rate is {rate}; it must be positive.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """w -= lr * G."""
+
+    kind: ClassVar[str] = "sgd"
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+
+    def slots(self) -> dict[str, float]:
+        """Names of the slots, one float a row each, with their initial values."""
+        return {}
+
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> tuple:
+        """One step on U rows; see the module's docstring."""
+        del step
+        return rows_UxD - self.learning_rate * grads_UxD, slots
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad:
+    """Adagrad with one accumulator a row: s += mean_d(G^2); w -= lr * G / (sqrt(s) + eps).
+
+    As facebookresearch/dlrm (eps 1e-10 there) and FBGEMM's EXACT_ROWWISE_ADAGRAD (eps 1e-8).
+    """
+
+    kind: ClassVar[str] = "rowwise_adagrad"
+    learning_rate: float = 0.1
+    eps: float = 1e-8  # added to the root of the accumulator
+    initial_accumulator: float = 0.0  # s of a row that was never touched
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        if self.eps < 0 or self.initial_accumulator < 0:
+            raise ConfigError("eps and initial_accumulator must not be negative.")
+        if self.eps == 0 and self.initial_accumulator == 0:
+            raise ConfigError("eps and initial_accumulator are both 0: a zero gradient would divide 0 by 0.")
+
+    def slots(self) -> dict[str, float]:
+        """Names of the slots, one float a row each, with their initial values."""
+        return {"sum_of_squares": self.initial_accumulator}
+
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> tuple:
+        """One step on U rows; see the module's docstring."""
+        del step
+        s_U = slots["sum_of_squares"] + jnp.mean(jnp.square(grads_UxD), axis=-1)
+        scale_U = self.learning_rate / (jnp.sqrt(s_U) + self.eps)
+        return rows_UxD - scale_U[:, None] * grads_UxD, {"sum_of_squares": s_U}

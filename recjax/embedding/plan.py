@@ -1,0 +1,226 @@
+"""Where tables live: a mesh-free plan, and its binding to a number of devices.
+
+A plan is data: JSON, with a list of row segments for every table. Binding it to a mesh is a separate
+step that stacks tables of equal (placement, D, optimizer) into one buffer, so that there is one
+exchange per group and not one per table.
+
+Plan file:
+
+  {"format": "recjax-plan/1",
+   "tables": {"user": [{"rows": "all", "columns": "all", "placement": "row_wise", "owners": "all",
+                        "tier": "device", "exchange": "float32", "why": "..."}]}}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from recjax.embedding.rows import RowOrder, Split
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+
+FORMAT = "recjax-plan/1"
+Placement = Literal["row_wise", "data_parallel"]
+PLACEMENTS: tuple[str, ...] = get_args(Placement)
+AUTO_REPLICATE_BYTES = 64 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """One part of a table and where it lives. Today a segment is a whole table in device memory."""
+
+    placement: str  # row_wise: rows spread over all devices; data_parallel: a copy on each device
+    rows: str = "all"  # selector of rows; later also hot rows
+    columns: str = "all"  # column range
+    owners: str = "all"  # devices that hold it
+    tier: str = "device"  # memory that holds it
+    exchange: str = "float32"  # precision on the wire; the precision of the table in float64 runs
+    why: str = ""  # the reason, for people
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Placement of every table, by table name; knows nothing of a mesh."""
+
+    tables: dict[str, tuple[Segment, ...]]
+
+    def to_json(self) -> str:
+        """The plan file's text."""
+        tables = {name: [dataclasses.asdict(s) for s in segments] for name, segments in self.tables.items()}
+        return json.dumps({"format": FORMAT, "tables": tables}, indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str, source: str = "plan") -> Plan:
+        """Reads a plan file strictly.
+
+        Raises:
+          ConfigError: not JSON, another format, an unknown key or placement, or something that this
+            version cannot place (it says what it can).
+        """
+        try:
+            raw = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write one with `recjax plan PRESET --save FILE`."
+            ) from error
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("tables"), dict):
+            raise ConfigError(
+                f'{source}: not a plan: it needs "format": "{FORMAT}" and "tables". '
+                "Write one with `recjax plan PRESET --save FILE`."
+            )
+        return Plan({name: _segments(items, f"{source}, table {name!r}") for name, items in raw["tables"].items()})
+
+
+def _segments(items: Any, place: str) -> tuple[Segment, ...]:
+    if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
+        raise ConfigError(f"{place}: needs a list of exactly one segment (an object); splitting a table is not built yet.")
+    allowed = {f.name: f.default for f in dataclasses.fields(Segment)}
+    for key, value in items[0].items():
+        if key not in allowed:
+            raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
+        if key not in ("placement", "why") and value != allowed[key]:
+            raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
+    if items[0].get("placement") not in PLACEMENTS:
+        raise ConfigError(
+            f"{place}: placement is {items[0].get('placement')!r}; choose one of {', '.join(PLACEMENTS)}."
+        )
+    return (Segment(**items[0]),)
+
+
+def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
+    """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
+
+    `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
+    spreads the rows of all others.
+
+    Raises:
+      ConfigError: no such choice or file, or a file that does not name exactly these tables.
+    """
+    if choice in PLACEMENTS:
+        return Plan({t.name: (Segment(choice, why=f"plan={choice}"),) for t in tables})
+    if choice == "auto":
+        return Plan({t.name: (_auto(t),) for t in tables})
+    path = Path(choice)
+    if not path.is_file():
+        raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
+    try:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error
+    names = {t.name for t in tables}
+    if set(plan.tables) != names:
+        raise ConfigError(
+            f"{path}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
+            f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
+        )
+    return plan
+
+
+def _auto(table: TableSpec) -> Segment:
+    size_bytes = table.rows * table.dim * 4
+    if size_bytes <= AUTO_REPLICATE_BYTES:
+        return Segment("data_parallel", why=f"{size_bytes:,} bytes: small enough to copy everywhere")
+    return Segment("row_wise", why=f"{size_bytes:,} bytes: over {AUTO_REPLICATE_BYTES:,}, so its rows are spread")
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundTable:
+    """A table's place in its group's buffer.
+
+    Attributes:
+      spec: the table.
+      split: its storage positions over the owners.
+      offset: where its range starts in every owner's part of the buffer, in rows.
+    """
+
+    spec: TableSpec
+    split: Split
+    offset: int
+
+    @functools.cached_property
+    def order(self) -> RowOrder:
+        """Row to storage position."""
+        return RowOrder(self.spec.rows)
+
+    def locate(self, ids: Any) -> tuple[Any, Any]:
+        """(owner, slot in the owner's part of the group buffer) of each row id, elementwise."""
+        owner, within = self.split.owner_and_offset(self.order.position(ids))
+        return owner, within + self.offset
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tables that share a buffer and its exchanges.
+
+    Attributes:
+      name: stable and readable, for example "row_wise_D16_rowwise_adagrad".
+      placement: row_wise or data_parallel.
+      owners: parts that the buffer is cut into: N if row_wise, 1 if every device holds all of it.
+      tables: the stacked tables; all have this group's D and optimizer.
+      features: the features that look them up.
+    """
+
+    name: str
+    placement: str
+    owners: int
+    tables: tuple[BoundTable, ...]
+    features: tuple[FeatureSpec, ...]
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.tables[0].spec.dim
+
+    @property
+    def optimizer(self) -> Any:
+        """The sparse optimizer of all its tables."""
+        return self.tables[0].spec.optimizer
+
+    @property
+    def rows(self) -> int:
+        """R, rows of one owner's part of the buffer."""
+        return sum(t.split.longest for t in self.tables)
+
+    def table(self, name: str) -> BoundTable:
+        """The stacked table called `name`."""
+        return next(t for t in self.tables if t.spec.name == name)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundPlan:
+    """A plan bound to N devices."""
+
+    devices: int
+    groups: tuple[Group, ...]
+    features: tuple[FeatureSpec, ...]
+
+
+def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
+    """Stacks the tables of a plan into groups for `devices` devices."""
+    members: dict[tuple, list[TableSpec]] = {}
+    for table in tables:
+        placement = plan.tables[table.name][0].placement
+        members.setdefault((placement, table.dim, table.optimizer), []).append(table)
+    groups, names = [], set()
+    for (placement, dim, optimizer), specs in members.items():
+        owners = 1 if placement == "data_parallel" else devices
+        bound, offset = [], 0
+        for spec in specs:
+            split = Split(spec.rows, owners)
+            bound.append(BoundTable(spec, split, offset))
+            offset += split.longest
+        base = name = f"{placement}_D{dim}_{optimizer.kind}"
+        while name in names:  # two optimizers of one kind that differ in a setting
+            name = f"{base}_{len(names)}"
+        names.add(name)
+        used = {s.name for s in specs}
+        groups.append(Group(name, placement, owners, tuple(bound), tuple(f for f in features if f.table in used)))
+        if offset > 2**31 - 1:
+            raise ConfigError(
+                f"group {name}: {offset:,} rows on one device exceed int32. Use more devices or fewer rows."
+            )
+    return BoundPlan(devices, tuple(groups), features)

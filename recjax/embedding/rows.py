@@ -1,0 +1,95 @@
+"""The mesh-independent order in which a table's rows are stored, and how ranges of it go to owners.
+
+Vocabularies are often ordered by frequency, so equal ranges of ids would put every hot row on one
+device. `RowOrder` is a fixed bijection from row to storage position that spreads neighbouring ids:
+
+  q = ceil(V / 4096), S = V div q       (S residue classes, a few thousand for any large V)
+  row r < q*S  ->  position  pi(r mod S) * q + r div S,   pi(c) = c * A mod S
+  row r >= q*S ->  position  r                            (fewer than q rows)
+
+A is coprime to S and close to S divided by the golden ratio, so that any run of consecutive ids
+falls evenly over any number of equal ranges (a low-discrepancy sequence). No product exceeds
+max(S^2, V), so int32 is enough on the device.
+
+`split` then cuts the positions into contiguous ranges that differ by at most one row: 5 rows over 4
+owners are 2, 1, 1, 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+MAX_CLASSES = 4096
+NAME = "golden-stride/1"  # goes into checkpoints; a changed bijection needs a new name
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOrder:
+    """The bijection for a table of `rows` rows. Works on NumPy and JAX integer arrays alike."""
+
+    rows: int
+
+    @functools.cached_property
+    def quotient(self) -> int:
+        """q, rows per residue class."""
+        return -(-self.rows // MAX_CLASSES)
+
+    @functools.cached_property
+    def classes(self) -> int:
+        """S, the number of residue classes."""
+        return self.rows // self.quotient
+
+    @functools.cached_property
+    def stride(self) -> int:
+        """A, the multiplier that scatters the classes; 1 <= A <= S, coprime to S."""
+        golden = round(self.classes * (math.sqrt(5) - 1) / 2)
+        return next(
+            a
+            for distance in range(self.classes + 1)
+            for a in (golden + distance, golden - distance)
+            if a >= 1 and math.gcd(a, self.classes) == 1
+        )
+
+    def position(self, row: Any) -> Any:
+        """Storage position of each row, elementwise; rows must be in 0..V-1."""
+        q, S = self.quotient, self.classes
+        spread = (row % S) * self.stride % S * q + row // S
+        return row + (spread - row) * (row < q * S)
+
+    def row(self, position: Any) -> Any:
+        """The row stored at each position: the inverse of `position`."""
+        q, S = self.quotient, self.classes
+        inverse = pow(self.stride, -1, S) if S > 1 else 0
+        spread = position % q * S + (position // q) % S * inverse % S
+        return position + (spread - position) * (position < q * S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """`rows` positions cut into `owners` contiguous ranges, the first ones longer by one if need be."""
+
+    rows: int
+    owners: int
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest range: ceil(rows / owners)."""
+        return -(-self.rows // self.owners)
+
+    def start(self, owner: Any) -> Any:
+        """First position of an owner; `start(owners)` is `rows`."""
+        base, extra = divmod(self.rows, self.owners)
+        # min(owner, extra), written so that it works on arrays of either library
+        return owner * base + owner + (extra - owner) * (owner > extra)
+
+    def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
+        """(owner, offset within the owner's range) of each position, elementwise."""
+        base, extra = divmod(self.rows, self.owners)
+        long = extra * (base + 1)  # positions that belong to the longer ranges
+        in_long = position < long
+        width = base + in_long  # never 0: base is 0 only where every position is in a longer range
+        past = position - long * (1 - in_long)
+        return past // width + extra * (1 - in_long), past % width

@@ -1,0 +1,83 @@
+"""What a table and a feature are, before anything is placed on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.errors import ConfigError
+
+Pooling = Literal["sum", "mean"]
+MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """One embedding table [V, D].
+
+    Attributes:
+      name: unique among the tables.
+      rows: V, 1 to 2^31 - 1.
+      dim: D, columns.
+      optimizer: how touched rows are updated.
+      init_scale: initial values are uniform in (-init_scale, init_scale); None means sqrt(1 / V),
+        as facebookresearch/dlrm has it.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    optimizer: Sgd | RowWiseAdagrad
+    init_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ConfigError(f"table {self.name!r} has {self.rows} rows; a table has 1 to {MAX_ROWS}.")
+        if self.dim < 1:
+            raise ConfigError(f"table {self.name!r} has {self.dim} columns; it needs at least 1.")
+
+    @property
+    def scale(self) -> float:
+        """Half the width of the uniform distribution of the initial values."""
+        return self.rows**-0.5 if self.init_scale is None else self.init_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSpec:
+    """One categorical feature that looks rows up in a table. Several features may share a table.
+
+    Attributes:
+      name: unique among the features.
+      table: name of the table.
+      bag: ids per sample H if fixed, None if jagged.
+      pooling: "sum" adds the weighted rows of a bag; "mean" divides that sum by the number of ids in
+        the bag, as FBGEMM does (weights scale rows, they do not enter the divisor). An empty bag
+        pools to zeros.
+      weighted: whether ids carry weights.
+    """
+
+    name: str
+    table: str
+    bag: int | None = 1
+    pooling: Pooling = "sum"
+    weighted: bool = False
+
+
+def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:
+    """Refuses duplicate names and features without a table.
+
+    Raises:
+      ConfigError: naming the offender.
+    """
+    for kind, names in (("table", [t.name for t in tables]), ("feature", [f.name for f in features])):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ConfigError(f"{kind} name {twice[0]!r} is used twice; every {kind} needs a name of its own.")
+    known = {t.name for t in tables}
+    for feature in features:
+        if feature.table not in known:
+            raise ConfigError(
+                f"feature {feature.name!r} looks up table {feature.table!r}, which does not exist; the tables are "
+                f"{', '.join(sorted(known))}."
+            )
