@@ -1,0 +1,198 @@
+"""From a source of blocks to a stream of host batches: the order of the samples, and the threads that read ahead.
+
+The order is a pure function of (seed, epoch) and the position in it is one integer, the global sample index
+`epoch * rows + offset`. Neither processes, devices, threads nor the batch size enter. To shuffle rows without
+holding a split in memory, every epoch permutes the blocks, walks them in windows of `shuffle_blocks` blocks and
+permutes the rows within each window.
+
+An item of the stream is the *global* batch. A job of several processes takes its slice of each item (after or
+inside `transform`); the order stays that of one process.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from recjax.data import draws
+from recjax.data.batch import Batch, validate
+from recjax.data.source import BlockSource, between, concatenate, take
+from recjax.errors import ConfigError, DataError
+
+_BLOCK_ORDER, _ROW_ORDER = 1, 2  # purposes of draws: they keep the two kinds of permutation independent
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """In which order the rows of a split are visited.
+
+    Attributes:
+      row_counts: rows of each block in the order of the file, int64 [blocks].
+      seed: any integer.
+      shuffle: False is the order of the file, in every epoch.
+      shuffle_blocks: blocks per window; larger mixes better and holds more rows in memory.
+    """
+
+    row_counts: np.ndarray
+    seed: int
+    shuffle: bool = True
+    shuffle_blocks: int = 16
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Rows of one epoch."""
+        return int(self.row_counts.sum())
+
+    def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of an epoch and where its windows begin.
+
+        Returns:
+          blocks: int64 [blocks], block indices in the order of visit; window w holds those from
+            w * shuffle_blocks to (w + 1) * shuffle_blocks.
+          starts: int64 [windows + 1], offset in the epoch of the first row of each window; the last is `rows`.
+        """
+        count = len(self.row_counts)
+        blocks = draws.permutation(count, self.seed, _BLOCK_ORDER, epoch) if self.shuffle else np.arange(count)
+        ends = np.cumsum(self.row_counts[blocks])
+        return blocks, np.concatenate([[0], ends[self.shuffle_blocks - 1 : -1 : self.shuffle_blocks], ends[-1:]])
+
+    def within(self, epoch: int, window: int, rows: int) -> np.ndarray | None:
+        """The order of the `rows` rows of a window: int64 [rows], or None for as they are."""
+        return draws.permutation(rows, self.seed, _ROW_ORDER, epoch, window) if self.shuffle else None
+
+
+class _Windows:
+    """The rows of recently used windows, in the order of visit; each window is read by one thread only."""
+
+    def __init__(self, source: BlockSource, split: str, order: Order, keep: int) -> None:
+        self._source, self._split, self._order, self._keep = source, split, order, keep
+        self._lock = threading.Lock()
+        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[Batch]]
+        self._recent = collections.OrderedDict()
+        self.epoch = functools.lru_cache(maxsize=2)(order.epoch)
+
+    def get(self, epoch: int, window: int) -> Batch:
+        key = (epoch, window)
+        with self._lock:
+            first = key not in self._recent
+            rows = self._recent.setdefault(key, concurrent.futures.Future())
+            self._recent.move_to_end(key)
+            while len(self._recent) > self._keep:
+                self._recent.popitem(last=False)
+        if first:
+            try:
+                rows.set_result(self._read(epoch, window))
+            except BaseException as error:  # the threads that wait for this window raise it too
+                rows.set_exception(error)
+        return rows.result()
+
+    def _read(self, epoch: int, window: int) -> Batch:
+        blocks, _ = self.epoch(epoch)
+        size = self._order.shuffle_blocks
+        parts = [self._source.read(self._split, int(i)) for i in blocks[window * size : (window + 1) * size]]
+        rows = concatenate(parts)
+        within = self._order.within(epoch, window, rows.size)
+        return rows if within is None else take(rows, within)
+
+
+class _Batches:
+    """Random access to the batches from `position` on: what Grain reads, from several threads."""
+
+    def __init__(self, windows: _Windows, order: Order, batch_size: int, position: int, epochs: int | None) -> None:
+        self._windows, self._order, self._batch_size = windows, order, batch_size
+        self._epoch, self._offset = divmod(position, order.rows)
+        self._first = -(-(order.rows - self._offset) // batch_size)  # batches left in the epoch of `position`
+        self._each = -(-order.rows // batch_size)
+        left = sys.maxsize if epochs is None else self._first + self._each * (epochs - self._epoch - 1)
+        self._length = max(0, left)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Batch:
+        if index < self._first:
+            epoch, start = self._epoch, self._offset + index * self._batch_size
+        else:
+            later, nth = divmod(index - self._first, self._each)
+            epoch, start = self._epoch + 1 + later, nth * self._batch_size
+        stop = min(start + self._batch_size, self._order.rows)
+        _, starts = self._windows.epoch(epoch)
+        parts = []
+        for window in range(int(np.searchsorted(starts, start, side="right")) - 1, len(starts) - 1):
+            first, last = int(starts[window]), int(starts[window + 1])
+            if first >= stop:
+                break
+            parts.append(between(self._windows.get(epoch, window), max(start, first) - first, min(stop, last) - first))
+        # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
+        return dataclasses.replace(concatenate(parts), position=epoch * self._order.rows + start)
+
+
+def batches(
+    source: BlockSource,
+    split: str,
+    batch_size: int,
+    *,
+    seed: int = 0,
+    shuffle: bool = False,
+    position: int = 0,
+    epochs: int | None = None,
+    shuffle_blocks: int = 16,
+    workers: int = 2,
+    transform: Callable[[Batch], Any] | None = None,
+) -> Iterator[Any]:
+    """Global host batches of a split, in order, read ahead by threads.
+
+    A batch never crosses the end of an epoch: the last one of an epoch holds the remaining rows. Starting at a
+    `position`, with any batch size, gives exactly the samples that an uninterrupted stream would still have given.
+
+    Args:
+      source: where the rows come from.
+      split: "train", "validation" or "test".
+      batch_size: B, rows of a full batch.
+      seed: of the order; matters only with `shuffle`.
+      shuffle: False visits the rows in the order of the file.
+      position: global sample index of the first row: epoch * rows + offset.
+      epochs: stop at the end of this many epochs, counted from position 0; None never stops.
+      shuffle_blocks: blocks whose rows are mixed with each other; a part of what defines the order.
+      workers: threads that read, check and transform ahead; 0 does so in the calling thread, when asked.
+      transform: applied to every (checked) batch, in the worker.
+
+    Returns:
+      Iterator of `Batch`, or of what `transform` returns.
+
+    Raises:
+      ConfigError: an argument below its least value.
+      DataError: the split is empty; and, while iterating, whatever the source or `validate` raises.
+    """
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("position", position, 0),
+        ("shuffle_blocks", shuffle_blocks, 1),
+        ("workers", workers, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name}={value} makes no sense when reading batches: set it to {least} or more.")
+    order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks)
+    if order.rows == 0:
+        raise DataError(
+            f"split {split!r} of {source.name} has no rows, so no batch can be read from it. "
+            "Give the split rows when preparing the data (or in the synthetic data's config)."
+        )
+    windows = _Windows(source, split, order, keep=workers + 2)
+
+    def finish(batch: Batch) -> Any:
+        validate(batch, source.schema)
+        return batch if transform is None else transform(batch)
+
+    stream = grain.MapDataset.source(_Batches(windows, order, batch_size, position, epochs)).map(finish)
+    options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
+    return iter(stream.to_iter_dataset(options))

@@ -1,0 +1,118 @@
+"""Where rows come from: a source of blocks, and the three operations on the rows of a block.
+
+A block is a `Batch` of up to `BLOCK_ROWS` consecutive rows of one split; its `position` is the index of its first
+row in the split. Blocks exist because one Python call and one read per row would be far too slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from recjax.data.batch import Bags, Batch, Schema
+
+BLOCK_ROWS = 4096  # rows of a full block; only the last block of a split holds fewer
+SPLITS = ("train", "validation", "test")
+
+
+class BlockSource(Protocol):
+    """Random access to the blocks of a dataset; safe to read from several threads.
+
+    Attributes:
+      name: the dataset's name, as in `recjax data prepare NAME`.
+      schema: the columns of every block.
+      fingerprint: a hash of schema and content: equal fingerprints mean equal data.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (described above)
+
+    @property
+    def schema(self) -> Schema: ...  # noqa: D102
+
+    @property
+    def fingerprint(self) -> str: ...  # noqa: D102
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """Rows of each block of `split` ("train", "validation" or "test"): int64 [blocks]; reads no block."""
+        ...
+
+    def read(self, split: str, index: int) -> Batch:
+        """Block `index` of `split`."""
+        ...
+
+
+def even_blocks(rows: int) -> np.ndarray:
+    """Row counts of `rows` rows cut into full blocks and one short one: int64 [ceil(rows / BLOCK_ROWS)]."""
+    starts = np.arange(0, rows, BLOCK_ROWS, dtype=np.int64)
+    return np.minimum(rows - starts, BLOCK_ROWS)
+
+
+def take(batch: Batch, rows: np.ndarray) -> Batch:
+    """The rows of `batch` at the indices `rows` (integers [n], in any order, repeats allowed), copied."""
+
+    def take_bags(bags: Bags) -> Bags:
+        if bags.lengths is None:
+            at, lengths = rows, None
+        else:
+            lengths = np.take(bags.lengths, rows)
+            # An id's old place is the old start of its bag plus its place within the bag.
+            old_starts = np.take(np.cumsum(bags.lengths, dtype=np.int64) - bags.lengths, rows)
+            new_ends = np.cumsum(lengths, dtype=np.int64)
+            shift = np.repeat(old_starts - (new_ends - lengths), lengths)
+            at = shift + np.arange(len(shift))
+        weights = None if bags.weights is None else np.take(bags.weights, at, axis=0)
+        return Bags(np.take(bags.ids, at, axis=0), lengths, weights)
+
+    return Batch(
+        dense=np.take(batch.dense, rows, axis=0),
+        bags={name: take_bags(bags) for name, bags in batch.bags.items()},
+        labels=np.take(batch.labels, rows),
+        weights=np.take(batch.weights, rows),
+        position=batch.position,
+    )
+
+
+def between(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows `start` to `stop` (exclusive) of `batch`, as views of its arrays; its position moves with `start`."""
+
+    def cut(bags: Bags) -> Bags:
+        if bags.lengths is None:
+            first, last, lengths = start, stop, None
+        else:
+            lengths = bags.lengths[start:stop]
+            first = int(bags.lengths[:start].sum(dtype=np.int64))
+            last = first + int(lengths.sum(dtype=np.int64))
+        return Bags(bags.ids[first:last], lengths, None if bags.weights is None else bags.weights[first:last])
+
+    return Batch(
+        dense=batch.dense[start:stop],
+        bags={name: cut(bags) for name, bags in batch.bags.items()},
+        labels=batch.labels[start:stop],
+        weights=batch.weights[start:stop],
+        position=batch.position + start,
+    )
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """The rows of one or more batches of one schema, one after the other, copied; the position of the first."""
+
+    def join(name: str) -> Bags:
+        parts = [batch.bags[name] for batch in batches]
+        lengths = [bags.lengths for bags in parts if bags.lengths is not None]
+        weights = [bags.weights for bags in parts if bags.weights is not None]
+        return Bags(
+            np.concatenate([bags.ids for bags in parts]),
+            np.concatenate(lengths) if lengths else None,
+            np.concatenate(weights) if weights else None,
+        )
+
+    return Batch(
+        dense=np.concatenate([batch.dense for batch in batches]),
+        bags={name: join(name) for name in batches[0].bags},
+        labels=np.concatenate([batch.labels for batch in batches]),
+        weights=np.concatenate([batch.weights for batch in batches]),
+        position=batches[0].position,
+    )
