@@ -1,0 +1,113 @@
+"""Everything that training changes, as one pytree, and its mesh-free form for checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
+from recjax.embedding.plan import BoundPlan
+from recjax.errors import TrainingError
+from recjax.mesh import replicated
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The donated state of the step.
+
+    Attributes:
+      step: int32 [], steps done.
+      ok: bool [], false from the first non-finite step on; nothing changes any more.
+      dense: parameters of the dense part (an nnx.State), replicated.
+      opt: state of their optax optimizer, replicated.
+      tables: group buffers [O * R, D].
+      slots: their sparse optimizer slots [O * R].
+    """
+
+    step: Any
+    ok: Any
+    dense: Any
+    opt: Any
+    tables: Tables
+    slots: GroupSlots
+
+
+def create(
+    model: nnx.Module, bound: BoundPlan, mesh: Mesh, tx: optax.GradientTransformation, seed: int, dtype: Any
+) -> TrainState:
+    """The state before the first step. `dtype` is that of parameters and tables, float32 or float64."""
+    dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), nnx.state(model, nnx.Param))
+    tables, slots = initialise(bound, mesh, seed, dtype)
+    small = (jnp.int32(0), jnp.asarray(True), dense, tx.init(dense))
+    return TrainState(*jax.device_put(small, replicated(mesh)), tables, slots)
+
+
+def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
+    """Copies the state to the host as nested dicts of arrays, independent of mesh and plan.
+
+    Keys: "tables" (table name -> rows and slots, see `export_tables`), "dense" and "opt" (path of
+    each leaf -> array).
+    """
+    return {
+        "tables": export_tables(bound, state.tables, state.slots),
+        "dense": _named_leaves(state.dense),
+        "opt": _named_leaves(state.opt),
+    }
+
+
+def from_host(saved: dict[str, Any], step: int, like: TrainState, bound: BoundPlan, mesh: Mesh) -> TrainState:
+    """The inverse of `to_host`, onto any mesh and plan.
+
+    Args:
+      saved: what `to_host` gave.
+      step: steps done.
+      like: a fresh state of the same model; gives structure and dtypes.
+      bound: the bound plan.
+      mesh: the mesh.
+
+    Raises:
+      TrainingError: an array is missing or has another shape or dtype.
+    """
+    dtype = jax.tree.leaves(like.tables)[0].dtype
+    tables, slots = import_tables(bound, mesh, saved["tables"], dtype)
+    small = (
+        jnp.int32(step),
+        jnp.asarray(True),
+        _fill(like.dense, saved["dense"], "dense parameter"),
+        _fill(like.opt, saved.get("opt", {}), "optimizer state"),
+    )
+    return TrainState(*jax.device_put(small, replicated(mesh)), tables, slots)
+
+
+def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    # jnp.copy: a host view of the state itself would keep the next donated step from working in place
+    return {_name(path): np.array(jnp.copy(x)) for path, x in leaves}
+
+
+def _fill(tree: Any, saved: dict[str, np.ndarray], what: str) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    out = []
+    for path, leaf in leaves:
+        name = _name(path)
+        found = saved.get(name)
+        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
+            held = "nothing" if found is None else f"shape {found.shape}, {found.dtype}"
+            raise TrainingError(
+                f"the checkpoint holds {held} for {what} {name!r}, but the model needs shape {leaf.shape}, "
+                f"{leaf.dtype}. It belongs to another model: use the config in the run folder."
+            )
+        out.append(found)
+    return jax.tree_util.tree_unflatten(structure, out)
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
