@@ -151,9 +151,7 @@ def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
             f"{place}: the schema says weighted={feature.weighted}, but the batch carries "
             f"{'no' if bags.weights is None else ''} id weights. Make the two agree."
         )
-    if bags.weights is not None and (
-        bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()
-    ):
+    if bags.weights is not None and (bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()):
         raise DataError(f"{place}: id weights must be finite and shaped like the ids {bags.ids.shape}.")
     bad = (bags.ids < 0) | (bags.ids >= feature.rows)
     if bad.any():

@@ -1,0 +1,63 @@
+"""Trains deep learning recommendation models in JAX, with embedding tables spread over devices.
+
+    config = recjax.load("movietweetings", "train.steps=1000", "mesh.devices=4")
+    summary = recjax.train(config, out="runs/first")
+    print(recjax.evaluate("runs/first")["auc"])
+
+Importing this module imports nothing else: not even JAX, until something is asked of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recjax.presets import RunConfig
+
+__version__ = "0.1.0"
+
+
+def load(preset: str, *overrides: str) -> RunConfig:
+    """The config of a preset, with values replaced.
+
+    Args:
+      preset: a name in configs/, or the path of a Python file that defines `config`.
+      *overrides: texts "dotted.key=value", as on the command line.
+
+    Raises:
+      ConfigError: an unknown preset or key, or a value that does not fit.
+    """
+    from recjax import presets
+
+    return presets.load(preset, overrides)
+
+
+def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
+    """Trains, and returns what summary.json holds.
+
+    Args:
+      config: from `load`.
+      out: the run folder; training resumes from what it holds. None picks the folder that the command line picks.
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax import main
+
+    return main.train(config, out)
+
+
+def evaluate(out: Path | str, *overrides: str) -> dict[str, Any]:
+    """Evaluates the newest checkpoint of a run folder, and returns the metrics.
+
+    Args:
+      out: the run folder.
+      *overrides: texts "dotted.key=value", for example another "mesh.devices".
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax import main
+
+    return main.evaluate(out, overrides)

@@ -1,0 +1,381 @@
+"""Overrides, lossless JSON, difference and hash for any frozen config dataclass, and how presets are found.
+
+A config is a frozen dataclass whose fields are bool, int, float, str, Literal, `tuple[X, ...]` of those,
+`X | None`, or another such dataclass. A field that is one choice among several is a union of dataclasses, each
+with a `ClassVar[str]` called `kind`: `model: DLRMConfig | DCNv2Config` is chosen by `model=dcnv2`, and its own
+fields are then set by `model.dim=16`.
+
+Nothing here knows which configs exist. Every mistake is a ConfigError that names the dotted key
+(`train.batch_size`), the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import inspect
+import json
+import runpy
+import traceback
+import typing
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse
+from recjax.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _Node:
+    """A config taken apart, so that all changes are made before the checks of any `__post_init__` run.
+
+    Attributes:
+      cls: the dataclass to build again.
+      values: field name -> leaf value, or _Node for a nested config.
+    """
+
+    cls: type
+    values: dict[str, Any]
+
+
+def override(config: T, assignments: Sequence[str]) -> T:
+    """A copy of `config` with values replaced.
+
+    Assignments act in order, and the new config is checked once, after the last: two settings that must change
+    together can be given in either order.
+
+    Args:
+      config: a config dataclass.
+      assignments: texts "dotted.key=value". Values are read by the field's type: `true` or `false`; integers also
+        as 1e6 or 1_000_000; `none` where allowed; tuples as 512,256,64 (of integers also 512-256-64; nothing is
+        the empty tuple). A nested config is replaced by the defaults of the class whose `kind` is given.
+
+    Raises:
+      ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
+    """
+    root = _open(config)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"{assignment!r} is not an override: it has no '='. Write KEY=VALUE, without spaces around the '='."
+            )
+        _assign(root, key, text)
+    return typing.cast(T, _build(root))
+
+
+def to_json(config: object) -> str:
+    """The config as indented JSON that `from_json` reads back to an equal config.
+
+    A dataclass with a `kind` stores it beside its fields; floats are written so that they read back exactly.
+
+    Raises:
+      ConfigError: a value does not fit its annotation (Python itself does not check).
+    """
+    return json.dumps(_to_plain(_open(config)), indent=2, allow_nan=False) + "\n"
+
+
+def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
+    """The config of class `cls` that `to_json` wrote.
+
+    Args:
+      cls: class of the outermost config.
+      text: the JSON.
+      source: where the text comes from, for error messages; usually the file's path.
+
+    Raises:
+      ConfigError: broken JSON, a missing, unknown or repeated key, a value of the wrong type, or a check of the
+        config that fails.
+    """
+    try:
+        return typing.cast(T, _build(_from_plain(cls, json.loads(text, object_pairs_hook=_unique), "")))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{source}:{error.lineno}: not valid JSON ({error.msg}). The file may be cut short: restore it, or write "
+            "it again from the preset."
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def flatten(config: object) -> dict[str, Any]:
+    """All values by dotted key, in the order of the fields.
+
+    A nested config with a `kind` gives that under its own key, before its fields: {"model": "dlrm", "model.dim":
+    16}; these are the keys that `override` takes. The `kind` of the outermost config, which no override can
+    change, stands under "kind".
+
+    Raises:
+      ConfigError: a value does not fit its annotation.
+    """
+    return dict(_walk(_open(config)))
+
+
+def diff(a: object, b: object) -> list[tuple[str, object, object]]:
+    """(dotted key, value in a, value in b) wherever the flattened configs differ; None where a key is absent.
+
+    Raises:
+      ConfigError: a value does not fit its annotation.
+    """
+    flat_a, flat_b = flatten(a), flatten(b)
+    absent = object()
+    return [
+        (key, flat_a.get(key), flat_b.get(key))
+        for key in dict.fromkeys((*flat_a, *flat_b))
+        if flat_a.get(key, absent) != flat_b.get(key, absent)
+    ]
+
+
+def config_hash(config: object, ignore: Collection[str] = ()) -> str:
+    """12 hexadecimal digits that are the same for equal configs, in every process and Python version.
+
+    Args:
+      config: a config dataclass.
+      ignore: dotted keys that do not count; "mesh" leaves out everything under it too.
+
+    Raises:
+      ConfigError: a value does not fit its annotation.
+    """
+    kept = {
+        key: value
+        for key, value in flatten(config).items()
+        if not any(key == name or key.startswith(name + ".") for name in ignore)
+    }
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
+
+
+def find_preset(name_or_path: str | Path) -> Path:
+    """The file of a preset: a path that ends in .py, or a name in configs/, from any working folder.
+
+    Raises:
+      ConfigError: there is no such file or name; the message gives the nearest names and all names.
+    """
+    text = str(name_or_path)
+    is_path = text.endswith(".py")
+    if is_path and Path(text).is_file():
+        return Path(text)
+    # The wheel carries the presets inside the package; in a checkout (or an editable install) they stand beside it.
+    package = Path(__file__).resolve().parent
+    folder = package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+    presets = {file.stem: file for file in sorted(folder.glob("*.py"))}
+    if text in presets:
+        return presets[text]
+    close = difflib.get_close_matches(Path(text).stem if is_path else text, presets, n=3)
+    raise ConfigError(
+        f"there is no {'file' if is_path else 'preset'} {text!r}."
+        + (f" Did you mean {either(close)}?" if close else "")
+        + f" Presets: {', '.join(presets) or f'none in {folder}'}. Give one of these names, or the path of a .py file "
+        "that defines `config`."
+    )
+
+
+def load_preset_module(path: str | Path) -> tuple[object, str]:
+    """Runs a preset file and returns its `config` and its docstring ("" if it has none).
+
+    A preset is a Python program: only run files that you trust.
+
+    Raises:
+      ConfigError: the file cannot be read, fails (the message names file and line), defines no `config`, or one
+        with a value that does not fit its annotation.
+    """
+    try:
+        namespace = runpy.run_path(str(path), run_name="recjax_preset")
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) == Path(path):
+            raise ConfigError(f"cannot read the preset {path}: {error.strerror}.") from error
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            line = error.lineno
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
+        place = str(path) if line is None else f"{path}:{line}"
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{place}: the preset fails with {type(error).__name__}: {error}. Correct it.") from error
+    config = namespace.get("config")
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise ConfigError(f"{path}: the preset must assign a config to the name `config`, as in config = RunConfig().")
+    try:
+        _open(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config, inspect.cleandoc(namespace.get("__doc__") or "")
+
+
+# Taking configs apart and building them.
+
+
+@functools.cache
+def _annotations(cls: Any) -> dict[str, Any]:
+    """Field name -> resolved annotation, in the order of the fields."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def _classes(annotation: Any) -> list[type]:
+    """The config classes that the annotation allows."""
+    return [member for member in members(annotation) if dataclasses.is_dataclass(member)]
+
+
+def _open(config: object, key: str = "") -> _Node:
+    """Takes a config apart; ConfigError if a value does not fit its annotation."""
+    node = _Node(type(config), {})
+    for name, annotation in _annotations(node.cls).items():
+        value, path = getattr(config, name), _join(key, name)
+        if type(value) in _classes(annotation):
+            node.values[name] = _open(value, path)
+        else:
+            node.values[name] = _checked(value, annotation, path, repr(value))
+    return node
+
+
+def _checked(value: Any, annotation: Any, path: str, written: str) -> Any:
+    """`fit`, with a ConfigError that names the key; `written` is the value as its source writes it."""
+    try:
+        return fit(value, annotation)
+    except WrongTypeError:
+        raise ConfigError(f"{path} is {written}; expected {expected(annotation)}. Correct the value.") from None
+
+
+def _build(node: _Node, key: str = "") -> object:
+    """Builds the config, innermost first, so that a failing check is reported with the config's own path."""
+    values = {name: _build(v, _join(key, name)) if isinstance(v, _Node) else v for name, v in node.values.items()}
+    try:
+        return node.cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}" if key else str(error)) from error
+
+
+def _walk(node: _Node, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, leaf value or kind)."""
+    if (tag := kind(node.cls)) is not None:
+        yield key or "kind", tag
+    for name, value in node.values.items():
+        if isinstance(value, _Node):
+            yield from _walk(value, _join(key, name))
+        else:
+            yield _join(key, name), value
+
+
+def _to_plain(node: _Node) -> dict[str, Any]:
+    """The node as what JSON can store."""
+    tag = kind(node.cls)
+    values = {name: _to_plain(v) if isinstance(v, _Node) else v for name, v in node.values.items()}
+    return values if tag is None else {"kind": tag} | values
+
+
+def _from_plain(cls: type, plain: Any, key: str) -> _Node:
+    """The inverse of `_to_plain`: `plain` must be a config of class `cls`."""
+    place = key or "the outermost object"
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{place} is {json.dumps(plain)}; expected an object with the keys of {cls.__name__}.")
+    tag = kind(cls)
+    names = [*_annotations(cls)] if tag is None else ["kind", *_annotations(cls)]
+    for problem, wrong in (
+        ("has unknown keys", [name for name in plain if name not in names]),
+        ("lacks the keys", [name for name in names if name not in plain]),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"{place} {problem} {', '.join(_join(key, name) for name in wrong)}. The keys of {cls.__name__} are "
+                f"{', '.join(names)}. The file was edited, or comes from another version of recjax: write it again "
+                "from the preset."
+            )
+    if tag is not None and plain["kind"] != tag:
+        raise ConfigError(f"{_join(key, 'kind')} is {json.dumps(plain['kind'])}; expected {tag!r}.")
+    node = _Node(cls, {})
+    for name, annotation in _annotations(cls).items():
+        value, path = plain[name], _join(key, name)
+        classes = _classes(annotation)
+        if isinstance(value, dict) and len(classes) > 1:
+            classes = [choice for choice in classes if kind(choice) == value.get("kind")]
+        if isinstance(value, dict) and classes:
+            node.values[name] = _from_plain(classes[0], value, path)
+        else:
+            written = json.dumps(value)
+            node.values[name] = _checked(tuple(value) if isinstance(value, list) else value, annotation, path, written)
+    return node
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object of these pairs; ConfigError if a key stands twice in it."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"the key {twice!r} stands twice in one object. Remove one of them.")
+    return dict(pairs)
+
+
+# Overrides.
+
+
+def _assign(root: _Node, key: str, text: str) -> None:
+    """Sets one value inside `root`; ConfigError if the key is unknown or the text does not fit."""
+    *groups, leaf = key.split(".")
+    node: Any = root
+    for name in groups:
+        node = node.values.get(name) if isinstance(node, _Node) else None
+    if not isinstance(node, _Node) or leaf not in node.values:
+        raise ConfigError(_unknown_key(root, key))
+    annotation = _annotations(node.cls)[leaf]
+    for choice in _classes(annotation):
+        if kind(choice) == text:
+            node.values[leaf] = _open(choice(), key)
+            return
+    try:
+        node.values[leaf] = parse(text, annotation)
+    except WrongTypeError:
+        if (sample := example(annotation)) is None:
+            inner = ", ".join(_join(key, name) for name in _annotations(_classes(annotation)[0]))
+            raise ConfigError(f"{key}={text}: {key} is a group of settings. Set one of them: {inner}.") from None
+        raise ConfigError(
+            f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={sample}."
+        ) from None
+
+
+def _unknown_key(root: _Node, key: str) -> str:
+    """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
+    if (choice := dict(_not_chosen(root)).get(key)) is not None:
+        return f"unknown key {key!r}: it exists only with {choice}. Give {choice} before it."
+    leaf = key.rpartition(".")[2]
+
+    def likeness(candidate: str) -> float:
+        pairs = ((key, candidate), (leaf, candidate.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    close = sorted((known for known in _keys(root) if likeness(known) >= 0.6), key=likeness, reverse=True)[:3]
+    nearest = f"Did you mean {either(close)}?" if close else f"At the top stand {', '.join(root.values)}."
+    return f"unknown key {key!r}. {nearest} `recjax show PRESET` prints all keys."
+
+
+def _keys(node: _Node, key: str = "") -> Iterator[str]:
+    """Yields every key that can be set: all leaves, and the nested configs that are chosen by kind."""
+    for name, annotation in _annotations(node.cls).items():
+        path, value = _join(key, name), node.values[name]
+        if example(annotation) is not None:
+            yield path
+        if isinstance(value, _Node):
+            yield from _keys(value, path)
+
+
+def _not_chosen(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted key, assignment that makes it exist) for the kinds that are not chosen now."""
+    for name, annotation in _annotations(node.cls).items():
+        path, value = _join(key, name), node.values[name]
+        current = value.cls if isinstance(value, _Node) else None
+        for choice in _classes(annotation):
+            if choice is not current and kind(choice) is not None:
+                yield from ((_join(path, field), f"{path}={kind(choice)}") for field in _annotations(choice))
+        if isinstance(value, _Node):
+            yield from _not_chosen(value, path)
+
+
+def _join(key: str, name: str) -> str:
+    """The dotted key of `name` inside `key`."""
+    return f"{key}.{name}" if key else name

@@ -1,0 +1,34 @@
+"""Makes every in-process test run on eight CPU devices and under JAX's strictest rules.
+
+This file is imported before any test module, so before anything can start the JAX backend.
+"""
+
+import os
+
+# Tests that need a GPU ask for it: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# XLA sizes its thread pool by NPROC. With fewer threads than device programs in flight, JAX 0.10 deadlocks in
+# collectives on small machines: twice the devices is safe. Tests that start processes hand it on.
+os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+# No silent float32 -> float64, int -> float or [n] -> [1, n]. optax.adam and its kin rely on promotion: a test that
+# calls them does so under `with jax.numpy_dtype_promotion("standard")`.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what needs special circumstances, unless the command line names its marker."""
+    for marker, needs in (
+        ("gpu", "JAX_PLATFORMS=cuda,cpu pytest -m gpu"),
+        ("benchmark", "a quiet machine: pytest -m benchmark"),
+        ("notebook", "pytest -m notebook"),
+    ):
+        if marker not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=f"needs {needs}"))
