@@ -44,12 +44,12 @@ class Synthetic:
     weighted: tuple[bool, ...] = (False,)  # whether the ids of each table carry weights, uniform on [0.5, 1.5)
     dense: int = 4  # K, number of dense features, uniform with mean 0 and variance 1
     zipf: float = 1.05  # exponent of the id distribution; 0 is uniform
-    train_rows: int = 262_144  # rows of the training split
+    train_rows: int = 524_288  # rows of the training split
     validation_rows: int = 32_768  # rows of the validation split
     test_rows: int = 65_536  # rows of the test split
-    planted_rows: int = 100  # ids from here on have no effect on the label
-    signal: float = 1.5  # scale of the logit; 0 makes labels independent of everything
-    interaction: float = 1.0  # weight of the product of two features in the logit; 0 makes it additive
+    planted_rows: int = 50  # ids from here on have no effect on the label
+    signal: float = 2.0  # scale of the logit; 0 makes labels independent of everything
+    interaction: float = 0.5  # weight of the product of two features in the logit; 0 makes it additive
     bias: float = -0.5  # logit of a row without any effect
     shuffle_labels: bool = False  # permute the labels over the rows (block by block): the best AUC becomes 0.5
     seed: int = 0  # of the data; independent of the seed of training
