@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.plan import BoundPlan, BoundTable, Group
+from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
@@ -30,9 +31,15 @@ def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: floa
 
     A function of (seed, table name, row, column) only: the counter-based generator is keyed by row.
     """
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
-    draw = functools.partial(jax.random.uniform, shape=(dim,), dtype=jnp.float32, minval=-scale, maxval=scale)
-    return jax.vmap(lambda row: draw(jax.random.fold_in(key, row)))(rows_U)
+    return jax.vmap(lambda row: _draw(_key(seed, table), row, dim))(rows_U) * scale
+
+
+def _key(seed: int, table: str) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
+
+
+def _draw(key: jax.Array, row: jax.Array, dim: int) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(key, row), (dim,), jnp.float32, minval=-1, maxval=1)
 
 
 def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32) -> tuple[Tables, GroupSlots]:
@@ -55,25 +62,34 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
 
 
 def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
-    """One owner's part of a group's buffer."""
+    """One owner's part of a group's buffer, filled by one loop whatever the number of tables."""
     owner = jax.lax.axis_index(MODEL_AXES) if group.placement == "row_wise" else jnp.int32(0)
-    block_RxD = jnp.zeros((group.rows, group.dim), dtype)
-    for table in group.tables:
-        first, stop = table.split.start(owner), table.split.start(owner + 1)
-        length = table.split.longest
-        chunk = min(length, max(1, CHUNK_FLOATS // group.dim))
+    tables, R = group.tables, group.rows
 
-        def fill(i: jax.Array, block: jax.Array, table: BoundTable = table, first: Any = first, stop: Any = stop,
-                 length: int = length, chunk: int = chunk) -> jax.Array:  # fmt: skip
-            start = jnp.minimum(i * chunk, length - chunk)  # the last chunk overlaps and repeats the same values
-            position_C = first + start + jnp.arange(chunk, dtype=jnp.int32)
-            row_C = table.order.row(jnp.minimum(position_C, table.spec.rows - 1))
-            values = initial_rows(seed, table.spec.name, row_C, group.dim, table.spec.scale)
-            values = jnp.where((position_C < stop)[:, None], values, 0).astype(dtype)
-            return jax.lax.dynamic_update_slice(block, values, (table.offset + start, 0))
+    def constants(values: list) -> jax.Array:  # one for each table
+        return jnp.stack([jnp.asarray(v) for v in values])
 
-        block_RxD = jax.lax.fori_loop(0, -(-length // chunk), fill, block_RxD)
-    return block_RxD
+    keys_T = constants([_key(seed, t.spec.name) for t in tables])
+    scale_T = constants([jnp.float32(t.spec.scale) for t in tables])
+    offset_T = constants([jnp.int32(t.offset) for t in tables])
+    first_T = constants([t.split.start(owner) for t in tables])
+    stop_T = constants([t.split.start(owner + 1) for t in tables])
+    orders = [(t.order.quotient, t.order.classes, t.order.inverse) for t in tables]
+    q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
+    chunk = min(R, max(1, CHUNK_FLOATS // group.dim))
+
+    def fill(i: jax.Array, block_RxD: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
+        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
+        t_C = jnp.searchsorted(offset_T, slot_C, side="right") - 1
+        position_C = first_T[t_C] + slot_C - offset_T[t_C]
+        used_C = position_C < stop_T[t_C]
+        row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
+        values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
+        values = jnp.where(used_C[:, None], values, 0).astype(dtype)
+        return jax.lax.dynamic_update_slice(block_RxD, values, (start, jnp.int32(0)))
+
+    return jax.lax.fori_loop(0, -(-R // chunk), fill, jnp.zeros((R, group.dim), dtype))
 
 
 def _sharding(group: Group, mesh: Mesh) -> Any:

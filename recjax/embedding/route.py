@@ -173,8 +173,8 @@ def _pooling_weights(feature: FeatureSpec, bags: Bags) -> np.ndarray | None:
         lengths_L: Any = bags.ids.shape[1]
     else:
         lengths_L = np.repeat(bags.lengths, bags.lengths)
-    ones = np.ones(bags.ids.size) if bags.weights is None else bags.weights.ravel()
-    return ones / lengths_L
+    factors_L = np.ones(bags.ids.size) if bags.weights is None else bags.weights.ravel().astype(np.float64)
+    return factors_L / lengths_L
 
 
 def _samples(bags: Bags) -> np.ndarray:

@@ -22,6 +22,10 @@ import functools
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 MAX_CLASSES = 4096
 NAME = "golden-stride/1"  # goes into checkpoints; a changed bijection needs a new name
 
@@ -57,14 +61,22 @@ class RowOrder:
         """Storage position of each row, elementwise; rows must be in 0..V-1."""
         q, S = self.quotient, self.classes
         spread = (row % S) * self.stride % S * q + row // S
-        return row + (spread - row) * (row < q * S)
+        return _library(row).where(row < q * S, spread, row)
+
+    @functools.cached_property
+    def inverse(self) -> int:
+        """The multiplier that undoes `stride`: stride * inverse = 1 modulo S."""
+        return pow(self.stride, -1, self.classes) if self.classes > 1 else 0
 
     def row(self, position: Any) -> Any:
         """The row stored at each position: the inverse of `position`."""
-        q, S = self.quotient, self.classes
-        inverse = pow(self.stride, -1, S) if S > 1 else 0
-        spread = position % q * S + (position // q) % S * inverse % S
-        return position + (spread - position) * (position < q * S)
+        return row_at(position, self.quotient, self.classes, self.inverse)
+
+
+def row_at(position: Any, q: Any, S: Any, inverse: Any) -> Any:
+    """`RowOrder.row` for tables whose constants come as arrays, so that one loop can fill many tables."""
+    spread = position % q * S + (position // q) % S * inverse % S
+    return _library(position).where(position < q * S, spread, position)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +94,18 @@ class Split:
     def start(self, owner: Any) -> Any:
         """First position of an owner; `start(owners)` is `rows`."""
         base, extra = divmod(self.rows, self.owners)
-        # min(owner, extra), written so that it works on arrays of either library
-        return owner * base + owner + (extra - owner) * (owner > extra)
+        return owner * base + _library(owner).minimum(owner, extra)
 
     def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
         """(owner, offset within the owner's range) of each position, elementwise."""
+        where = _library(position).where
         base, extra = divmod(self.rows, self.owners)
         long = extra * (base + 1)  # positions that belong to the longer ranges
-        in_long = position < long
-        width = base + in_long  # never 0: base is 0 only where every position is in a longer range
-        past = position - long * (1 - in_long)
-        return past // width + extra * (1 - in_long), past % width
+        # base is 0 only where every position is in a longer range
+        in_long, past = position < long, position - long
+        owner = where(in_long, position // (base + 1), past // max(base, 1) + extra)
+        return owner, where(in_long, position % (base + 1), past % max(base, 1))
+
+
+def _library(x: Any) -> Any:
+    return jnp if isinstance(x, jax.Array) else np

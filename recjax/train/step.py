@@ -127,7 +127,7 @@ def make_train_step(
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
             dense = optax.apply_updates(state.dense, updates)
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))
-        new = TrainState(state.step + ok, ok, dense, opt, tables, slots)
+        new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
         return new, {"loss": loss, "ok": ok, **bad}
 
     specs = state_specs(bound)

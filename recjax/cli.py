@@ -1,0 +1,187 @@
+"""The command line: `recjax VERB ...`. Parses, calls, prints; all work is elsewhere.
+
+Results go to standard output, progress and errors to standard error. Nothing heavy is imported
+before a verb runs, so `recjax --help` is quick and starts no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax.errors import ConfigError, RecjaxError
+
+STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      arguments: as in `sys.argv[1:]`; None takes those.
+
+    Returns:
+      The exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost device, 1 anything else.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except RecjaxError as error:
+        return _fail(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _fail("interrupted. The same command resumes the run from its last checkpoint.", 1)
+    except BrokenPipeError:  # the reader of our output (head, say) has left
+        sys.stderr.close()
+        return 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"\nrecjax: error: {message}", file=sys.stderr)
+    return status
+
+
+def _train(options: argparse.Namespace) -> None:
+    from recjax import main as runs
+    from recjax import presets
+
+    config = presets.load(options.preset, options.overrides)
+    out = options.out or runs.default_out(config)
+    summary = runs.train(config, out)
+    _print(options, {"out": str(out), **summary}, lambda: runs.results(summary, Path(out)))
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from recjax import main as runs
+
+    step = None if options.step is None else options.step
+    result = runs.evaluate(options.run_folder, options.overrides, options.split, step)
+    _print(options, result, lambda: "\n".join(f"{key:12} {value}" for key, value in result.items()))
+
+
+def _show(options: argparse.Namespace) -> None:
+    from recjax import config as machinery
+    from recjax import presets
+
+    default, config = presets.load(options.preset), presets.load(options.preset, options.overrides)
+    changed = {key: then for key, then, _ in machinery.diff(default, config)}
+
+    def text() -> str:
+        lines = []
+        for key, value in machinery.flatten(config).items():
+            note = f"   (preset: {machinery.written(changed[key])})" if key in changed else ""
+            lines.append(f"{key}={machinery.written(value)}{note}")
+        return "\n".join([*lines, f"\nhash {machinery.config_hash(config)}"])
+
+    _print(options, json.loads(machinery.to_json(config)), text)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from recjax import presets
+    from recjax.embedding.report import describe_plan, plan_table
+    from recjax.train.setup import make_plan, specs
+
+    config = presets.load(options.preset, options.overrides)
+    tables, features = specs(config, config.data.open().schema)
+    plan = make_plan(config.plan, tables)
+    if options.save:
+        try:
+            Path(options.save).write_text(plan.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--save {options.save} cannot be written: {error.strerror}. Choose another path.") from error
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1)
+    _print(options, described, lambda: plan_table(described))
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from recjax import config as machinery
+    from recjax.data import datasets
+
+    config = machinery.override(datasets.default(options.dataset), options.overrides)
+    made = datasets.prepare(config, options.source, Path(options.out), overwrite=options.overwrite)
+    _print(options, made, lambda: f"prepared {options.dataset} in {options.out}")
+
+
+def _info(options: argparse.Namespace) -> None:
+    from recjax.data import datasets
+
+    described = datasets.describe(options.dataset, options.overrides)
+    _print(options, described, lambda: datasets.table(described))
+
+
+def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
+    print(json.dumps(result, allow_nan=False) if options.json else text())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recjax",
+        description="Trains deep learning recommendation models with embedding tables spread over devices.",
+        epilog=f"example: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(of: Any, name: str, run: Callable, what: str, example: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = of.add_parser(
+            name,
+            help=what,
+            description=what[0].upper() + what[1:] + ".",
+            epilog=f"example: recjax {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        added.set_defaults(run=run)
+        return added
+
+    def overrides(to: argparse.ArgumentParser) -> None:
+        to.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; see `recjax show`")
+
+    preset = "name of a preset in configs/, or the path of one"
+    train = verb(verbs, "train", _train, "train a preset, or resume the run in --out",
+                 "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
+    train.add_argument("preset", help=preset)
+    overrides(train)
+    train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
+
+    evaluate = verb(verbs, "eval", _eval, "evaluate a checkpoint of a run", "eval runs/first mesh.devices=1")
+    evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    overrides(evaluate)
+    evaluate.add_argument("--split", default="test", choices=("train", "validation", "test"), help="default: test")
+    evaluate.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+
+    show = verb(verbs, "show", _show, "print the resolved config", "show movietweetings model.top=128-64-1")
+    show.add_argument("preset", help=preset)
+    overrides(show)
+
+    plan = verb(verbs, "plan", _plan, "print where every table goes, bytes per device, and why",
+                "plan movietweetings mesh.devices=4 --save plan.json")  # fmt: skip
+    plan.add_argument("preset", help=preset)
+    overrides(plan)
+    plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+
+    data = verbs.add_parser("data", help="prepare raw files, or describe data")
+    actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
+    prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",
+                   "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
+    prepare.add_argument("dataset", help="name of a dataset")
+    prepare.add_argument("--from", dest="source", type=Path, help="folder of the raw files (default: shipped ones)")
+    prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
+    prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
+    overrides(prepare)
+    info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
+    info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
+    overrides(info)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

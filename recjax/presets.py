@@ -1,0 +1,83 @@
+"""The config of a whole run, and how presets become one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from recjax import config as machinery
+from recjax.data.movietweetings import MovieTweetings
+from recjax.data.synthetic import Synthetic
+from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.spec import Pooling
+from recjax.errors import ConfigError
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.train.options import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingConfig:
+    """The embedding tables: one for each categorical feature of the data."""
+
+    dim: int = 16  # D, columns of every table
+    pooling: Pooling = "sum"  # how a bag's rows become one vector
+    optimizer: RowWiseAdagrad | Sgd = RowWiseAdagrad()  # of the tables; exact and sparse
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise ConfigError(f"dim is {self.dim}; it must be at least 1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
+
+    seed: int = 0  # of initial weights and of the order of the samples
+    data: MovieTweetings | Synthetic = Synthetic()  # what to train on
+    model: DLRMConfig = DLRMConfig()  # the dense part
+    embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
+    train: TrainConfig = TrainConfig()  # how to train
+    mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
+    plan: str = "auto"  # where tables live: auto, row_wise, data_parallel or a plan file; changes no number
+    compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
+
+
+# Settings that may change when a run is resumed: where it runs, how long, and what it writes.
+FREE_ON_RESUME = (
+    "mesh",
+    "plan",
+    "data.path",
+    "train.steps",
+    "train.epochs",
+    "train.eval_batch_size",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.log_every",
+    "train.workers",
+)
+
+
+def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a preset with overrides applied.
+
+    Args:
+      preset: a name in configs/, or the path of a Python file that defines `config = RunConfig(...)`.
+      overrides: texts like "train.batch_size=512" or "embedding.optimizer=sgd".
+
+    Raises:
+      ConfigError: unknown preset or key (with the nearest valid names), or a value of the wrong type.
+    """
+    path = machinery.find_preset(preset)
+    config, _ = machinery.load_preset_module(path)
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"{path}: `config` is a {type(config).__name__}, not a RunConfig. Start the file with "
+            "`from recjax.presets import RunConfig` and end it with `config = RunConfig(...)`."
+        )
+    return machinery.override(config, overrides)

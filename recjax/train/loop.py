@@ -1,0 +1,225 @@
+"""The one train loop: step, log, evaluate, checkpoint, stop; and resume where a checkpoint says."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from recjax import config as machinery
+from recjax.embedding import route, rows
+from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.presets import FREE_ON_RESUME
+from recjax.train import metrics
+from recjax.train import state as states
+from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.setup import Setup
+from recjax.train.writers import MetricsFile, Progress
+
+
+@dataclasses.dataclass
+class Cursor:
+    """Where a run is, beside its weights: what a checkpoint carries so that the run can go on.
+
+    Attributes:
+      step: steps done.
+      position: global sample index of the next sample.
+      capacities: sizes of the routing arrays; see `route.grow`.
+      best_step: step with the best validation metric so far, None before the first evaluation.
+      best_value: that metric.
+      misses: evaluations since then.
+      stopped: whether the run stopped early.
+    """
+
+    step: int = 0
+    position: int = 0
+    capacities: dict[str, int] = dataclasses.field(default_factory=dict)
+    best_step: int | None = None
+    best_value: float | None = None
+    misses: int = 0
+    stopped: bool = False
+
+
+@dataclasses.dataclass
+class Outcome:
+    """A finished training: final state, cursor, and what happened in this process."""
+
+    state: states.TrainState
+    cursor: Cursor
+    compilations: int
+    samples_per_s: float | None
+
+
+class Loop:
+    """Trains one run. `fit` may be called once."""
+
+    def __init__(self, setup: Setup, checkpoints: Checkpoints, log: MetricsFile, progress: Progress) -> None:
+        """Wires the parts; nothing runs yet.
+
+        Args:
+          setup: the run's fixed parts.
+          checkpoints: where states go.
+          log: metrics.jsonl.
+          progress: the line on standard error.
+        """
+        self.setup, self.checkpoints, self.log, self.progress = setup, checkpoints, log, progress
+        train = setup.config.train
+        self.samples_per_epoch = int(setup.source.row_counts("train").sum())
+        self.steps_per_epoch = -(-self.samples_per_epoch // train.batch_size)
+        self.total = total_steps(setup)
+        self.eval_every = train.eval_every or self.steps_per_epoch
+        self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
+
+    def fit(self, state: states.TrainState, cursor: Cursor) -> Outcome:
+        """Trains from `cursor` to the last step, or to an early stop.
+
+        Raises:
+          TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
+        """
+        train, setup = self.setup.config.train, self.setup
+        self.progress.start(cursor.step, self.total)
+        pending: Callable[[], None] | None = None
+        programs: set[tuple] = set()  # one compilation for each set of capacities
+        if cursor.step < self.total and not cursor.stopped:
+            stream = setup.counted(
+                "train",
+                train.batch_size,
+                seed=setup.config.seed,
+                shuffle=train.shuffle,
+                shuffle_blocks=train.shuffle_blocks,
+                position=cursor.position,
+            )
+            for counted in stream:
+                cursor.capacities = route.grow(cursor.capacities, counted.needs)
+                programs.add(tuple(sorted(cursor.capacities.items())))
+                state, result = setup.train_step(state, setup.place(counted, cursor.capacities))
+                cursor.step += 1
+                cursor.position = counted.batch.position + counted.batch.size
+                if pending:
+                    pending()  # the metrics of the step before: this step is already under way
+                pending = self._reader(cursor.step, counted, result)
+                last = cursor.step == self.total
+                evaluate = last or cursor.step % self.eval_every == 0
+                if evaluate or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
+                    pending()
+                    pending = None
+                    if evaluate:
+                        self._evaluate(state, cursor, train.patience)
+                    self._save(state, cursor)
+                if last or cursor.stopped:
+                    break
+        self.progress.finish()
+        self.checkpoints.wait()
+        return Outcome(state, cursor, len(programs), self.progress.samples_per_s)
+
+    def _reader(self, step: int, counted: route.Counted, result: dict[str, jax.Array]) -> Callable[[], None]:
+        first, size = counted.batch.position, counted.batch.size
+
+        def read() -> None:
+            if not bool(result["ok"]):
+                raise TrainingError(_not_finite(step, first, size, self.samples_per_epoch, result))
+            loss = float(result["loss"])
+            rate = self.progress.update(step, loss, size)
+            if step % self.setup.config.train.log_every == 0 or step == self.total:
+                self.log.write({"step": step, "split": "train", "loss": loss, "samples": first + size,
+                                "samples_per_s": rate})  # fmt: skip
+
+        return read
+
+    def _evaluate(self, state: states.TrainState, cursor: Cursor, patience: int) -> None:
+        if not self.has_validation:
+            return
+        self.progress.note("evaluating on validation")
+        with self.progress.pause():
+            result = metrics.evaluate(*self.setup.scores(state, "validation"))
+        self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
+        by = self.setup.config.train.choose_by
+        value = result[by]
+        better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
+        if better:
+            cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
+        else:
+            cursor.misses += 1
+            cursor.stopped = bool(patience) and cursor.misses >= patience
+        self.progress.note(f"validation auc {result['auc']:.4f}, log loss {result['logloss']:.4f}")
+
+    def _save(self, state: states.TrainState, cursor: Cursor) -> None:
+        with self.progress.pause():
+            arrays = states.to_host(state, self.setup.bound)
+            self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=cursor.best_step)
+
+
+def total_steps(setup: Setup) -> int:
+    """Steps of a whole run: `train.steps`, or as many as `train.epochs` hold."""
+    train = setup.config.train
+    samples = int(setup.source.row_counts("train").sum())
+    return train.steps or train.epochs * -(-samples // train.batch_size)
+
+
+def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
+    """What a checkpoint says of itself, beside its arrays."""
+    return {
+        "cursor": dataclasses.asdict(cursor),
+        "config_hash": machinery.config_hash(setup.config, ignore=FREE_ON_RESUME),
+        "row_order": rows.NAME,
+        "tables": {
+            table.spec.name: {
+                "rows": table.spec.rows,
+                "dim": table.spec.dim,
+                "optimizer": table.spec.optimizer.kind,
+                "slots": sorted(table.spec.optimizer.slots()),
+            }
+            for group in setup.bound.groups
+            for table in group.tables
+        },
+        "data": setup.source.fingerprint,
+    }
+
+
+def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]:
+    """The state and cursor that a checkpoint holds, on the present mesh and plan.
+
+    Raises:
+      ConfigError: the checkpoint was written by a run of another config.
+      DataError: the data have changed since.
+      TrainingError: it stores rows in an order that this version does not know.
+    """
+    meta, place = restored.meta, f"checkpoint {restored.step}"
+    now = describe(setup, Cursor())
+    if meta["data"] != now["data"]:
+        raise DataError(
+            f"{place} was trained on data with fingerprint {meta['data'][:12]}, but the data now have "
+            f"{now['data'][:12]}. Point data.path at the data it was trained on, or start anew in another --out."
+        )
+    if meta["config_hash"] != now["config_hash"]:
+        raise ConfigError(
+            f"{place} was written by a run of config {meta['config_hash']}, but this is {now['config_hash']}. "
+            "Use the config.json beside it, or start anew in another --out."
+        )
+    if meta["row_order"] != rows.NAME:
+        raise TrainingError(
+            f"{place} stores rows in the order {meta['row_order']!r}, but this version of recjax knows {rows.NAME!r}. "
+            "Resume it with the version that wrote it."
+        )
+    cursor = Cursor(**meta["cursor"])
+    return states.from_host(restored.arrays, restored.step, setup.new_state(), setup.bound, setup.mesh), cursor
+
+
+def _not_finite(step: int, first: int, size: int, samples_per_epoch: int, result: dict[str, jax.Array]) -> str:
+    found = [
+        f"{int(result[key])} of its {what}"
+        for key, what in (("bad_dense", "dense gradients"), ("bad_tables", "table gradients"))
+        if int(result[key])
+    ]
+    if int(result["bad_loss"]):
+        found.insert(0, f"its loss ({float(result['loss'])})")
+    epoch, offset = divmod(first, samples_per_epoch)
+    return (
+        f"step {step} is not finite: {' and '.join(found)}. It covers samples {offset} to {offset + size - 1} in the "
+        f"order of epoch {epoch}. The step was not applied and no checkpoint was written after it, so the run can be "
+        "resumed. A learning rate that is too high is the usual cause: lower train.optimizer.learning_rate or "
+        "embedding.optimizer.learning_rate and start anew in another --out."
+    )

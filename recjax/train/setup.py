@@ -1,0 +1,133 @@
+"""From a config to what the loop needs: mesh, bound tables, model, and the compiled steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from recjax.data.batch import Schema
+from recjax.data.pipeline import batches
+from recjax.data.source import BlockSource
+from recjax.embedding import route
+from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
+from recjax.mesh import make_mesh
+from recjax.presets import RunConfig
+from recjax.train import state as states
+from recjax.train.step import Inputs, make_predict, make_train_step, place
+
+
+def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+    """One table for each categorical feature of the data."""
+    embedding = config.embedding
+    tables = tuple(TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer) for f in schema.features)
+    features = tuple(FeatureSpec(f.name, f.name, f.bag, embedding.pooling, f.weighted) for f in schema.features)
+    check_specs(tables, features)
+    return tables, features
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The fixed parts of a run.
+
+    Attributes:
+      config: the run's config.
+      source: its data.
+      mesh: its devices.
+      plan: where each table lives.
+      bound: the plan bound to the mesh.
+      model: the dense module, with its initial weights.
+      tx: optimizer of the dense part.
+      dtype: of parameters and tables.
+    """
+
+    config: RunConfig
+    source: BlockSource
+    mesh: Mesh
+    plan: Plan
+    bound: BoundPlan
+    model: nnx.Module
+    tx: optax.GradientTransformation
+    dtype: Any
+
+    def new_state(self) -> states.TrainState:
+        """The state before the first step."""
+        return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
+
+    @functools.cached_property
+    def train_step(self) -> Callable:
+        """See `make_train_step`."""
+        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx)
+
+    @functools.cached_property
+    def predict(self) -> Callable:
+        """See `make_predict`."""
+        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
+
+    def counted(self, split: str, batch_size: int, **options: Any) -> Iterator[route.Counted]:
+        """Batches of a split, checked and counted by worker threads ahead of time."""
+        count = functools.partial(route.count, bound=self.bound, batch_size=batch_size)
+        workers = self.config.train.workers
+        return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
+
+    def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
+        """Lays a counted batch out on the mesh."""
+        with jax.profiler.TraceAnnotation("route"):
+            routing = route.pad(counted, self.bound, capacities, self.dtype)
+        return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
+
+    def scores(self, state: states.TrainState, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Labels, logits and weights of a whole split, [n] each, in the order of the prepared data."""
+        capacities: dict[str, int] = {}
+        labels, logits, weights = [], [], []
+        size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
+        for counted in self.counted(split, size, epochs=1):
+            capacities = route.grow(capacities, counted.needs)
+            logits.append((self.predict(state, self.place(counted, capacities)), counted.batch.size))
+            if len(logits) > 1:  # keeps two predictions in flight, not all
+                logits[-2] = _rows(*logits[-2])
+            labels.append(counted.batch.labels)
+            weights.append(counted.batch.weights)
+        logits[-1] = _rows(*logits[-1])
+        return np.concatenate(labels), np.concatenate(logits), np.concatenate(weights)
+
+
+def _rows(logits: jax.Array, count: int) -> np.ndarray:
+    return np.asarray(logits, np.float64)[:count]
+
+
+def make_setup(config: RunConfig, source: BlockSource | None = None) -> Setup:
+    """Builds everything that a run needs. Starts the JAX back end.
+
+    Args:
+      config: the run's config.
+      source: its data; None opens `config.data`.
+
+    Raises:
+      ConfigError, DataError, DeviceError: what config, data or devices lack.
+    """
+    source = config.data.open() if source is None else source
+    tables, features = specs(config, source.schema)
+    plan = make_plan(config.plan, tables)
+    mesh = make_mesh(config.mesh)
+    if config.compute_dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
+    model = config.model.build(
+        len(source.schema.dense),
+        tuple(f.name for f in features),
+        config.embedding.dim,
+        dtype=jnp.dtype(config.compute_dtype),
+        seed=config.seed,
+    )
+    bound = bind(plan, tables, features, mesh.devices.size)
+    return Setup(config, source, mesh, plan, bound, model, config.train.optimizer.build(), dtype)

@@ -1,0 +1,170 @@
+"""What several tests share: meshes of any size, a sharded run of k steps, and the same run by the dense oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+
+from recjax.data.batch import Batch
+from recjax.data.pipeline import batches
+from recjax.data.source import BlockSource
+from recjax.embedding import reference, route
+from recjax.embedding.collection import initial_rows
+from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.mesh import AXES
+from recjax.train import state as states
+from recjax.train.step import make_predict, make_train_step, place
+
+
+def mesh_of(devices: int) -> Mesh:
+    """The first `devices` of the host's eight."""
+    kinds = (AxisType.Auto,) * 3
+    return jax.make_mesh((1, 1, devices), AXES, axis_types=kinds, devices=jax.devices()[:devices])
+
+
+@dataclasses.dataclass
+class Problem:
+    """What to train: batches, specs and a model."""
+
+    batches: list[Batch]
+    batch_size: int
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    model: Any  # config with .build
+    dense: int
+    tx: optax.GradientTransformation
+    seed: int = 0
+
+    def build(self, dtype: Any) -> nnx.Module:
+        names = tuple(f.name for f in self.features)
+        return self.model.build(self.dense, names, self.tables[0].dim, dtype=jnp.dtype(dtype), seed=self.seed)
+
+
+def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps: int, batch_size: int,
+            pooling: Any = "sum", tx: Any = None) -> Problem:  # fmt: skip
+    """`steps` shuffled batches of a source, with one table for each feature."""
+    stream = batches(source, "train", batch_size, seed=1, shuffle=True, workers=0)
+    schema = source.schema
+    return Problem(
+        list(itertools.islice(stream, steps)),
+        batch_size,
+        tuple(TableSpec(f.name, f.rows, dim, optimizer) for f in schema.features),
+        tuple(FeatureSpec(f.name, f.name, f.bag, pooling, f.weighted) for f in schema.features),
+        model,
+        len(schema.dense),
+        tx or optax.sgd(0.05),
+    )
+
+
+@dataclasses.dataclass
+class Result:
+    """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path."""
+
+    losses: list[float]
+    tables: dict[str, dict[str, np.ndarray]]
+    dense: dict[str, np.ndarray]
+
+
+def run_sharded(problem: Problem, devices: int, plan: str, dtype: Any) -> Result:
+    """Trains with the product's own step on a mesh of `devices`."""
+    mesh = mesh_of(devices)
+    bound = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
+    model = problem.build(dtype)
+    state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
+    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx)
+    counted = [route.count(b, bound, problem.batch_size) for b in problem.batches]
+    capacities: dict[str, int] = {}
+    for c in counted:  # all known beforehand, so the step compiles once
+        capacities = route.grow(capacities, c.needs)
+    losses = []
+    for c in counted:
+        routing = route.pad(c, bound, capacities, dtype)
+        state, metrics = step(state, place(c.batch, routing, c.local, mesh, dtype))
+        assert bool(metrics["ok"])
+        losses.append(float(metrics["loss"]))
+    host = states.to_host(state, bound)
+    tables = {}
+    for group in bound.groups:
+        for table in group.tables:
+            order = table.order.position(np.arange(table.spec.rows))
+            tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
+    return Result(losses, tables, host["dense"])
+
+
+def run_oracle(problem: Problem, dtype: Any) -> Result:
+    """Trains on one device with whole tables, dense gradients and the oracle's optimizers."""
+    model = problem.build(dtype)
+    graphdef, dense = nnx.split(model)
+    dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), dense)
+    opt = problem.tx.init(dense)
+    tables = {
+        t.name: np.asarray(initial_rows(problem.seed, t.name, jnp.arange(t.rows), t.dim, t.scale)).astype(dtype)
+        for t in problem.tables
+    }
+    slots = {t.name: {n: np.full(t.rows, v, dtype) for n, v in t.optimizer.slots().items()} for t in problem.tables}
+
+    @jax.jit
+    def loss_and_grads(dense: Any, tables: Any, matrices: Any, x: Any, y: Any, w: Any) -> Any:
+        def loss(dense: Any, tables: Any) -> Any:
+            pooled = {f.name: matrices[f.name] @ tables[f.table] for f in problem.features}
+            logits = nnx.merge(graphdef, dense)(x, pooled)
+            each = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+            return jnp.sum(w * each) / jnp.sum(w)
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
+
+    losses = []
+    by_name = {t.name: t for t in problem.tables}
+    for batch in problem.batches:
+        matrices, touched = {}, {t.name: np.zeros(t.rows, bool) for t in problem.tables}
+        for f in problem.features:
+            rows = by_name[f.table].rows
+            matrices[f.name] = reference.bag_matrix(batch.bags[f.name], batch.size, rows, f.pooling, dtype)
+            touched[f.table] |= reference.touched_rows(batch.bags[f.name], rows)
+        x, y, w = (np.asarray(a, dtype) for a in (batch.dense, batch.labels, batch.weights))
+        loss, (dense_grads, table_grads) = loss_and_grads(dense, tables, matrices, x, y, w)
+        losses.append(float(loss))
+        updates, opt = problem.tx.update(dense_grads, opt, dense)
+        dense = optax.apply_updates(dense, updates)
+        for t in problem.tables:
+            grad = np.asarray(table_grads[t.name])
+            tables[t.name], slots[t.name] = reference.update(
+                t.optimizer, tables[t.name], slots[t.name], grad, touched[t.name]
+            )
+    named = {t.name: {"rows": tables[t.name], **slots[t.name]} for t in problem.tables}
+    return Result(losses, named, states._named_leaves(dense))
+
+
+def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:
+    """Losses within a relative tolerance; with `atol`, tables, slots and dense parameters within it too."""
+    np.testing.assert_allclose(result.losses, truth.losses, rtol=loss_rtol, atol=0)
+    if atol is None:
+        return
+    assert result.tables.keys() == truth.tables.keys()
+    for name, arrays in truth.tables.items():
+        assert result.tables[name].keys() == arrays.keys()
+        for key, array in arrays.items():
+            np.testing.assert_allclose(result.tables[name][key], array, rtol=0, atol=atol, err_msg=f"{name} {key}")
+    for name, array in truth.dense.items():
+        np.testing.assert_allclose(result.dense[name], array, rtol=0, atol=atol, err_msg=name)
+
+
+def evaluate_logits(problem: Problem, devices: int, plan: str, dtype: Any) -> np.ndarray:
+    """Logits of the first batch before any training."""
+    mesh = mesh_of(devices)
+    bound = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
+    model = problem.build(dtype)
+    state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
+    counted = route.count(problem.batches[0], bound, problem.batch_size)
+    routing = route.pad(counted, bound, route.grow({}, counted.needs), dtype)
+    inputs = place(counted.batch, routing, counted.local, mesh, dtype)
+    return np.asarray(make_predict(nnx.graphdef(model), bound, mesh)(state, inputs))[: counted.batch.size]
