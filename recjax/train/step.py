@@ -81,7 +81,7 @@ def make_train_step(
       "bad_loss", "bad_dense", "bad_tables", the numbers of non-finite values that made it so.
     """
 
-    def body(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
         rows, asked = {}, {}
         for group in bound.groups:
             routing = inputs.routing.groups[group.name]
@@ -131,14 +131,14 @@ def make_train_step(
         return new, {"loss": loss, "ok": ok, **bad}
 
     specs = state_specs(bound)
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
+    mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
     return jax.jit(mapped, donate_argnums=0)
 
 
 def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> Callable[[TrainState, Inputs], jax.Array]:
     """The jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh."""
 
-    def body(state: TrainState, inputs: Inputs) -> jax.Array:
+    def predict(state: TrainState, inputs: Inputs) -> jax.Array:
         rows = {
             group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name])[0]
             for group in bound.groups
@@ -146,7 +146,7 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> Callable[[Train
         return _forward(graphdef, bound, state.dense, rows, inputs)
 
     specs = (state_specs(bound), P(BATCH_AXES))
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
+    return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
 
 
 def state_specs(bound: BoundPlan) -> TrainState:

@@ -1,0 +1,1 @@
+"""Communication: what the compiled step exchanges. Imports nothing of the trainer."""

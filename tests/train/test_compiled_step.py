@@ -1,0 +1,174 @@
+"""Invariants 4 and 5, read from the compiled program: the claimed collectives, and no table-sized temporary."""
+
+import collections
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from support import Problem, mesh_of, problem
+
+from recjax.comms.compiled import collectives
+from recjax.data.synthetic import Synthetic
+from recjax.embedding import route
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.plan import BoundPlan, bind, make_plan
+from recjax.models.dlrm import DLRMConfig
+from recjax.train import state as states
+from recjax.train.step import Inputs, TrainState, make_predict, make_train_step, place
+
+B, D = 97, 8
+
+
+def make(rows: tuple[int, ...]) -> Problem:
+    source = Synthetic(rows=rows, ids_per_bag=(1, 3, 0), weighted=(False, True, False), train_rows=500).open()
+    model = DLRMConfig(bottom=(16, D), top=(16, 1))
+    return problem(source, model, RowWiseAdagrad(0.05), D, steps=3, batch_size=B, tx=optax.sgd(0.1))
+
+
+class Built:
+    """A problem on a mesh, with its step compiled."""
+
+    def __init__(self, problem: Problem, devices: int, plan: str) -> None:
+        self.problem, self.mesh = problem, mesh_of(devices)
+        self.bound: BoundPlan = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
+        model = problem.build(np.float32)
+        self.graphdef = nnx.graphdef(model)
+        self.state: TrainState = states.create(model, self.bound, self.mesh, problem.tx, 0, np.float32)
+        self.step = make_train_step(self.graphdef, self.bound, self.mesh, problem.tx)
+        self.counted = [route.count(b, self.bound, B) for b in problem.batches]
+        self.capacities: dict[str, int] = {}
+        for c in self.counted:
+            self.capacities = route.grow(self.capacities, c.needs)
+
+    def inputs(self, index: int) -> Inputs:
+        c = self.counted[index]
+        return place(c.batch, route.pad(c, self.bound, self.capacities), c.local, self.mesh, np.float32)
+
+    def compiled(self) -> jax.stages.Compiled:
+        return self.step.lower(self.state, self.inputs(0)).compile()
+
+
+@pytest.mark.smoke
+def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
+    built = Built(make((900, 37, 2000)), 8, "row_wise")
+    found = collectives(built.compiled().as_text())
+    assert collections.Counter((c.phase, c.kind) for c in found) == {
+        ("id_exchange", "all-to-all"): 1,
+        ("row_exchange", "all-to-all"): 1,
+        ("grad_exchange", "all-to-all"): 1,
+        ("dense_grads", "all-reduce"): 1,
+        ("finite_check", "all-reduce"): 1,
+    }
+    assert {c.group_size for c in found} == {8}
+    (group,) = built.bound.groups
+    C = built.capacities[group.name]
+    bytes_of = {c.phase: c.result_bytes for c in found}
+    assert bytes_of["id_exchange"] == 8 * C * 4
+    assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 8 * C * D * 4
+    parameters = sum(x.size for x in jax.tree.leaves(built.state.dense))
+    assert bytes_of["dense_grads"] == (parameters + 2) * 4  # and the sums of w*l and of w
+    assert bytes_of["finite_check"] == 4
+
+
+def test_data_parallel_step_only_reduces() -> None:
+    built = Built(make((900, 37, 2000)), 8, "data_parallel")
+    found = collectives(built.compiled().as_text())
+    assert {c.kind for c in found} == {"all-reduce"}
+    assert {c.phase for c in found} <= {"grad_exchange", "dense_grads"}  # XLA may combine the two into one
+    parameters = sum(x.size for x in jax.tree.leaves(built.state.dense))
+    assert sum(c.result_bytes for c in found) == ((900 + 37 + 2000) * (D + 1) + parameters + 2) * 4
+
+
+def test_a_mixed_plan_exchanges_once_per_group() -> None:
+    built = Built(make((9000, 37, 12000)), 4, "auto")
+    assert [g.placement for g in built.bound.groups] == ["row_wise", "data_parallel"]
+    found = collectives(built.compiled().as_text())
+    assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
+        "id_exchange": 1,
+        "row_exchange": 1,
+        "grad_exchange": 1,
+    }
+    assert {c.kind for c in found} == {"all-to-all", "all-reduce"}
+
+
+def test_prediction_only_fetches() -> None:
+    built = Built(make((900, 37, 2000)), 8, "row_wise")
+    predict = make_predict(built.graphdef, built.bound, built.mesh)
+    found = collectives(predict.lower(built.state, built.inputs(0)).compile().as_text())
+    assert collections.Counter(c.phase for c in found) == {"id_exchange": 1, "row_exchange": 1}
+
+
+def test_temporaries_do_not_grow_with_the_table() -> None:
+    def temporary(V: int) -> tuple[int, str, int]:
+        built = Built(make((V, 37, 2000)), 8, "row_wise")
+        # equal capacities, so that nothing but the table differs
+        built.capacities = dict.fromkeys(built.capacities, 512)
+        compiled = built.compiled()
+        return compiled.memory_analysis().temp_size_in_bytes, compiled.as_text(), built.bound.groups[0].rows
+
+    small, _, _ = temporary(10_000)
+    large, text, R = temporary(1_000_000)
+    assert large - small < 16_384  # a shard of the larger table is 4 MB
+    shard = rf"f32\[{R},{D}\]"
+    assert re.search(rf"{shard}\S* parameter\(", text)  # the pattern does find the donated shard ...
+    assert not re.search(rf"{shard}\S* copy\(", text)  # ... and nothing copies it
+    assert "input_output_alias" in text
+
+
+@pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
+def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
+    built = Built(make((900, 37, 2000)), 8, plan)
+    (group,) = built.bound.groups
+    state = built.state
+
+    def addresses() -> list[int]:
+        return [s.data.unsafe_buffer_pointer() for s in state.tables[group.name].addressable_shards]
+
+    before = addresses()
+    for k in range(3):
+        states.to_host(state, built.bound)  # what a checkpoint does before an asynchronous save
+        state, _ = built.step(state, built.inputs(k))
+        if plan == "row_wise":
+            assert addresses() == before
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("plan", ["row_wise", "auto", "data_parallel"])
+def test_two_runs_are_bit_identical(plan: str) -> None:
+    def run() -> bytes:
+        built = Built(make((9000, 37, 2000)), 8, plan)
+        state = built.state
+        for k in range(3):
+            state, metrics = built.step(state, built.inputs(k))
+        host = states.to_host(state, built.bound)
+        return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves((host, metrics)))
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("where", ["dense", "labels", "table"])
+def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where: str) -> None:
+    built = Built(make((900, 37, 2000)), 8, "auto" if where == "labels" else "row_wise")
+    state, _ = built.step(built.state, built.inputs(0))
+    inputs = built.inputs(1)
+    if where == "dense":
+        inputs = Inputs(inputs.dense_BxK.at[5, 1].set(np.nan), inputs.labels_B, inputs.weights_B, inputs.routing)
+    elif where == "labels":
+        inputs = Inputs(inputs.dense_BxK, inputs.labels_B.at[5].set(np.inf), inputs.weights_B, inputs.routing)
+    else:
+        # one row so large that only gradients overflow is hard to build; a NaN row reaches loss and gradients
+        name = built.bound.groups[0].name
+        slot = int(np.asarray(inputs.routing.groups[name].slots_NxOxC)[0, 0, 0])
+        spoilt = {**state.tables, name: state.tables[name].at[slot].set(np.nan)}
+        state = TrainState(state.step, state.ok, state.dense, state.opt, spoilt, state.slots)
+    before = states.to_host(state, built.bound)
+    state, metrics = built.step(state, inputs)
+    assert not bool(metrics["ok"])
+    assert int(metrics["bad_loss"]) + int(metrics["bad_dense"]) + int(metrics["bad_tables"]) > 0
+    state, metrics = built.step(state, built.inputs(2))  # already on its way when the loop reads the metrics
+    assert not bool(metrics["ok"])
+    assert int(state.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, states.to_host(state, built.bound), before)
