@@ -220,7 +220,7 @@ def _annotations(cls: Any) -> dict[str, Any]:
 
 def _classes(annotation: Any) -> list[type]:
     """The config classes that the annotation allows."""
-    return [member for member in members(annotation) if dataclasses.is_dataclass(member)]
+    return [member for member in members(annotation) if isinstance(member, type) and dataclasses.is_dataclass(member)]
 
 
 def _open(config: object, key: str = "") -> _Node:
