@@ -166,7 +166,7 @@ def find_preset(name_or_path: str | Path) -> Path:
     presets = {file.stem: file for file in sorted(folder.glob("*.py"))}
     if text in presets:
         return presets[text]
-    close = difflib.get_close_matches(Path(text).stem if is_path else text, presets, n=3)
+    close = difflib.get_close_matches(Path(text).stem, presets, n=3)
     raise ConfigError(
         f"there is no {'file' if is_path else 'preset'} {text!r}."
         + (f" Did you mean {either(close)}?" if close else "")
@@ -220,7 +220,7 @@ def _annotations(cls: Any) -> dict[str, Any]:
 
 def _classes(annotation: Any) -> list[type]:
     """The config classes that the annotation allows."""
-    return [member for member in members(annotation) if dataclasses.is_dataclass(member)]
+    return [member for member in members(annotation) if isinstance(member, type) and dataclasses.is_dataclass(member)]
 
 
 def _open(config: object, key: str = "") -> _Node:
@@ -341,7 +341,7 @@ def _assign(root: _Node, key: str, text: str) -> None:
 
 def _unknown_key(root: _Node, key: str) -> str:
     """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
-    if (choice := dict(_not_chosen(root)).get(key)) is not None:
+    if (choice := dict(_by_kind(root)).get(key)) is not None:
         return f"unknown key {key!r}: it exists only with {choice}. Give {choice} before it."
     leaf = key.rpartition(".")[2]
 
@@ -364,16 +364,15 @@ def _keys(node: _Node, key: str = "") -> Iterator[str]:
             yield from _keys(value, path)
 
 
-def _not_chosen(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, assignment that makes it exist) for the kinds that are not chosen now."""
+def _by_kind(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted key, assignment that makes it exist) for the fields of every kind that can be chosen."""
     for name, annotation in _annotations(node.cls).items():
         path, value = _join(key, name), node.values[name]
-        current = value.cls if isinstance(value, _Node) else None
         for choice in _classes(annotation):
-            if choice is not current and kind(choice) is not None:
+            if kind(choice) is not None:
                 yield from ((_join(path, field), f"{path}={kind(choice)}") for field in _annotations(choice))
         if isinstance(value, _Node):
-            yield from _not_chosen(value, path)
+            yield from _by_kind(value, path)
 
 
 def _join(key: str, name: str) -> str:

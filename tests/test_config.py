@@ -66,6 +66,12 @@ class Root:
     train: Train = Train()
 
 
+@dataclasses.dataclass(frozen=True)
+class Odd:
+    kind: str = "a field here, not a tag"
+    level: Literal[0, 1] = 0
+
+
 def changed(*assignments: str) -> Root:
     return cfg.override(Root(), assignments)
 
@@ -134,6 +140,7 @@ def test_override_leaves_the_original_alone() -> None:
         ("seed=1e400", ["an integer"]),
         ("seed=1e999999999", ["an integer"]),
         ("seed=nan", ["an integer"]),
+        ("seed=inf", ["an integer"]),
         ("seed=__import__('os')", ["an integer"]),
         ("train.shuffle=1", ["train.shuffle", "true or false", "train.shuffle=true"]),
         ("train.shuffle=True", ["true or false"]),
@@ -169,6 +176,7 @@ def test_override_refuses_and_says_what_is_expected(assignment: str, words: list
         ("trian.steps", "train.steps"),
         ("batch_size", "train.batch_size"),
         ("train.batchsize", "train.batch_size"),
+        ("some.quite.different.group.batch_size", "train.batch_size"),
         ("model.kind", "model"),
         ("Seed", "seed"),
         ("", "At the top stand seed, name"),
@@ -264,6 +272,7 @@ def test_json_text() -> None:
         "teacher": {"kind": "cross", "dim": 8, "layers": 3},
         "train": {"steps": 100, "batch_size": 64, "clip": None, "shuffle": True},
     }
+    assert cfg.from_json(Odd, cfg.to_json(Odd(kind="other"))) == Odd(kind="other")
     assert cfg.from_json(Cross, '{"kind": "cross", "dim": 1, "layers": 2}') == Cross(1, 2)
 
 
@@ -327,9 +336,10 @@ def test_from_json_refuses_broken_text() -> None:
         (Root(model=Dot(hidden=[1])), r"model.hidden is \[1\]"),  # type: ignore[arg-type]
         (Root(model=Adam()), "model is Adam"),  # type: ignore[arg-type]
         (Root(precision="float64"), "precision is 'float64'"),  # type: ignore[arg-type]
+        (Odd(level=True), "level is True; expected 0 or 1"),  # type: ignore[arg-type]
     ],
 )
-def test_values_that_python_let_through_are_found(config: Root, message: str) -> None:
+def test_values_that_python_let_through_are_found(config: object, message: str) -> None:
     for function in (cfg.to_json, cfg.flatten, cfg.config_hash, lambda c: cfg.override(c, [])):
         with pytest.raises(ConfigError, match=message):
             function(config)
@@ -356,6 +366,9 @@ def test_flatten_and_diff() -> None:
         "train.shuffle": True,
     }
     assert cfg.flatten(Cross()) == {"kind": "cross", "dim": 8, "layers": 3}
+    assert cfg.flatten(Odd()) == {"kind": "a field here, not a tag", "level": 0}
+    # A key that is absent differs from one that is None.
+    assert ("clip", None, None) in cfg.diff(Adam(), Train())
     assert cfg.diff(Root(), changed("model=cross", "seed=1")) == [
         ("seed", 0, 1),
         ("model", "dot", "cross"),
@@ -460,13 +473,14 @@ def test_find_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("movietweetings", "synthetic"):
         (tmp_path / "configs" / f"{name}.py").write_text(PRESET)
     (elsewhere / "mine.py").write_text(PRESET)
+    (elsewhere / "synthetic").write_text("a file that only has the name of a preset")
     monkeypatch.setattr(cfg, "__file__", str(package / "config.py"))
     monkeypatch.chdir(elsewhere)
 
     assert cfg.find_preset("synthetic") == tmp_path / "configs" / "synthetic.py"
     assert cfg.find_preset("mine.py").samefile(elsewhere / "mine.py")
     assert cfg.find_preset(elsewhere / "mine.py") == elsewhere / "mine.py"
-    for wrong in ("movietweeting", "movietweetings.py"):
+    for wrong in ("movietweeting", "movietweetings.py", "/a/long/path/to/my/presets/movietweetings.py"):
         with pytest.raises(ConfigError, match=r"Did you mean movietweetings\? Presets: movietweetings, synthetic\."):
             cfg.find_preset(wrong)
     for wrong in ("zzz", "mine", "", "../elsewhere/mine"):
