@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from recjax.data.blocks import PreparedSource
 from recjax.data.source import BlockSource
+from recjax.data.synthetic import SyntheticSource, best_auc
 
 _SHRINKAGE = 5.0  # ratings at the global mean that every user and movie is given in advance
 
 
-def baselines(source: BlockSource) -> dict[str, float]:
-    """Test AUC of the dataset's baselines by name; empty if it has none.
+def references(source: BlockSource) -> dict[str, float]:
+    """Test AUCs to compare a model with, by name; empty if there are none.
 
-    They are computed when the data are prepared, from raw ids: the prepared ids have rare values merged.
+    For synthetic data it is the best possible one. For prepared data they are the dataset's baselines, which are
+    computed when the data are prepared: they use raw ids, while the prepared ones have rare values merged.
     """
-    return dict(getattr(source, "about", {}).get("baselines", {}))
+    if isinstance(source, PreparedSource):
+        return dict(source.about.get("baselines", {}))
+    if isinstance(source, SyntheticSource) and source.row_counts("test").sum() > 1:
+        return {"best possible": best_auc(source, "test")}
+    return {}
 
 
 def mean_baselines(users: np.ndarray, movies: np.ndarray, labels: np.ndarray, known: int) -> dict[str, float]:

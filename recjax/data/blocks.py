@@ -88,7 +88,7 @@ class PreparedSource:
         return builder.Reader(self.schema, self.path, split)
 
 
-def open_prepared(path: str | os.PathLike, expect_dataset: str | None = None) -> PreparedSource:
+def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None) -> PreparedSource:
     """Opens prepared data after checking that they are complete (sizes, not checksums: see `verify`).
 
     Args:
@@ -141,7 +141,7 @@ def open_prepared(path: str | os.PathLike, expect_dataset: str | None = None) ->
     return PreparedSource(path, manifest)
 
 
-def verify(path: str | os.PathLike) -> None:
+def verify(path: str | os.PathLike[str]) -> None:
     """Reads every file of prepared data and compares its checksum.
 
     Raises:
@@ -154,7 +154,7 @@ def verify(path: str | os.PathLike) -> None:
 
 
 def write_prepared(
-    out: str | os.PathLike,
+    out: str | os.PathLike[str],
     dataset: str,
     schema: Schema,
     splits: Mapping[str, Iterable[Batch]],

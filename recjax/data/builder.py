@@ -35,11 +35,11 @@ class Blocks(tfds.core.GeneratorBasedBuilder):
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(builder=self, features=_record_layout(self._schema), disable_shuffling=True)
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing to download
         return {split: self._generate_examples(blocks) for split, blocks in self._splits.items()}
 
-    def _generate_examples(self, blocks: Iterable[Batch]) -> Iterator[tuple[int, dict]]:
+    def _generate_examples(self, blocks: Iterable[Batch]) -> Iterator[tuple[int, dict[str, Any]]]:
         for index, block in enumerate(blocks):
             yield index, _to_record(block)
 

@@ -47,6 +47,20 @@ class MovieTweetings:
     min_user_count: int = 3  # users with fewer training ratings share row 0 with the unseen ones
     min_movie_count: int = 2  # the same for movies
     min_year_count: int = 20  # the same for years of release
+    min_genre_count: int = 1  # the same for genres
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("threshold", 0, 10),
+            ("validation_fraction", 0, 0.9),
+            ("min_user_count", 1, 2**31),
+            ("min_movie_count", 1, 2**31),
+            ("min_year_count", 1, 2**31),
+            ("min_genre_count", 1, 2**31),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; it must be {least} to {most}.")
 
     def open(self) -> PreparedSource:
         """The prepared data; the shipped ratings are prepared first if need be (about two seconds).
@@ -68,7 +82,11 @@ class MovieTweetings:
 
 
 def prepare(
-    config: MovieTweetings, source: str | os.PathLike | None, out: str | os.PathLike, *, overwrite: bool = False
+    config: MovieTweetings,
+    source: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
 ) -> PreparedSource:
     """Raw files to prepared blocks.
 
@@ -79,11 +97,9 @@ def prepare(
       overwrite: replace prepared data of other content in `out`.
 
     Raises:
-      ConfigError: an option out of its range.
       DataError: the raw files cannot be read (with file, line and field), or `out` holds something else.
       TrainingError: `out` cannot be written.
     """
-    _check_ranges(config)
     folder = _SHIPPED if source is None else Path(source)
     ratings_file, movies_file = (find(folder, name) for name in _FILES)
     users, movies, ratings, times = _read_ratings(ratings_file)
@@ -110,7 +126,7 @@ def prepare(
     vocabularies = {
         "user": Vocabulary(users[:train], config.min_user_count),
         "movie": Vocabulary(movies[:train], config.min_movie_count),
-        "genres": Vocabulary(genres[: int(lengths[:train].sum())]),
+        "genres": Vocabulary(genres[: int(lengths[:train].sum())], config.min_genre_count),
         "year": Vocabulary(years[:train], config.min_year_count),
     }
     whole = Batch(
@@ -228,19 +244,6 @@ def _whole_number(file: Path, line: int, name: str, text: str) -> int:
         f"{file}:{line}: {name} is {text[:80]!r}, not a whole number from 0 to 999999999999999999. Mend the line or "
         "remove it."
     )
-
-
-def _check_ranges(config: MovieTweetings) -> None:
-    for name, least, most in (
-        ("threshold", 0, 10),
-        ("validation_fraction", 0, 0.9),
-        ("min_user_count", 1, 2**31),
-        ("min_movie_count", 1, 2**31),
-        ("min_year_count", 1, 2**31),
-    ):
-        value = getattr(config, name)
-        if not least <= value <= most:
-            raise ConfigError(f"movietweetings: {name}={value}, but it must be {least} to {most}.")
 
 
 def _options(config: MovieTweetings) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.baselines import baselines
+from recjax.data.baselines import references
 from recjax.data.blocks import PreparedSource
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import SyntheticSource, best_auc
@@ -19,7 +19,7 @@ def describe(source: BlockSource) -> dict[str, Any]:
       JSON values: `name`, `fingerprint`, `path` (None if not on disk), `dense` (names), `splits` (name -> rows,
       label_rate, best_auc for synthetic data), `features` (a list: name, rows, bag, weighted; then over all splits:
       ids, distinct_ids, mean_bag, top_id_share, ids_for_90_percent and its share of the distinct ids seen),
-      `baselines` (name -> test AUC) and `about`, what the dataset tells of itself. A value that no row defines (the
+      `references` (name -> test AUC) and `about`, what the dataset tells of itself. A value that no row defines (the
       label rate of an empty split) is None.
     """
     counters = {feature.name: _Counter() for feature in source.schema.features}
@@ -54,7 +54,7 @@ def describe(source: BlockSource) -> dict[str, Any]:
         "dense": list(source.schema.dense),
         "splits": splits,
         "features": features,
-        "baselines": baselines(source),
+        "references": references(source),
         "about": source.about if isinstance(source, PreparedSource) else {},
     }
 
@@ -91,9 +91,9 @@ def to_text(described: dict[str, Any]) -> str:
         for feature in described["features"]
     ]
     lines += _table(head, table)
-    if described["baselines"]:
-        table = [[name, f"{auc:.4f}"] for name, auc in described["baselines"].items()]
-        lines += ["", *_table(["baseline", "test AUC"], table)]
+    if described["references"]:
+        table = [[name, f"{auc:.4f}"] for name, auc in described["references"].items()]
+        lines += ["", *_table(["reference", "test AUC"], table)]
     return "\n".join(lines)
 
 
