@@ -54,6 +54,30 @@ class Synthetic:
     shuffle_labels: bool = False  # permute the labels over the rows (block by block): the best AUC becomes 0.5
     seed: int = 0  # of the data; independent of the seed of training
 
+    def __post_init__(self) -> None:
+        for name in ("ids_per_bag", "weighted"):
+            length = len(getattr(self, name))
+            if length not in (1, len(self.rows)):
+                raise ConfigError(
+                    f"{name} has {length} values, but rows has {len(self.rows)}: give one value for each table, "
+                    "or a single one for all."
+                )
+        for name, least, most in (
+            ("rows", 1, 2**31 - 1),
+            ("ids_per_bag", 0, 2**20),
+            ("mean_ids", 1, 2**20),
+            ("dense", 0, 2**20),
+            ("zipf", 0, 10),
+            ("train_rows", 0, 2**50),
+            ("validation_rows", 0, 2**50),
+            ("test_rows", 0, 2**50),
+            ("planted_rows", 0, 2**24),
+        ):
+            value = getattr(self, name)
+            for each in value if isinstance(value, tuple) else (value,):
+                if not least <= each <= most:
+                    raise ConfigError(f"{name} is {each}; it must be {least} to {most}.")
+
     def open(self) -> SyntheticSource:
         """The data that this config describes."""
         return SyntheticSource(self)
@@ -65,7 +89,7 @@ class SyntheticSource:
     name = "synthetic"
 
     def __init__(self, config: Synthetic) -> None:
-        """Checks `config` and draws the planted effects (ConfigError if it makes no sense)."""
+        """Draws the planted effects."""
         self.config = config
         self.schema = _schema(config)
         text = json.dumps([_VERSION, dataclasses.asdict(config)], sort_keys=True)
@@ -177,35 +201,12 @@ def _unit(count: int, seed: int, purpose: int, *place: int) -> np.ndarray:
 
 def _schema(config: Synthetic) -> Schema:
     tables = len(config.rows)
-    broadcast = {}
-    for name in ("ids_per_bag", "weighted"):
-        value = getattr(config, name)
-        if len(value) not in (1, tables):
-            raise ConfigError(
-                f"synthetic data with {tables} tables have {name} of length {len(value)}: give one value for "
-                f"each table of `rows`, or a single one for all."
-            )
-        broadcast[name] = value if len(value) == tables else value * tables
-    for name, values, least, most in (
-        ("rows", config.rows, 1, 2**31 - 1),
-        ("ids_per_bag", config.ids_per_bag, 0, 2**20),
-        ("mean_ids", (config.mean_ids,), 1, 2**20),
-        ("dense", (config.dense,), 0, 2**20),
-        ("zipf", (config.zipf,), 0, 10),
-        ("planted_rows", (config.planted_rows,), 0, 2**24),
-        ("train_rows", (config.train_rows,), 0, 2**62),
-        ("validation_rows", (config.validation_rows,), 0, 2**62),
-        ("test_rows", (config.test_rows,), 0, 2**62),
-    ):
-        for value in values:
-            if not least <= value <= most:
-                raise ConfigError(f"synthetic data: {name} has the value {value}, but must be {least} to {most}.")
+    bags = config.ids_per_bag * (tables // len(config.ids_per_bag))
+    weighted = config.weighted * (tables // len(config.weighted))
     return Schema(
         dense=tuple(f"dense_{k}" for k in range(config.dense)),
         features=tuple(
-            Feature(f"sparse_{f}", rows, bag or None, weighted)
-            for f, (rows, bag, weighted) in enumerate(
-                zip(config.rows, broadcast["ids_per_bag"], broadcast["weighted"], strict=True)
-            )
+            Feature(f"sparse_{f}", config.rows[f], bags[f] or None, weighted[f])  # H = 0 is jagged
+            for f in range(tables)
         ),
     )

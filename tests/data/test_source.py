@@ -1,5 +1,7 @@
 """Row operations against the same operations done row by row in plain Python."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,20 +31,22 @@ def make_batch(n: int, seed: int) -> Batch:
     )
 
 
-def as_rows(batch: Batch) -> list[tuple]:
+def as_rows(batch: Batch) -> list[tuple[Any, ...]]:
     """Every row of a batch as a plain tuple; the independent truth of these tests."""
-    ends = np.cumsum(batch.bags["bag"].lengths)
+    fixed, jagged = batch.bags["fixed"], batch.bags["bag"]
+    assert fixed.weights is not None and jagged.lengths is not None and jagged.weights is not None
+    ends = np.cumsum(jagged.lengths)
     rows = []
     for i in range(batch.size):
-        bag = slice(ends[i] - batch.bags["bag"].lengths[i], ends[i])
+        bag = slice(ends[i] - jagged.lengths[i], ends[i])
         rows.append(
             (
                 batch.dense[i].tolist(),
                 batch.bags["one"].ids[i].tolist(),
-                batch.bags["fixed"].ids[i].tolist(),
-                batch.bags["fixed"].weights[i].tolist(),
-                batch.bags["bag"].ids[bag].tolist(),
-                batch.bags["bag"].weights[bag].tolist(),
+                fixed.ids[i].tolist(),
+                fixed.weights[i].tolist(),
+                jagged.ids[bag].tolist(),
+                jagged.weights[bag].tolist(),
                 float(batch.labels[i]),
                 float(batch.weights[i]),
             )

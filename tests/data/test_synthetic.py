@@ -79,6 +79,7 @@ def test_splits_blocks_and_features_differ():
 
 def test_jagged_sizes_are_uniform_from_empty_to_twice_the_mean():
     sizes = MIXED.open().read("train", 0).bags["sparse_2"].lengths
+    assert sizes is not None
     counts = np.bincount(sizes)
     assert len(counts) == 2 * MIXED.mean_ids + 1
     assert ((counts - 4096 / 9) ** 2 / (4096 / 9)).sum() < 26.1  # 99.9% of chi-square with 8 degrees
@@ -112,7 +113,8 @@ def test_logit_by_hand():
     block, p = source.read("test", 0), source.probabilities("test", 0)
     starts = {name: np.cumsum(b.lengths) - b.lengths for name, b in block.bags.items() if b.lengths is not None}
     for i in range(50):
-        pooled, hidden = [], []
+        pooled: list[float] = []
+        hidden: list[float] = []
         for f, (name, mean) in enumerate(zip(block.bags, (1, 5, 4, 4), strict=True)):
             bags = block.bags[name]
             at = slice(starts[name][i], starts[name][i] + bags.lengths[i]) if bags.lengths is not None else i
@@ -182,11 +184,11 @@ def test_fingerprint_tells_configs_apart():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ConfigError, match="4 tables have ids_per_bag of length 3"):
-        Synthetic(ids_per_bag=(1, 1, 1)).open()
-    with pytest.raises(ConfigError, match="rows has the value 0"):
-        Synthetic(rows=(5, 0)).open()
-    with pytest.raises(ConfigError, match="rows has the value 2147483648"):
-        Synthetic(rows=(2**31,)).open()
+    with pytest.raises(ConfigError, match="ids_per_bag has 3 values, but rows has 4"):
+        Synthetic(ids_per_bag=(1, 1, 1))
+    with pytest.raises(ConfigError, match="rows is 0; it must be 1 to 2147483647"):
+        Synthetic(rows=(5, 0))
+    with pytest.raises(ConfigError, match="rows is 2147483648"):
+        Synthetic(rows=(2**31,))
     with pytest.raises(DataError, match="no split 'tset'"):
         Synthetic().open().row_counts("tset")

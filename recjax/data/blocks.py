@@ -1,0 +1,369 @@
+"""Prepared data on disk: block records (see builder.py) and beside them `recjax.json`, which says what they are.
+
+    DIR/recjax.json                                      format, schema, rows of every block, checksum of every file
+    DIR/blocks/1.0.0/blocks-train.array_record-*         the blocks, as TFDS writes them
+
+A preparation works in a hidden sibling folder and renames it when all is complete, so DIR either holds a complete
+preparation or does not exist, wherever the work is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.batch import Batch, Feature, Schema, validate
+from recjax.errors import DataError, TrainingError
+
+MANIFEST = "recjax.json"
+FORMAT = 1  # of the manifest and the records; raise it when older readers would misread
+
+
+class PreparedSource:
+    """Prepared blocks (a `BlockSource`). Make one with `open_prepared` or `write_prepared`.
+
+    Attributes:
+      path: the folder.
+      name: the dataset's name.
+      schema: its columns.
+      fingerprint: hash of schema and content; the same on every machine that prepares the same data.
+      about: what else the dataset told of itself (split convention in words, options, vocabularies, baselines).
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        """A source over a folder whose manifest has been checked; `open_prepared` does that."""
+        self.path, self._manifest = path, manifest
+        self.name: str = manifest["dataset"]
+        self.schema = _schema_from_json(manifest["schema"])
+        self.fingerprint: str = manifest["fingerprint"]
+        self.about: dict[str, Any] = manifest["about"]
+        runs = {name: np.array(split["blocks"], np.int64).reshape(-1, 2) for name, split in manifest["splits"].items()}
+        self._counts = {name: np.repeat(run[:, 0], run[:, 1]) for name, run in runs.items()}
+        self._ends = {name: np.cumsum(counts) for name, counts in self._counts.items()}
+        self._reader = functools.cache(self._open)
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """Rows of each block: int64 [blocks]."""
+        if split not in self._counts:
+            names = ", ".join(self._counts)
+            raise DataError(f"{self.name} at {self.path} has no split {split!r}; its splits are {names}.")
+        return self._counts[split]
+
+    def read(self, split: str, index: int) -> Batch:
+        """Block `index` of `split`.
+
+        Raises:
+          DataError: the record cannot be read; the message names the damaged file.
+        """
+        rows = int(self.row_counts(split)[index])
+        try:
+            block = self._reader(split).read(index)
+        except Exception as error:  # the readers below raise many kinds
+            raise DataError(
+                f"block {index} of split {split!r} at {self.path} cannot be read ({_one_line(error)}). "
+                f"{_blame(self.path, self._manifest)}"
+            ) from error
+        if block.size != rows:
+            raise DataError(
+                f"block {index} of split {split!r} at {self.path} has {block.size} rows, but {MANIFEST} says "
+                f"{rows}. {_blame(self.path, self._manifest)}"
+            )
+        return dataclasses.replace(block, position=int(self._ends[split][index]) - rows)
+
+    def _open(self, split: str) -> Any:
+        from recjax.data import builder  # slow to import, and not there on every machine that only evaluates
+
+        return builder.Reader(self.schema, self.path, split)
+
+
+def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None) -> PreparedSource:
+    """Opens prepared data after checking that they are complete (sizes, not checksums: see `verify`).
+
+    Args:
+      path: the folder that `recjax data prepare` wrote.
+      expect_dataset: refuse data of another dataset.
+
+    Raises:
+      DataError: nothing there, not prepared data, another dataset or format, a file missing or of another size,
+        or no permission to read.
+    """
+    path = Path(path)
+    command = f"recjax data prepare {expect_dataset or 'DATASET'} --from PATH --out {path}"
+    file = path / MANIFEST
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        state = "the folder exists, but holds no prepared data" if path.is_dir() else "there is no such folder"
+        raise DataError(f"no prepared data at {path}: {state}. Prepare them with: {command}") from None
+    except PermissionError:
+        raise DataError(_no_permission(file)) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged ({_one_line(error)}). Prepare the data again with: {command}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise DataError(
+            f"{file} has format {found!r}, but this version of recjax reads format {FORMAT}. "
+            f"Prepare the data again with: {command} --overwrite"
+        )
+    if expect_dataset is not None and manifest.get("dataset") != expect_dataset:
+        raise DataError(
+            f"{path} holds the dataset {manifest.get('dataset')!r}, but the config asks for {expect_dataset!r}. "
+            f"Set data.path to a folder of {expect_dataset}, or prepare one: {command}"
+        )
+    try:
+        expected = _fingerprint(manifest["dataset"], manifest["schema"], manifest["splits"])
+        intact = manifest["fingerprint"] == expected and isinstance(manifest["about"], dict)
+        sizes = {name: int(entry["bytes"]) for name, entry in manifest["files"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        intact, sizes = False, {}
+    if not intact:
+        raise DataError(f"{file} is damaged: its parts do not fit its fingerprint. Prepare the data again: {command}")
+    for name, size in sizes.items():
+        data = path / name
+        found = data.stat().st_size if data.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"is {found} bytes long instead of {size}"
+            raise DataError(f"prepared data are damaged: {data} {state}. Prepare them again: {command} --overwrite")
+        if not os.access(data, os.R_OK):
+            raise DataError(_no_permission(data))
+    return PreparedSource(path, manifest)
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Reads every file of prepared data and compares its checksum.
+
+    Raises:
+      DataError: as `open_prepared`, or a file whose content has changed, by name.
+    """
+    source = open_prepared(path)
+    damaged = _damaged_files(source.path, source._manifest)
+    if damaged:
+        raise DataError(_blame(source.path, source._manifest))
+
+
+def write_prepared(
+    out: str | os.PathLike[str],
+    dataset: str,
+    schema: Schema,
+    splits: Mapping[str, Iterable[Batch]],
+    about: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Writes prepared data, whole or not at all.
+
+    Args:
+      out: the folder to make. If it already holds the same content, it is kept as it is.
+      dataset: the dataset's name.
+      schema: the columns of every block; blocks that do not fit are refused.
+      splits: the blocks of every split, read once.
+      about: what else to tell of the data; JSON values.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: `out` holds something else, or a block does not fit the schema.
+      TrainingError: no permission to write, or the disk is full.
+    """
+    out = Path(out).absolute()
+    try:
+        _refuse_foreign(out)
+        with _workspace(out) as folder:
+            manifest = _write_all(folder, dataset, schema, splits, about)
+            _put_in_place(folder, out, manifest, overwrite)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write prepared data to {out}: {_one_line(error)}. Nothing of it was kept. Give the place free "
+            "space and write permission, or choose another with --out (or RECJAX_CACHE, for data that recjax prepares "
+            "by itself)."
+        ) from error
+    return open_prepared(out, dataset)
+
+
+@contextlib.contextmanager
+def _workspace(out: Path) -> Iterator[Path]:
+    """An empty folder beside `out` in which no other process works; removed at the end unless it was renamed.
+
+    The lock is on the folder itself, so it ends with the process, and what a killed process left is cleared by the
+    next one.
+    """
+    folder = out.with_name(f".{out.name}.preparing")
+    while (handle := _lock(folder)) is None:
+        pass
+    try:
+        for leftover in folder.iterdir():
+            _remove(leftover)
+        yield folder
+    finally:
+        if _is_at(handle, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    """An open, exclusively locked handle of `folder`, or None if another process renamed or removed it meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    if _is_at(handle, folder):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _is_at(handle: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write_all(
+    folder: Path, dataset: str, schema: Schema, splits: Mapping[str, Iterable[Batch]], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes blocks and manifest into `folder`; returns the manifest."""
+    from recjax.data import builder
+
+    hashes = {split: hashlib.sha256() for split in splits}
+    block_rows: dict[str, list[int]] = {split: [] for split in splits}
+
+    def watched(split: str, blocks: Iterable[Batch]) -> Iterator[Batch]:
+        for block in blocks:
+            validate(block, schema)
+            block = builder.as_stored(block, schema)
+            block_rows[split].append(block.size)
+            for array in builder.arrays(block):
+                hashes[split].update(array.tobytes())
+            yield block
+
+    filled = {}
+    for split, blocks in splits.items():
+        stream = watched(split, blocks)
+        first = next(stream, None)
+        if first is not None:  # TFDS refuses to write an empty split
+            filled[split] = itertools.chain([first], stream)
+    builder.write(schema, filled, folder)
+    table = {
+        split: {
+            "rows": sum(rows),
+            "blocks": [[size, len(list(run))] for size, run in itertools.groupby(rows)],  # [rows of each, how many]
+            "sha256": hashes[split].hexdigest(),
+        }
+        for split, rows in block_rows.items()
+    }
+    manifest = {
+        "format": FORMAT,
+        "dataset": dataset,
+        "schema": _schema_to_json(schema),
+        "splits": table,
+        "fingerprint": _fingerprint(dataset, _schema_to_json(schema), table),
+        "about": dict(about),
+        "files": {
+            str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        },
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+    return manifest
+
+
+def _put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:
+    """Renames the complete `folder` to `out`, unless `out` holds the same already, or other data."""
+    if not (out / MANIFEST).exists():
+        folder.rename(out)  # `out` is missing or empty: see _refuse_foreign
+        return
+    try:
+        old = json.loads((out / MANIFEST).read_text("utf-8"))
+        same = old["fingerprint"] == manifest["fingerprint"]
+        if same and old["about"] == manifest["about"] and not _damaged_files(out, old):
+            return
+    except (ValueError, KeyError, TypeError, AttributeError):
+        same = False
+    if not (same or overwrite):
+        raise DataError(
+            f"{out} already holds prepared data of other content, and a run may depend on them. "
+            "Choose another folder with --out, or replace them with --overwrite."
+        )
+    aside = out.with_name(f".{out.name}.replaced")
+    _remove(aside)
+    out.rename(aside)
+    folder.rename(out)
+    _remove(aside)
+
+
+def _refuse_foreign(out: Path) -> None:
+    foreign = any(out.iterdir()) and not (out / MANIFEST).exists() if out.is_dir() else out.exists()
+    if foreign:
+        raise DataError(
+            f"{out} exists and is not prepared data. Choose another folder with --out; nothing was changed."
+        )
+
+
+def _damaged_files(path: Path, manifest: dict[str, Any]) -> list[Path]:
+    """The files of prepared data that are missing or have another content than when they were written."""
+    return [
+        path / name
+        for name, entry in manifest["files"].items()
+        if not (path / name).is_file() or _sha256(path / name) != entry["sha256"]
+    ]
+
+
+def _blame(path: Path, manifest: dict[str, Any]) -> str:
+    """What is damaged and what to do about it, for an error message."""
+    try:
+        damaged = ", ".join(str(file) for file in _damaged_files(path, manifest))
+    except OSError as error:
+        damaged = f"{error.filename} ({error.strerror})"
+    what = f"Damaged: {damaged}." if damaged else "All files have the content that they were written with."
+    return (
+        f"{what} Prepare the data again: recjax data prepare {manifest['dataset']} --from PATH --out {path} --overwrite"
+    )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fingerprint(dataset: str, schema: dict[str, Any], splits: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, dataset, schema, splits], sort_keys=True).encode()).hexdigest()
+
+
+def _schema_to_json(schema: Schema) -> dict[str, Any]:
+    return {"dense": list(schema.dense), "features": [dataclasses.asdict(feature) for feature in schema.features]}
+
+
+def _schema_from_json(schema: dict[str, Any]) -> Schema:
+    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]))
+
+
+def _no_permission(file: Path) -> str:
+    return (
+        f"no permission to read {file}. Ask its owner for it (chmod a+rX), or prepare the data in a folder of your own."
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")

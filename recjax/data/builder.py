@@ -1,0 +1,150 @@
+"""The TFDS builder that writes blocks as records, and their reader. Import it only when needed: TFDS loads slowly.
+
+A record is one block: the arrays of a `Batch`, each stored as raw bytes, so decoding costs per block and not per row.
+TFDS writes ArrayRecord files, which can be read at random, and never imports TensorFlow for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from recjax.data.batch import Bags, Batch, Feature, Schema
+
+VERSION = "1.0.0"  # of the record layout
+FOLDER = f"blocks/{VERSION}"  # where TFDS puts the files, below the folder that it is given
+
+
+class Blocks(tfds.core.GeneratorBasedBuilder):
+    """Writes the blocks of every split in the order given. `tfds.builder_from_directory` reads the result."""
+
+    name = "blocks"
+    VERSION = tfds.core.Version(VERSION)
+
+    def __init__(self, schema: Schema, splits: Mapping[str, Iterable[Batch]], data_dir: Path) -> None:
+        """Blocks of `splits` (consumed once, split by split), to be written below `data_dir`."""
+        self._schema, self._splits = schema, splits
+        super().__init__(data_dir=str(data_dir), file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(builder=self, features=_record_layout(self._schema), disable_shuffling=True)
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
+        del dl_manager  # nothing to download
+        return {split: self._generate_examples(blocks) for split, blocks in self._splits.items()}
+
+    def _generate_examples(self, blocks: Iterable[Batch]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, block in enumerate(blocks):
+            yield index, _to_record(block)
+
+
+def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -> None:
+    """Writes the blocks below `folder`.
+
+    Raises:
+      OSError: the file system refuses. An error raised by the blocks themselves is raised as it is.
+    """
+    own_error: Exception | None = None
+
+    def keeping_errors(blocks: Iterable[Batch]) -> Iterator[Batch]:
+        nonlocal own_error
+        try:
+            yield from blocks
+        except Exception as error:
+            own_error = error
+            raise
+
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
+            Blocks(
+                schema, {name: keeping_errors(blocks) for name, blocks in splits.items()}, folder
+            ).download_and_prepare()
+    except Exception as error:
+        if own_error is not None:  # TFDS wraps it in errors of its own
+            raise own_error from None
+        if isinstance(error, RuntimeError):  # so the ArrayRecord writer says that the disk is full
+            raise OSError(str(error)) from error
+        raise
+
+
+class Reader:
+    """Random access to the blocks of one split, safe to use from several threads."""
+
+    def __init__(self, schema: Schema, folder: Path, split: str) -> None:
+        """Opens what `write` wrote below `folder`."""
+        self._schema = schema
+        builder: Any = tfds.builder_from_directory(str(folder / FOLDER))
+        self._records = builder.as_data_source(split=split)
+
+    def read(self, index: int) -> Batch:
+        """Block `index`; raises whatever TFDS, the file format or the disk raise."""
+        record = self._records[index]
+        bags = {}
+        for feature in self._schema.features:
+            columns = record["bags"][feature.name]
+            bags[feature.name] = Bags(columns["ids"], columns.get("lengths"), columns.get("weights"))
+        return Batch(record["dense"], bags, record["labels"], record["weights"])
+
+
+def as_stored(block: Batch, schema: Schema) -> Batch:
+    """The same block in the types of the record: float32, int32 lengths, ids int32 where the rows allow it."""
+    bags = {}
+    for feature in schema.features:
+        columns = block.bags[feature.name]
+        bags[feature.name] = Bags(
+            columns.ids.astype(_ids_dtype(feature), copy=False),
+            None if columns.lengths is None else columns.lengths.astype(np.int32, copy=False),
+            None if columns.weights is None else columns.weights.astype(np.float32, copy=False),
+        )
+    floats = (array.astype(np.float32, copy=False) for array in (block.dense, block.labels, block.weights))
+    dense, labels, weights = floats
+    return Batch(dense, bags, labels, weights, block.position)
+
+
+def arrays(block: Batch) -> Iterator[np.ndarray]:
+    """The arrays of a block, in a fixed order: what a checksum of its content covers."""
+    yield from (block.dense, block.labels, block.weights)
+    for columns in block.bags.values():
+        yield from (array for array in (columns.ids, columns.lengths, columns.weights) if array is not None)
+
+
+def _ids_dtype(feature: Feature) -> np.dtype:
+    return np.dtype(np.int32 if feature.rows < 2**31 else np.int64)
+
+
+def _record_layout(schema: Schema) -> tfds.features.FeaturesDict:
+    def array(dtype: Any, *shape: int) -> tfds.features.Tensor:
+        encoding = tfds.features.Encoding.BYTES
+        return tfds.features.Tensor(shape=(None, *shape), dtype=np.dtype(dtype), encoding=encoding)
+
+    bags: dict[str, dict[str, tfds.features.Tensor]] = {}
+    for feature in schema.features:
+        shape = () if feature.bag is None else (feature.bag,)
+        bags[feature.name] = {"ids": array(_ids_dtype(feature), *shape)}
+        if feature.bag is None:
+            bags[feature.name]["lengths"] = array(np.int32)
+        if feature.weighted:
+            bags[feature.name]["weights"] = array(np.float32, *shape)
+    return tfds.features.FeaturesDict(
+        {
+            "dense": array(np.float32, len(schema.dense)),
+            "labels": array(np.float32),
+            "weights": array(np.float32),
+            "bags": bags,
+        }
+    )
+
+
+def _to_record(block: Batch) -> dict[str, Any]:
+    bags = {}
+    for name, columns in block.bags.items():
+        arrays = {"ids": columns.ids, "lengths": columns.lengths, "weights": columns.weights}
+        bags[name] = {key: array for key, array in arrays.items() if array is not None}
+    return {"dense": block.dense, "labels": block.labels, "weights": block.weights, "bags": bags}

@@ -1,0 +1,99 @@
+"""The datasets by name, and what the verbs `recjax data prepare` and `recjax data info` do with them.
+
+A config is a factory: `DATASETS[kind]().open()` is a `BlockSource`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax import config as machinery
+from recjax.data import movietweetings, stats
+from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.movietweetings import MovieTweetings
+from recjax.data.source import SPLITS, BlockSource
+from recjax.data.synthetic import Synthetic
+from recjax.errors import ConfigError
+
+Dataset = MovieTweetings | Synthetic
+
+DATASETS: dict[str, type[Dataset]] = {MovieTweetings.kind: MovieTweetings, Synthetic.kind: Synthetic}
+
+# Raw files to prepared blocks. A dataset that is absent here needs no preparation.
+_PREPARE: dict[str, Callable[..., PreparedSource]] = {MovieTweetings.kind: movietweetings.prepare}
+
+
+def default(name: str) -> Dataset:
+    """The default config of a dataset; ConfigError with the nearest names if there is no such dataset."""
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown dataset {name!r}. {hint}The datasets are {', '.join(DATASETS)}.")
+    return DATASETS[name]()
+
+
+def prepare(
+    config: Dataset, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Raw files to prepared blocks.
+
+    Args:
+      config: the dataset and its options.
+      source: folder of the raw files; None for those that ship with recjax.
+      out: the folder to make.
+      overwrite: replace prepared data of other content in `out`.
+
+    Returns:
+      JSON values: dataset, path, fingerprint, rows (split -> rows).
+
+    Raises:
+      ConfigError: the dataset needs no preparation.
+      DataError: the raw files are at fault, or `out` holds something else.
+      TrainingError: `out` cannot be written.
+    """
+    if config.kind not in _PREPARE:
+        raise ConfigError(
+            f"{config.kind} data are generated while training, so there is nothing to prepare. "
+            f"Datasets to prepare: {', '.join(_PREPARE)}."
+        )
+    made = _PREPARE[config.kind](config, source, out, overwrite=overwrite)
+    return {
+        "dataset": made.name,
+        "path": str(made.path),
+        "fingerprint": made.fingerprint,
+        "rows": {split: int(made.row_counts(split).sum()) for split in SPLITS},
+    }
+
+
+def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Sizes and skew of a dataset by name (with `overrides` of its config), or of a folder of prepared data.
+
+    Every checksum of prepared data is verified first.
+
+    Returns:
+      See `stats.describe`; `table` makes it readable.
+
+    Raises:
+      ConfigError: no such dataset, or overrides for a folder.
+      DataError: the data are missing or damaged.
+    """
+    source: BlockSource
+    if name_or_folder in DATASETS or not Path(name_or_folder).is_dir():
+        source = machinery.override(default(name_or_folder), overrides).open()
+    elif overrides:
+        raise ConfigError(
+            f"{name_or_folder} is a folder of prepared data, whose options are fixed. Leave out {overrides[0]!r}, or "
+            "name a dataset instead of the folder."
+        )
+    else:
+        source = open_prepared(name_or_folder)
+    if isinstance(source, PreparedSource):
+        verify(source.path)
+    return stats.describe(source)
+
+
+table = stats.to_text
