@@ -124,9 +124,12 @@ def _log_loss(labels_n: _Floats, logits_n: _Floats, weights_n: _Floats) -> float
 
 
 def _normalized_entropy(labels_n: _Floats, logits_n: _Floats, weights_n: _Floats) -> float:
-    if not 0 < np.sum(weights_n * labels_n) < np.sum(weights_n):
+    positives = float(np.sum(weights_n * labels_n))
+    negatives = float(np.sum(weights_n * (1 - labels_n)))
+    if positives == 0 or negatives == 0:
         return float("nan")
-    rate = float(np.sum(weights_n * labels_n) / np.sum(weights_n))
+    # By the rarer class, so that a rate close to 1 loses no digits.
+    rate = min(positives, negatives) / (positives + negatives)
     entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
     return float(_log_loss(labels_n, logits_n, weights_n) / entropy)
 

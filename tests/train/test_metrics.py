@@ -126,6 +126,10 @@ def test_normalized_entropy_by_hand():
     assert metrics.normalized_entropy([1, 0], [odds, -odds], [3, 1]) == pytest.approx(
         math.log(4 / 3) / entropy, rel=1e-14
     )
+    # A class of almost no weight: entropy of the rate r is then r * (1 - ln r), to first order.
+    tiny = metrics.normalized_entropy([1, 0], [50.0, -50.0], [1e-20, 1])
+    assert tiny == pytest.approx(math.exp(-50) / (1e-20 * (1 - math.log(1e-20))), rel=1e-12, abs=0)
+    assert tiny == pytest.approx(metrics.normalized_entropy([1, 0], [50.0, -50.0], [1, 1e-20]), rel=1e-12, abs=0)
     assert math.isnan(metrics.normalized_entropy([1, 1], [odds, odds]))
     assert math.isnan(metrics.normalized_entropy([0], [odds]))
 
