@@ -157,7 +157,9 @@ def test_evaluate_gathers_the_measures_and_ignores_weight_zero(rows):
         ("ne", metrics.normalized_entropy),
         ("calibration", metrics.calibration),
     ):
-        assert got[name] == pytest.approx(function(labels[kept], logits[kept], weights[kept]), rel=0, abs=0, nan_ok=True)
+        assert got[name] == pytest.approx(
+            function(labels[kept], logits[kept], weights[kept]), rel=0, abs=0, nan_ok=True
+        )
 
 
 @given(samples.filter(len))
