@@ -56,6 +56,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         assert os.listdir(tmp_path) == ["config.json"]
 
 
+def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    calls, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_ino)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(("rename", str(b))), replace(a, b)))
+    path = tmp_path / "x"
+    files.write_whole(path, b"data")
+    assert calls == [("fsync", path.stat().st_ino), ("rename", str(path)), ("fsync", tmp_path.stat().st_ino)]
+
+
 def test_a_value_that_is_no_json_leaves_the_old_file(tmp_path):
     path = tmp_path / "config.json"
     files.write_json(path, {"a": 1})

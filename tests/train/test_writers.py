@@ -91,6 +91,23 @@ def test_a_full_disk_is_a_training_error(tmp_path):
             file.write({"step": 1})
 
 
+def test_a_write_that_the_system_takes_in_parts_is_completed(tmp_path):
+    class Slow:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            return self.file.write(data[:3])
+
+        def close(self):
+            self.file.close()
+
+    with MetricsFile(tmp_path / "metrics.jsonl", None) as file:
+        file._file = Slow(file._file)
+        file.write({"step": 1, "loss": 0.5})
+    assert read(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -185,7 +202,7 @@ def test_progress_on_a_terminal_overwrites_itself(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream, clock = Terminal(), Clock()
     with Progress(3, stream, clock) as progress:
-        progress.update(1, 100_000, 123456.0)
+        progress.update(1, 100_000, 1e12)
         clock.now += 1
         progress.update(2, 200_000, 0.25)
         assert screen(stream.getvalue()) == ["step 2/3  loss 0.2500  100,000 samples/s  0:01 left"]
