@@ -1,0 +1,276 @@
+"""Checkpoints of a run: whole or not there, verified before use, written while training goes on.
+
+    checkpoints/00000100/state/            the arrays (Orbax; any tool that reads Orbax reads them)
+    checkpoints/00000100/manifest.json     step, the caller's meta, every array's type, every file's checksum
+    checkpoints/00000100/manifest.sha256   the manifest's own checksum
+    checkpoints/.unfinished-00000200-...   being written or deleted; never read
+
+A checkpoint is written under an unfinished name, flushed to the disk, and renamed last: a process that is
+killed, or a machine that loses power, at any moment leaves a complete newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from recjax.errors import TrainingError
+from recjax.train import array_store, manifest
+from recjax.train.array_store import Arrays
+from recjax.train.files import disk_error, flush_folder
+
+_NAME = re.compile(r"(\d{8,})(\.replaced)?")
+_UNFINISHED = ".unfinished-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint in memory.
+
+    Attributes:
+      step: the training step after which it was saved.
+      arrays: nested dict of NumPy arrays, with the types and shapes that were saved.
+      meta: what the caller gave to `save`, as JSON gives it back (tuples are lists).
+    """
+
+    step: int
+    arrays: Arrays
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one folder. Use it as a context manager, or call `close`.
+
+    In a run of several processes process 0 alone saves; every process that sees the folder may restore.
+    Reading changes nothing on the disk, so that a run can be evaluated while it trains.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        """Opens the folder, which need not exist yet.
+
+        Args:
+          directory: the folder of all checkpoints of one run.
+          keep: how many of the newest to keep, at least 2: while one is found damaged, the one before serves.
+        """
+        if keep < 2:
+            raise ValueError(f"keep={keep}: at least 2 checkpoints are kept, so that one may be damaged")
+        self._directory = directory
+        self._keep = keep
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+        self._damaged: set[int] = set()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
+        return list(self._folders())
+
+    def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
+        """Starts to write a checkpoint in the background; waits first for one that is still being written.
+
+        When it is complete, what is no longer needed goes: all but the newest `keep` and the pinned one;
+        those that `newest` found damaged; and those of later steps, which belong to a course that the run
+        left when it went back to an earlier checkpoint.
+
+        Args:
+          step: training steps done.
+          arrays: nested dict of NumPy arrays on the host, which nobody changes until the next `save`, `wait`
+            or `close` returns. They are not copied.
+          meta: JSON values, taken over before this returns.
+          pinned: a step whose checkpoint (this or an earlier one) is kept besides the newest, such as the
+            best one so far. It holds until the next `save`, so give it each time.
+
+        Raises:
+          TrainingError: the save *before* this one failed: no space, no permission. This one is not begun.
+          TypeError: arrays or meta that cannot be stored.
+        """
+        content = {"step": step, "arrays": array_store.describe(arrays), "meta": meta}
+        content = json.loads(json.dumps(content))
+        self.wait()
+        self._saving = self._worker.submit(self._save, step, arrays, content, pinned)
+
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written any more.
+
+        Raises:
+          TrainingError: the last save failed: no space, no permission. The checkpoints before it are intact.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def close(self) -> None:
+        """Waits for the last save and ends the background thread.
+
+        Raises:
+          TrainingError: as for `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Closes; if the body failed and the last save too, the body's error stays and gets a note."""
+        try:
+            self.close()
+        except TrainingError as failed_save:
+            if error is None:
+                raise
+            error.add_note(str(failed_save))
+
+    def newest(self, report: Callable[[str], None]) -> Restored | None:
+        """Restores the newest checkpoint that is intact; every file is verified before anything is used.
+
+        Args:
+          report: called once for each damaged checkpoint that is passed over, with a paragraph that names it,
+            the file, what is wrong with it, and the checkpoint that is used instead.
+
+        Returns:
+          The checkpoint, or None if there is none at all.
+
+        Raises:
+          TrainingError: there are checkpoints, but none is intact; or one cannot be read by this user, or
+            was written in another format.
+        """
+        self.wait()
+        damages: dict[Path, str] = {}
+        for step, folder in reversed(self._folders().items()):
+            try:
+                restored = _read(folder, step)
+            except manifest.Damage as damage:
+                damages[folder] = str(damage)
+                self._damaged.add(step)
+                continue
+            for damaged, what in damages.items():
+                report(
+                    f"checkpoint {damaged} is damaged: {what}. The one before it, of step {step}, is used instead; "
+                    "the damaged one is removed when the next is complete."
+                )
+            return restored
+        if damages:
+            raise TrainingError(
+                f"none of the {len(damages)} checkpoints in {self._directory} is intact: "
+                + "; ".join(f"in {folder.name}, {what}" for folder, what in damages.items())
+                + ". Restore the folder from a backup, or start anew with another --out."
+            )
+        return None
+
+    def restore(self, step: int) -> Restored:
+        """Restores the checkpoint of one step, verified like `newest`.
+
+        Raises:
+          TrainingError: there is none of that step, it is damaged, cannot be read, or has another format.
+        """
+        self.wait()
+        folders = self._folders()
+        others = ", ".join(str(other) for other in folders if other != step) or "none"
+        if step not in folders:
+            raise TrainingError(
+                f"{self._directory} has no checkpoint of step {step}; the steps that it has: {others}. Choose one of "
+                "these, or another run folder."
+            )
+        try:
+            return _read(folders[step], step)
+        except manifest.Damage as damage:
+            raise TrainingError(
+                f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
+                f"the others there: {others}."
+            ) from damage
+
+    def _folders(self) -> dict[int, Path]:
+        """Step -> folder, ascending."""
+        try:
+            names = sorted(os.listdir(self._directory))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise _unreadable(self._directory, error) from error
+        # Backwards, so that "00000100", if it is there, takes the place of "00000100.replaced".
+        folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
+        return {step: folders[step] for step in sorted(folders)}
+
+    def _save(self, step: int, arrays: Arrays, content: dict[str, Any], pinned: int | None) -> None:
+        """Runs in the background thread."""
+        final = self._directory / f"{step:08}"
+        unfinished = self._unfinished(step)
+        try:
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True)
+                flush_folder(self._directory.parent)
+            self._sweep()
+            try:
+                unfinished.mkdir()
+                array_store.write(unfinished / "state", arrays)
+                manifest.seal(unfinished, content)
+                self._put(unfinished, final)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
+            self._damaged.discard(step)
+            self._retire(step, pinned)
+        except OSError as error:
+            raise disk_error(final, error, array_store.size_bytes(arrays)) from error
+
+    def _put(self, unfinished: Path, final: Path) -> None:
+        """Gives the complete folder its name; one that has it already keeps being found until then."""
+        replaced = final.with_name(f"{final.name}.replaced")
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(unfinished, final)
+        flush_folder(self._directory)
+        if replaced.exists():
+            self._delete(replaced)
+
+    def _retire(self, step: int, pinned: int | None) -> None:
+        folders = self._folders()
+        intact = [other for other in folders if other <= step and other not in self._damaged]
+        for other in set(folders) - set(intact[-self._keep :]) - {pinned}:
+            self._delete(folders[other])
+            self._damaged.discard(other)
+
+    def _delete(self, folder: Path) -> None:
+        # Renamed first: a folder that is half deleted must not pass for a damaged checkpoint.
+        doomed = self._unfinished(int(folder.name.partition(".")[0]))
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+
+    def _sweep(self) -> None:
+        """Removes what a killed process left: it was never complete, or was being deleted."""
+        for name in os.listdir(self._directory):
+            replaced = name.endswith(".replaced") and (self._directory / name.removesuffix(".replaced")).exists()
+            if replaced or name.startswith(_UNFINISHED):
+                shutil.rmtree(self._directory / name)
+
+    def _unfinished(self, step: int) -> Path:
+        return self._directory / f"{_UNFINISHED}{step:08}-{secrets.token_hex(4)}"
+
+
+def _read(folder: Path, step: int) -> Restored:
+    try:
+        content = manifest.verify(folder)
+        if content["step"] != step:
+            raise manifest.Damage(f"its manifest is of step {content['step']}")
+        return Restored(step, array_store.read(folder / "state", content["arrays"]), content["meta"])
+    except PermissionError as error:
+        raise _unreadable(folder, error) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise manifest.Damage(f"it cannot be read: {error}") from error
+
+
+def _unreadable(folder: Path, error: OSError) -> TrainingError:
+    return TrainingError(
+        f"cannot read {error.filename or folder}: {error.strerror}. Make the run folder readable for this user (uid "
+        f"{os.geteuid()})."
+    )

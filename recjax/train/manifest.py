@@ -1,0 +1,128 @@
+"""What lies in a checkpoint folder, and whether it is still what was written there.
+
+    manifest.json     the caller's content, and size and sha256 of every other file
+    manifest.sha256   sha256 of manifest.json, in the form that `sha256sum -c manifest.sha256` checks
+
+Storage and file formats may hand back a flipped bit in silence, so that nothing is trusted that
+does not match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recjax.errors import TrainingError
+from recjax.train.files import flush_folder, write_whole
+
+_FORMAT = 1  # raise it when an older recjax could no longer read what is written
+_MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
+
+
+class Damage(Exception):
+    """A folder that is not what was written; the text says which file and what is wrong with it."""
+
+
+def seal(folder: Path, content: dict[str, Any]) -> None:
+    """Flushes every file in `folder` to the disk and writes the manifest beside them.
+
+    Args:
+      folder: holds the files, and no manifest yet.
+      content: JSON values to keep in the manifest; `format` and `files` are added.
+
+    Raises:
+      OSError, TrainingError: the disk is full or refuses.
+    """
+    files = {}
+    for name in _files_in(folder):
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
+            files[name] = {
+                "bytes": os.fstat(file.fileno()).st_size,
+                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            }
+    text = json.dumps({"format": _FORMAT, **content, "files": files}, indent=1).encode() + b"\n"
+    write_whole(folder / _MANIFEST, text)
+    write_whole(folder / _CHECKSUM, _checksum_line(text))
+    for parent, _, _ in os.walk(folder, onerror=_raise):
+        flush_folder(Path(parent))
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Reads every byte in `folder` and gives the manifest's content if all is as it was written.
+
+    Raises:
+      Damage: the manifest is missing or altered; or a file is missing, altered, or not in the manifest.
+      PermissionError: something cannot be read by this user, which is no damage.
+      TrainingError: it is of another format, which is no damage either.
+    """
+    files = _files_in(folder)
+    for name in (_MANIFEST, _CHECKSUM):
+        if name not in files:
+            raise Damage(f"{name} is missing")
+    text = _read(folder / _MANIFEST)
+    if _read(folder / _CHECKSUM) != _checksum_line(text):
+        raise Damage(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
+    content: dict[str, Any] = json.loads(text)
+    if content["format"] != _FORMAT:
+        raise TrainingError(
+            f"checkpoint {folder} has format {content['format']}, but this version of recjax reads format {_FORMAT}. "
+            "Use the version that wrote it, or start anew with another --out."
+        )
+    expected: dict[str, dict[str, Any]] = content.pop("files")
+    for name in expected:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise Damage(f"{_MANIFEST} lists {name!r}, which lies outside the checkpoint")
+    found = set(files) - {_MANIFEST, _CHECKSUM}
+    problems = [f"{name} is missing" for name in sorted(set(expected) - found)]
+    problems += [f"{name} is not in the manifest" for name in sorted(found - set(expected))]
+    for name in sorted(found & set(expected)):
+        size, right_size = (folder / name).stat().st_size, expected[name]["bytes"]
+        if size < right_size:
+            problems.append(f"{name} is truncated: it has {size:,} of {right_size:,} bytes")
+        elif size > right_size:
+            problems.append(f"{name} has {size:,} bytes instead of {right_size:,}")
+    if not problems:  # only now read what may be hundreds of gigabytes
+        for name in sorted(found):
+            if _sha256(folder / name) != expected[name]["sha256"]:
+                problems.append(f"{name} is altered: its sha256 differs from the manifest's")
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise Damage("; ".join(problems[:3]) + more)
+    return content
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Paths of all files below `folder`, relative to it, sorted."""
+    paths = (Path(parent) / name for parent, _, names in os.walk(folder, onerror=_raise) for name in names)
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def _checksum_line(text: bytes) -> bytes:
+    return f"{hashlib.sha256(text).hexdigest()}  {_MANIFEST}\n".encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise Damage(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise Damage(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _raise(error: OSError) -> None:
+    raise error

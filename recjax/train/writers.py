@@ -1,0 +1,255 @@
+"""What a run tells while it goes: metrics.jsonl, the progress line, and the table at the end."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self, TextIO
+
+from recjax.errors import TrainingError
+from recjax.train.files import disk_error, jsonable, write_whole
+
+_WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
+_POINT_EVERY_S = 0.1  # at most one point of that window in this time
+_TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn anew at most this often
+_LOG_EVERY_S = 5.0  # a file or a pipe gets a line this often
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, on the disk as soon as it is written.
+
+    A step appears once even after a resume: lines beyond the checkpoint that the run resumed from are
+    dropped when the file is opened, and so is a last line that a killed run left half-written.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        """Opens the file for more lines.
+
+        Args:
+          path: the file, in a folder that exists.
+          resume_step: the step that the run continues from; lines of later steps are dropped. None
+            for a fresh run: all lines are dropped.
+
+        Raises:
+          TrainingError: a line, other than a torn last one, is no metrics line; or no space, no permission.
+        """
+        self._path = path
+        try:
+            old = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise TrainingError(
+                f"cannot read {path}: {error.strerror}. Make the file readable for this user, or choose another run "
+                "folder with --out."
+            ) from error
+        kept = b"" if resume_step is None else _lines_up_to(resume_step, old, path)
+        if kept != old:
+            write_whole(path, kept)
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise disk_error(path, error, 0) from error
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Appends one line.
+
+        Args:
+          line: JSON values or NumPy scalars; must have an integer `step`. NaN is written as null.
+
+        Raises:
+          TrainingError: no space left; a line that is half-written then is dropped by the next run.
+        """
+        if not isinstance(line["step"], int):
+            raise TypeError(f"a metrics line needs an integer step, not {line['step']!r}")
+        data = json.dumps(jsonable(dict(line)), allow_nan=False).encode() + b"\n"
+        try:
+            left = data
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise disk_error(self._path, error, len(data)) from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file."""
+        self.close()
+
+
+def _lines_up_to(step: int, text: bytes, path: Path) -> bytes:
+    kept, lines = [], text.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            line_step = json.loads(line)["step"]
+            if not isinstance(line_step, int):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith(b"\n"):
+                break  # the killed run was writing it
+            raise TrainingError(
+                f"{path}, line {number}: {line[:80]!r} is no metrics line (a JSON object with an integer step). The "
+                "file was edited or damaged: delete that line, or move the file away to start its record anew."
+            ) from None
+        if line_step <= step:
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
+    return b"".join(kept)
+
+
+class Progress:
+    """One line on standard error: step, loss, samples/s, time left. Never on standard output.
+
+    On a terminal the line overwrites itself; elsewhere a line is written every few seconds, and for the
+    first and the last step. Throughput counts from the first update on, so that it leaves out what comes
+    before the end of the first step: compilation.
+    """
+
+    def __init__(
+        self, total_steps: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Starts the line, writing nothing yet.
+
+        Args:
+          total_steps: the step at which the run ends.
+          stream: where to write instead of standard error.
+          clock: seconds, monotonic; tests pass their own.
+        """
+        self._total = total_steps
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._terminal = self._stream is not None and self._stream.isatty()
+        self._window: collections.deque[tuple[float, int, int]] = collections.deque()
+        self._first: tuple[float, int, int] | None = None
+        self._now: tuple[float, int, int] | None = None
+        self._paused_s = 0.0
+        self._drawn_at = -math.inf
+        self._line = ""
+
+    def update(self, step: int, samples: int, loss: float) -> None:
+        """Tells that `step` is done.
+
+        Args:
+          step: steps done, from 1, counted over all resumes.
+          samples: samples trained on so far, all devices together; only differences matter.
+          loss: the training loss of this step.
+        """
+        now = self._clock()
+        self._now = (now - self._paused_s, step, samples)
+        if self._first is None:
+            self._first = self._now
+        if not self._window or self._now[0] - self._window[-1][0] >= _POINT_EVERY_S:
+            self._window.append(self._now)
+        while len(self._window) > 2 and self._window[1][0] <= self._now[0] - _WINDOW_S:
+            self._window.popleft()
+        if now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S) or step >= self._total:
+            self._drawn_at = now
+            self._draw(loss)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput over about the last ten seconds of training; nan before the second update."""
+        return _rate(self._window[0] if self._window else None, self._now)
+
+    @property
+    def mean_samples_per_s(self) -> float:
+        """Throughput since the first update, without compilation and pauses; nan before the second."""
+        return _rate(self._first, self._now)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves what happens inside, such as an evaluation, out of the throughput."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - start
+
+    def note(self, text: str) -> None:
+        """Writes a line of its own, above the progress line."""
+        if self._terminal and self._line:
+            self._write(f"\r\x1b[K{text}\n{self._line}")
+        else:
+            self._write(f"{text}\n")
+
+    def close(self) -> None:
+        """Ends the line, so that what is printed next starts on its own."""
+        if self._terminal and self._line:
+            self._write("\n")
+        self._line = ""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the line."""
+        self.close()
+
+    def _draw(self, loss: float) -> None:
+        assert self._now is not None
+        seconds, step, _ = self._now
+        then, first_step, _ = self._window[0]
+        left = "-" if step == first_step else _clock_time((self._total - step) * (seconds - then) / (step - first_step))
+        rate = self.samples_per_s
+        text = (
+            f"step {step:,}/{self._total:,}  loss {loss:.4f}  {'-' if math.isnan(rate) else f'{rate:,.0f}'} samples/s  "
+            f"{left} left"
+        )
+        if not self._terminal:
+            self._write(f"{text}\n")
+            return
+        # A line that wraps cannot be overwritten.
+        self._line = text[: shutil.get_terminal_size().columns - 1]
+        self._write(f"\r{self._line}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        # Training goes on when nobody listens any more (a closed pipe or terminal).
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def _rate(then: tuple[float, int, int] | None, now: tuple[float, int, int] | None) -> float:
+    if then is None or now is None or now[0] <= then[0]:
+        return math.nan
+    return (now[2] - then[2]) / (now[0] - then[0])
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def results_table(rows: Sequence[tuple[str, Mapping[str, float | None]]]) -> str:
+    """The final table as aligned plain text, one line a row, without a newline at the end.
+
+    Args:
+      rows: a name and its measures, under the names that `metrics.evaluate` gives them: auc, logloss,
+        ne, calibration. One that is missing, None or nan shows as "-".
+    """
+    titles = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    cells = [["", *titles.values()]]
+    for name, measures in rows:
+        values = (measures.get(key) for key in titles)
+        cells.append([name, *("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)])
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

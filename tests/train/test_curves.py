@@ -1,0 +1,81 @@
+"""curves.png: that it is drawn from what the run wrote, and that nothing heavy is imported before."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from recjax.errors import TrainingError
+from recjax.train import curves
+from recjax.train.writers import MetricsFile
+
+
+def write_run(path, with_auc=True):
+    rng = np.random.default_rng(0)
+    with MetricsFile(path, None) as file:
+        for step in range(10, 3001, 10):
+            loss = 0.52 + 0.15 * np.exp(-step / 400) + rng.normal() * 0.02
+            file.write({"step": step, "split": "train", "loss": loss if step != 500 else float("nan")})
+            if step % 250 == 0:
+                auc = 0.77 - 0.2 * np.exp(-step / 500) - 3e-6 * max(step - 2000, 0)
+                line = {"step": step, "split": "validation", "loss": 0.53 + 0.13 * np.exp(-step / 400)}
+                file.write(line | ({"auc": auc} if with_auc else {}))
+        file.write({"step": 3000, "split": "test", "loss": 99.0, "auc": 0.1})
+
+
+def test_curves_show_the_series_the_baselines_and_the_chosen_step(tmp_path, monkeypatch):
+    import matplotlib.figure
+
+    drawn = []
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda self, file, **_: (drawn.append(self), file.write(b"png"))
+    )
+    write_run(tmp_path / "metrics.jsonl")
+    curves.draw_curves(tmp_path / "metrics.jsonl", tmp_path / "c.png", "a run", {"movie mean": 0.7}, 2000)
+    assert (tmp_path / "c.png").read_bytes() == b"png"
+    loss, auc = drawn[0].axes
+    raw, smooth, validation, chosen = loss.lines
+    assert raw.get_xydata().shape == (299, 2), "300 training lines, of which one has no loss"
+    assert 500 not in raw.get_xdata()
+    assert np.std(np.diff(smooth.get_ydata())) < np.std(np.diff(raw.get_ydata())) / 5
+    np.testing.assert_allclose(validation.get_xdata(), np.arange(250, 3001, 250))
+    np.testing.assert_allclose(validation.get_ydata()[0], 0.53 + 0.13 * np.exp(-250 / 400))
+    assert chosen.get_xdata() == [2000, 2000]
+    model, baseline, chosen = auc.lines
+    assert len(model.get_xdata()) == 12 and list(baseline.get_ydata()) == [0.7, 0.7]
+    assert chosen.get_xdata() == [2000, 2000]
+    assert drawn[0].get_suptitle() == "a run"
+
+
+@pytest.mark.parametrize("lines", ["none", "no auc", "all"])
+def test_curves_of_any_run_are_a_picture(tmp_path, lines):
+    path = tmp_path / "metrics.jsonl"
+    if lines == "none":
+        MetricsFile(path, None).close()
+    else:
+        write_run(path, with_auc=lines == "all")
+    curves.draw_curves(path, tmp_path / "curves.png", "title")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_smoothing_is_the_mean_of_the_neighbours():
+    values = np.random.default_rng(1).normal(size=130)
+    half = 130 // 50
+    expected = [values[max(i - half, 0) : i + half + 1].mean() for i in range(130)]
+    np.testing.assert_allclose(curves._smoothed(values), expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(curves._smoothed(values[:3]), values[:3], rtol=0, atol=1e-14)
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path):
+    write_run(tmp_path / "metrics.jsonl")
+    with pytest.raises(TrainingError, match=r"cannot write .*nowhere/c\.png"):
+        curves.draw_curves(tmp_path / "metrics.jsonl", tmp_path / "nowhere" / "c.png", "title")
+
+
+def test_plotting_is_imported_only_when_drawing():
+    code = (
+        "import sys, recjax.train.curves, recjax.train.writers, recjax.train.metrics\n"
+        "assert not {'matplotlib', 'torch', 'tensorflow', 'jax'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

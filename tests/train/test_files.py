@@ -1,0 +1,105 @@
+"""Whole files, and what is said when the disk refuses."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from recjax.errors import TrainingError
+from recjax.train import files
+
+
+def test_write_json_writes_numbers_that_any_reader_takes(tmp_path):
+    path = tmp_path / "summary.json"
+    files.write_json(
+        path,
+        {
+            "auc": np.float64(0.75),
+            "loss": np.float32("nan"),
+            "steps": np.int32(7),
+            "worst": float("inf"),
+            "eval": [{"ok": np.bool_(True)}, (1, None, "ü")],
+            "zero_d": np.array(3),
+        },
+    )
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert json.loads(path.read_text(), parse_constant=refuse) == {
+        "auc": 0.75,
+        "loss": None,
+        "steps": 7,
+        "worst": None,
+        "eval": [{"ok": True}, [1, None, "ü"]],
+        "zero_d": 3,
+    }
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    files.write_json(path, {"a": 1})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(TrainingError, match="No space left on device"):
+                files.write_json(path, {"a": 2})
+        assert json.loads(path.read_text()) == {"a": 1}
+        assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    calls, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_ino)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(("rename", str(b))), replace(a, b)))
+    path = tmp_path / "x"
+    files.write_whole(path, b"data")
+    assert calls == [("fsync", path.stat().st_ino), ("rename", str(path)), ("fsync", tmp_path.stat().st_ino)]
+
+
+def test_a_value_that_is_no_json_leaves_the_old_file(tmp_path):
+    path = tmp_path / "config.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        files.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_a_full_disk_is_one_paragraph_with_place_sizes_and_remedy(tmp_path):
+    """A real refusal by the kernel: RLIMIT_FSIZE stands in for a full disk, for it needs no mount and no root."""
+    code = (
+        "import pathlib, resource, sys\n"
+        "from recjax.train import files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "files.write_whole(pathlib.Path(sys.argv[1]), bytes(5000))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "TrainingError: cannot write " + str(tmp_path / "x") in last
+    assert "File too large" in last and "5,000 bytes" in last and "free there" in last and "--out" not in last
+    assert "Free some space" in last and "start the same command again" in last
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EDQUOT, "quota"),
+        (errno.EACCES, "Make the folder writable"),
+        (errno.EROFS, "Make the folder writable"),
+        (errno.EIO, "Check the disk"),
+    ],
+)
+def test_each_refusal_has_its_remedy(tmp_path, number, words):
+    message = str(files.disk_error(tmp_path / "no" / "such" / "file", OSError(number, os.strerror(number)), 12))
+    assert words in message and os.strerror(number) in message and str(tmp_path / "no/such/file") in message
+    assert "\n" not in message

@@ -1,0 +1,275 @@
+"""metrics.jsonl, the progress line and the final table."""
+
+import io
+import json
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recjax.errors import TrainingError
+from recjax.train.writers import MetricsFile, Progress, results_table
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fill(path, steps):
+    with MetricsFile(path, None) as file:
+        for step in steps:
+            file.write({"step": step, "split": "train", "loss": step / 10})
+
+
+def test_a_line_is_on_the_disk_as_soon_as_it_is_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, None)
+    file.write({"step": 10, "split": "train", "loss": np.float32(0.5), "auc": float("nan")})
+    assert path.read_text() == '{"step": 10, "split": "train", "loss": 0.5, "auc": null}\n'
+    file.close()
+    file.close()
+
+
+def test_a_line_needs_an_integer_step(tmp_path):
+    with MetricsFile(tmp_path / "m", None) as file:
+        with pytest.raises(TypeError, match="integer step"):
+            file.write({"step": "10"})
+        with pytest.raises(KeyError):
+            file.write({"loss": 1.0})
+
+
+def test_resume_drops_later_steps_and_a_fresh_run_drops_all(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    fill(path, [10, 20, 30, 40])
+    with MetricsFile(path, 20) as file:
+        assert [line["step"] for line in read(path)] == [10, 20]
+        file.write({"step": 30, "loss": 9.0})
+    assert read(path)[:2] == [{"step": s, "split": "train", "loss": s / 10} for s in (10, 20)]
+    assert read(path)[2:] == [{"step": 30, "loss": 9.0}]
+    MetricsFile(path, None).close()
+    assert path.read_text() == ""
+
+
+@given(st.integers(0, 200), st.integers(0, 60))
+def test_a_file_cut_anywhere_has_each_step_once_after_resume(tmp_path_factory, cut, resume):
+    path = tmp_path_factory.mktemp("cut") / "metrics.jsonl"
+    steps = [10, 20, 30, 40, 50]
+    fill(path, steps)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    complete = [s for i, s in enumerate(steps) if len(b"".join(whole.splitlines(True)[: i + 1])) <= cut + 1]
+    with MetricsFile(path, resume) as file:
+        file.write({"step": resume + 1})
+    assert [line["step"] for line in read(path)] == [s for s in complete if s <= resume] + [resume + 1]
+
+
+def test_garbage_that_no_kill_leaves_is_refused_with_its_place(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for text in ('{"step": 1}\nnonsense\n{"step": 2}\n', '{"step": 1}\n{"loss": 1}\n', '{"step": 1}\n[1]\n'):
+        path.write_text(text)
+        with pytest.raises(TrainingError, match=r"metrics\.jsonl, line 2: .*delete that line"):
+            MetricsFile(path, 5)
+        assert path.read_text() == text
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"cannot write .*nowhere/metrics\.jsonl: No such file"):
+        MetricsFile(tmp_path / "nowhere" / "metrics.jsonl", None)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_a_training_error(tmp_path):
+    with MetricsFile(tmp_path / "metrics.jsonl", None) as file:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, file._file.fileno())
+        os.close(full)
+        with pytest.raises(TrainingError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
+            file.write({"step": 1})
+
+
+def test_a_write_that_the_system_takes_in_parts_is_completed(tmp_path):
+    class Slow:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            return self.file.write(data[:3])
+
+        def close(self):
+            self.file.close()
+
+    with MetricsFile(tmp_path / "metrics.jsonl", None) as file:
+        file._file = Slow(file._file)
+        file.write({"step": 1, "loss": 0.5})
+    assert read(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_progress_in_a_file_is_one_line_every_few_seconds():
+    stream, clock = io.StringIO(), Clock()
+    with Progress(1000, stream, clock) as progress:
+        for step in range(1, 1001):  # eight steps a second
+            progress.update(step, step * 256, 0.5)
+            clock.now += 0.125
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 26, "125 s: the first step, one each five seconds, the last step"
+    assert lines[0] == "step 1/1,000  loss 0.5000  - samples/s  - left"
+    assert lines[2] == "step 81/1,000  loss 0.5000  2,048 samples/s  1:55 left"
+    assert lines[-1] == "step 1,000/1,000  loss 0.5000  2,048 samples/s  0:00 left"
+    assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
+
+
+def test_progress_leaves_compilation_out_and_follows_the_recent_rate():
+    clock = Clock()
+    progress = Progress(10_000, io.StringIO(), clock)
+    clock.now += 300  # compiling
+    progress.update(1, 100, 0.0)
+    assert math.isnan(progress.samples_per_s) and math.isnan(progress.mean_samples_per_s)
+    for step in range(2, 102):  # 100 samples/s for 100 s
+        clock.now += 1
+        progress.update(step, step * 100, 0.0)
+    assert progress.samples_per_s == pytest.approx(100)
+    for step in range(102, 142):  # then 400 samples/s for 10 s
+        clock.now += 0.25
+        progress.update(step, step * 100, 0.0)
+    assert progress.samples_per_s == pytest.approx(400, rel=0.1)
+    assert progress.mean_samples_per_s == pytest.approx((141 - 1) * 100 / 110)
+
+
+def test_progress_measures_steps_that_are_longer_than_the_window():
+    clock = Clock()
+    progress = Progress(10, io.StringIO(), clock)
+    for step in range(1, 5):
+        progress.update(step, step * 60, 0.0)
+        clock.now += 30
+    assert progress.samples_per_s == pytest.approx(2)
+
+
+def test_progress_measures_steps_that_are_much_shorter_than_its_points():
+    clock = Clock()
+    progress = Progress(100_000, io.StringIO(), clock)
+    for step in range(1, 50_001):
+        progress.update(step, step, 0.0)
+        clock.now += 0.001
+    assert progress.samples_per_s == pytest.approx(1000, rel=0.02)
+    assert len(progress._window) < 200
+
+
+def test_a_pause_is_left_out_of_the_throughput():
+    clock = Clock()
+    progress = Progress(10, io.StringIO(), clock)
+    for step in range(1, 5):
+        progress.update(step, step * 10, 0.0)
+        clock.now += 1
+        with progress.paused():
+            clock.now += 50
+    assert progress.samples_per_s == progress.mean_samples_per_s == pytest.approx(10)
+
+
+def screen(text):
+    """What a terminal shows: carriage return, clear to the end of the line, newline."""
+    lines, column = [""], 0
+    text = text.replace("\x1b[K", "\x00")
+    for character in text:
+        if character == "\n":
+            lines, column = [*lines, ""], 0
+        elif character == "\r":
+            column = 0
+        elif character == "\x00":
+            lines[-1] = lines[-1][:column]
+        else:
+            lines[-1], column = lines[-1][:column] + character + lines[-1][column + 1 :], column + 1
+    return lines
+
+
+def test_progress_on_a_terminal_overwrites_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream, clock = Terminal(), Clock()
+    with Progress(3, stream, clock) as progress:
+        progress.update(1, 100_000, 1e12)
+        clock.now += 1
+        progress.update(2, 200_000, 0.25)
+        assert screen(stream.getvalue()) == ["step 2/3  loss 0.2500  100,000 samples/s  0:01 left"]
+        progress.note("checkpoint 2 written")
+        clock.now += 1
+        progress.update(3, 300_000, 0.25)
+    print("table", file=stream)
+    assert screen(stream.getvalue()) == [
+        "checkpoint 2 written",
+        "step 3/3  loss 0.2500  100,000 samples/s  0:00 left",
+        "table",
+        "",
+    ]
+
+
+def test_progress_on_a_narrow_terminal_does_not_wrap(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    Progress(3, stream, Clock()).update(1, 1, 0.5)
+    assert len(screen(stream.getvalue())[0]) == 19
+
+
+def test_progress_writes_to_standard_error_only(capsys):
+    with Progress(1) as progress:
+        progress.update(1, 1, 0.5)
+        progress.note("a note")
+    out, err = capsys.readouterr()
+    assert out == "" and "step 1/1" in err and "a note\n" in err
+
+
+def test_training_goes_on_when_nobody_reads_the_progress(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = open(writer, "w", buffering=1)
+    progress = Progress(2, stream)
+    progress.update(1, 1, 0.5)
+    progress.update(2, 2, 0.5)
+    progress.close()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", None)
+    Progress(1).update(1, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599.6, "1:00:00"), (90061, "25:01:01")]
+)
+def test_time_left(seconds, shown):
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(3, stream, clock)
+    progress.update(1, 1, 0.5)
+    clock.now += seconds
+    progress.update(2, 2, 0.5)
+    if seconds >= 5:
+        assert stream.getvalue().splitlines()[-1].endswith(f"  {shown} left")
+
+
+def test_results_table():
+    rows = [
+        ("recjax, test", {"auc": 0.76543, "logloss": 0.51, "ne": 0.87654, "calibration": 1.0123, "samples": 20000}),
+        ("per-movie mean", {"auc": 0.7}),
+        ("no skill", {"auc": float("nan"), "logloss": None, "ne": 10.0}),
+    ]
+    assert results_table(rows).splitlines() == [
+        "                   AUC  log loss       NE  calibration",
+        "------------------------------------------------------",
+        "recjax, test    0.7654    0.5100   0.8765       1.0123",
+        "per-movie mean  0.7000         -        -            -",
+        "no skill             -         -  10.0000            -",
+    ]
