@@ -27,7 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost device, 1 anything else.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    # argparse takes positional arguments in one run only: overrides may also stand behind an option
+    options, rest = parser.parse_known_args(arguments)
+    strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
+    if strange:
+        parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
+    if rest:
+        options.overrides += rest
     try:
         options.run(options)
         sys.stdout.flush()
@@ -56,14 +63,13 @@ def _train(options: argparse.Namespace) -> None:
     config = presets.load(options.preset, options.overrides)
     out = options.out or runs.default_out(config)
     summary = runs.train(config, out)
-    _print(options, {"out": str(out), **summary}, lambda: runs.results(summary, Path(out)))
+    _print(options, {"out": str(out), **summary}, lambda: f"{runs.results(summary)}\n\n{out}/curves.png shows how")
 
 
 def _eval(options: argparse.Namespace) -> None:
     from recjax import main as runs
 
-    step = None if options.step is None else options.step
-    result = runs.evaluate(options.run_folder, options.overrides, options.split, step)
+    result = runs.evaluate(options.run_folder, options.overrides, options.split, options.step)
     _print(options, result, lambda: "\n".join(f"{key:12} {value}" for key, value in result.items()))
 
 

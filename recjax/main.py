@@ -11,78 +11,93 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax import presets
+from recjax import __version__, presets
 from recjax.data.baselines import references
 from recjax.errors import ConfigError
+from recjax.presets import FREE_ON_RESUME
 from recjax.train import metrics
 from recjax.train.checkpoint import Checkpoints
+from recjax.train.curves import draw_curves
+from recjax.train.files import write_json
 from recjax.train.folder import RunFolder, read_config
-from recjax.train.loop import Cursor, Loop, resume, total_steps
+from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState, from_host
-from recjax.train.writers import MetricsFile, Progress, draw_curves, write_json
+from recjax.train.writers import MetricsFile, results_table
 
-PACKAGES = ("recjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def train(config: presets.RunConfig, out: Path | str) -> dict[str, Any]:
+def default_out(config: presets.RunConfig) -> Path:
+    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes."""
+    return Path("runs") / f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
+
+
+def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     """Trains, or resumes what an earlier call with the same config left in `out`.
 
     Args:
       config: from `presets.load`, or built in Python.
-      out: the run folder; see `RunFolder` for what it will hold.
+      out: the run folder; see `RunFolder` for what it will hold. None takes `default_out`.
 
     Returns:
       The content of summary.json.
     """
     began = time.monotonic()
-    with RunFolder(Path(out), config) as folder:
-        progress = Progress()
-        progress.note("opening data")
-        source = config.data.open()
-        setup = make_setup(config, source)
+    with RunFolder(Path(out or default_out(config)), config) as folder:
+        setup = make_setup(config)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            restored = checkpoints.newest(report=progress.note)
+            restored = checkpoints.newest(report=_note)
             if restored is None:
                 state, cursor = setup.new_state(), Cursor()
             else:
                 state, cursor = resume(setup, restored)
-                progress.note(f"resuming at step {cursor.step} from {folder.path}")
+                _note(f"resuming {folder.path} at step {cursor.step}")
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
                     "for. Raise train.steps (or train.epochs), or choose another --out."
                 )
-            log = MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step)
-            outcome = Loop(setup, checkpoints, log, progress).fit(state, cursor)
-            chosen, chosen_step = _chosen(setup, checkpoints, outcome.state, outcome.cursor)
-            progress.note(f"evaluating step {chosen_step} on test")
-            result = metrics.evaluate(*setup.scores(chosen, "test"))
-            log.write({"step": chosen_step, "split": "test", "loss": result["logloss"], **result})
-            log.close()
+            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step) as log:
+                outcome = Loop(setup, checkpoints, log).fit(state, cursor)
+                chosen, step = _chosen(setup, checkpoints, outcome)
+                result = metrics.evaluate(*setup.scores(chosen, "test"))
+                log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = {
             "steps": outcome.cursor.step,
             "samples": outcome.cursor.position,
             "samples_per_s": outcome.samples_per_s,
             "eval": result,
             "eval_split": "test",
-            "eval_step": chosen_step,
+            "eval_step": step,
             "chosen_by": f"validation {config.train.choose_by}" if outcome.cursor.best_step else "last step",
             "stopped_early": outcome.cursor.stopped,
-            "references": references(source),
+            "references": references(setup.source),
             "devices": setup.mesh.devices.size,
             "seconds": round(time.monotonic() - began, 1),
             "compilations": outcome.compilations,
-            "config_hash": machinery.config_hash(config),
-            "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+            "config_hash": machinery.config_hash(config, FREE_ON_RESUME),
+            "versions": versions(),
         }
         write_json(folder.path / "summary.json", summary)
-        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", chosen_step, summary["references"])
+        title = f"{config.model.kind} on {config.data.kind}"
+        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
     return summary
 
 
-def _chosen(setup: Setup, checkpoints: Checkpoints, state: TrainState, cursor: Cursor) -> tuple[TrainState, int]:
+def versions() -> dict[str, str]:
+    """Versions of everything that the numbers of a run may depend on."""
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {"recjax": __version__, "python": platform.python_version(), **packages}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
     """The state that the validation split chose, which need not be the last one."""
+    state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
     arrays = checkpoints.restore(cursor.best_step).arrays
@@ -103,9 +118,16 @@ def evaluate(run: Path | str, overrides: Sequence[str] = (), split: str = "test"
     """
     config = machinery.override(read_config(Path(run)), overrides)
     setup = make_setup(config)
-    checkpoints = Checkpoints(Path(run) / "checkpoints", keep=config.train.keep_checkpoints, read_only=True)
-    restored = checkpoints.newest(lambda m: print(m, file=sys.stderr)) if step is None else checkpoints.restore(step)
+    with Checkpoints(Path(run) / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
+        restored = checkpoints.newest(report=_note) if step is None else checkpoints.restore(step)
     if restored is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resume(setup, restored)
     return {"step": cursor.step, "split": split, **metrics.evaluate(*setup.scores(state, split))}
+
+
+def results(summary: dict[str, Any]) -> str:
+    """The table that ends a run."""
+    rows = [(f"recjax, {summary['eval_split']}, step {summary['eval_step']}", summary["eval"])]
+    rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
+    return results_table(rows)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 from typing import IO
 
 from recjax import config as machinery
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.presets import FREE_ON_RESUME, RunConfig
-from recjax.train.writers import write_json
+from recjax.train.files import write_json
 
 
 class RunFolder:
@@ -66,13 +67,7 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} is not empty and holds no config.json, so it is not a run folder. Choose another --out."
             )
-        try:
-            write_json(self.config_file, machinery.to_json(config))
-        except OSError as error:
-            raise TrainingError(
-                f"{self.config_file} cannot be written: {error.strerror}. Free space or change permissions, then run "
-                "the same command again."
-            ) from error
+        write_json(self.config_file, json.loads(machinery.to_json(config)))
 
     @property
     def config_file(self) -> Path:

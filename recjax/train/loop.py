@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +44,15 @@ class Cursor:
 
 @dataclasses.dataclass
 class Outcome:
-    """A finished training: final state, cursor, and what happened in this process."""
+    """A finished training.
+
+    Attributes:
+      state: after the last step.
+      cursor: where it ended.
+      compilations: training programs that this process compiled.
+      samples_per_s: mean throughput of this process, without compilation, evaluation and checkpoints;
+        None if it had nothing left to train.
+    """
 
     state: states.TrainState
     cursor: Cursor
@@ -56,20 +63,20 @@ class Outcome:
 class Loop:
     """Trains one run. `fit` may be called once."""
 
-    def __init__(self, setup: Setup, checkpoints: Checkpoints, log: MetricsFile, progress: Progress) -> None:
+    def __init__(self, setup: Setup, checkpoints: Checkpoints, log: MetricsFile) -> None:
         """Wires the parts; nothing runs yet.
 
         Args:
           setup: the run's fixed parts.
           checkpoints: where states go.
           log: metrics.jsonl.
-          progress: the line on standard error.
         """
-        self.setup, self.checkpoints, self.log, self.progress = setup, checkpoints, log, progress
+        self.setup, self.checkpoints, self.log = setup, checkpoints, log
         train = setup.config.train
         self.samples_per_epoch = int(setup.source.row_counts("train").sum())
         self.steps_per_epoch = -(-self.samples_per_epoch // train.batch_size)
         self.total = total_steps(setup)
+        self.progress = Progress(self.total)
         self.eval_every = train.eval_every or self.steps_per_epoch
         self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
 
@@ -80,18 +87,19 @@ class Loop:
           TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
         """
         train, setup = self.setup.config.train, self.setup
-        self.progress.start(cursor.step, self.total)
         pending: Callable[[], None] | None = None
         programs: set[tuple] = set()  # one compilation for each set of capacities
-        if cursor.step < self.total and not cursor.stopped:
-            stream = setup.counted(
-                "train",
-                train.batch_size,
-                seed=setup.config.seed,
-                shuffle=train.shuffle,
-                shuffle_blocks=train.shuffle_blocks,
-                position=cursor.position,
-            )
+        if cursor.step >= self.total or cursor.stopped:
+            return Outcome(state, cursor, 0, None)
+        stream = setup.counted(
+            "train",
+            train.batch_size,
+            seed=setup.config.seed,
+            shuffle=train.shuffle,
+            shuffle_blocks=train.shuffle_blocks,
+            position=cursor.position,
+        )
+        with self.progress:
             for counted in stream:
                 cursor.capacities = route.grow(cursor.capacities, counted.needs)
                 programs.add(tuple(sorted(cursor.capacities.items())))
@@ -111,9 +119,8 @@ class Loop:
                     self._save(state, cursor)
                 if last or cursor.stopped:
                     break
-        self.progress.finish()
         self.checkpoints.wait()
-        return Outcome(state, cursor, len(programs), self.progress.samples_per_s)
+        return Outcome(state, cursor, len(programs), self.progress.mean_samples_per_s)
 
     def _reader(self, step: int, counted: route.Counted, result: dict[str, jax.Array]) -> Callable[[], None]:
         first, size = counted.batch.position, counted.batch.size
@@ -122,18 +129,18 @@ class Loop:
             if not bool(result["ok"]):
                 raise TrainingError(_not_finite(step, first, size, self.samples_per_epoch, result))
             loss = float(result["loss"])
-            rate = self.progress.update(step, loss, size)
+            self.progress.update(step, first + size, loss)
             if step % self.setup.config.train.log_every == 0 or step == self.total:
-                self.log.write({"step": step, "split": "train", "loss": loss, "samples": first + size,
-                                "samples_per_s": rate})  # fmt: skip
+                rate = self.progress.samples_per_s
+                line = {"step": step, "split": "train", "loss": loss, "samples": first + size, "samples_per_s": rate}
+                self.log.write(line)
 
         return read
 
     def _evaluate(self, state: states.TrainState, cursor: Cursor, patience: int) -> None:
         if not self.has_validation:
             return
-        self.progress.note("evaluating on validation")
-        with self.progress.pause():
+        with self.progress.paused():
             result = metrics.evaluate(*self.setup.scores(state, "validation"))
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
@@ -144,10 +151,11 @@ class Loop:
         else:
             cursor.misses += 1
             cursor.stopped = bool(patience) and cursor.misses >= patience
-        self.progress.note(f"validation auc {result['auc']:.4f}, log loss {result['logloss']:.4f}")
+        text = f"step {cursor.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
+        self.progress.note(text + (", best so far" if better else "") + (", stopping early" if cursor.stopped else ""))
 
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
-        with self.progress.pause():
+        with self.progress.paused():
             arrays = states.to_host(state, self.setup.bound)
             self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=cursor.best_step)
 

@@ -1,0 +1,17 @@
+"""DLRM on the 100,000 MovieTweetings ratings that ship with recjax."""
+
+from recjax.data.movietweetings import MovieTweetings
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.options import DenseSgd, TrainConfig
+
+config = RunConfig(
+    data=MovieTweetings(),
+    model=DLRMConfig(bottom=(8,), top=(128, 64, 1)),
+    embedding=EmbeddingConfig(dim=8, optimizer=RowWiseAdagrad(learning_rate=0.02)),
+    train=TrainConfig(batch_size=256, epochs=4, optimizer=DenseSgd(0.35), eval_every=128, patience=3),
+    mesh=MeshConfig(devices=8, platform="cpu"),
+    plan="row_wise",
+)
