@@ -103,7 +103,7 @@ def _plan(options: argparse.Namespace) -> None:
             Path(options.save).write_text(plan.to_json(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--save {options.save} cannot be written: {error.strerror}. Choose another path.") from error
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1)
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
     _print(options, described, lambda: plan_table(described))
 
 
