@@ -33,12 +33,12 @@ def load(preset: str, *overrides: str) -> RunConfig:
     return presets.load(preset, overrides)
 
 
-def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
+def train(config: RunConfig, out: Path | str) -> dict[str, Any]:
     """Trains, and returns what summary.json holds.
 
     Args:
       config: from `load`.
-      out: the run folder; training resumes from what it holds. None picks the folder that the command line picks.
+      out: the run folder; training resumes from what it holds.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
