@@ -76,6 +76,7 @@ def _eval(options: argparse.Namespace) -> None:
 def _show(options: argparse.Namespace) -> None:
     from recjax import config as machinery
     from recjax import presets
+    from recjax.config_values import written
 
     default, config = presets.load(options.preset), presets.load(options.preset, options.overrides)
     changed = {key: then for key, then, _ in machinery.diff(default, config)}
@@ -83,8 +84,8 @@ def _show(options: argparse.Namespace) -> None:
     def text() -> str:
         lines = []
         for key, value in machinery.flatten(config).items():
-            note = f"   (preset: {machinery.written(changed[key])})" if key in changed else ""
-            lines.append(f"{key}={machinery.written(value)}{note}")
+            note = f"   (preset: {written(changed[key])})" if key in changed else ""
+            lines.append(f"{key}={written(value)}{note}")
         return "\n".join([*lines, f"\nhash {machinery.config_hash(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
@@ -92,8 +93,9 @@ def _show(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     from recjax import presets
+    from recjax.embedding.plan import make_plan
     from recjax.embedding.report import describe_plan, plan_table
-    from recjax.train.setup import make_plan, specs
+    from recjax.train.setup import specs
 
     config = presets.load(options.preset, options.overrides)
     tables, features = specs(config, config.data.open().schema)
@@ -102,7 +104,9 @@ def _plan(options: argparse.Namespace) -> None:
         try:
             Path(options.save).write_text(plan.to_json(), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--save {options.save} cannot be written: {error.strerror}. Choose another path.") from error
+            raise ConfigError(
+                f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
+            ) from error
     described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
     _print(options, described, lambda: plan_table(described))
 
@@ -136,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
-    def verb(of: Any, name: str, run: Callable, what: str, example: str) -> argparse.ArgumentParser:
+    def verb(of: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = of.add_parser(
             name,
             help=what,

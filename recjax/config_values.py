@@ -100,6 +100,15 @@ def example(annotation: Any) -> str | None:
     return kind(member) if dataclasses.is_dataclass(member) else _LEAVES[member][1]
 
 
+def written(value: Any) -> str:
+    """The text of an override that gives this value: what `parse` reads back to it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ",".join(written(item) for item in value)
+    return "none" if value is None else str(value)
+
+
 def either(words: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     return " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)

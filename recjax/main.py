@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recjax import config as machinery
 from recjax import __version__, presets
+from recjax import config as machinery
 from recjax.data.baselines import references
 from recjax.errors import ConfigError
 from recjax.presets import FREE_ON_RESUME
@@ -63,7 +63,8 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = metrics.evaluate(*setup.scores(chosen, "test"))
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
-        summary = {
+        compared = references(setup.source)
+        summary: dict[str, Any] = {
             "steps": outcome.cursor.step,
             "samples": outcome.cursor.position,
             "samples_per_s": outcome.samples_per_s,
@@ -72,7 +73,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
             "eval_step": step,
             "chosen_by": f"validation {config.train.choose_by}" if outcome.cursor.best_step else "last step",
             "stopped_early": outcome.cursor.stopped,
-            "references": references(setup.source),
+            "references": compared,
             "devices": setup.mesh.devices.size,
             "seconds": round(time.monotonic() - began, 1),
             "compilations": outcome.compilations,
@@ -81,7 +82,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         }
         write_json(folder.path / "summary.json", summary)
         title = f"{config.model.kind} on {config.data.kind}"
-        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
+        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, compared, step)
     return summary
 
 
@@ -104,7 +105,9 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     return from_host(arrays, cursor.best_step, state, setup.bound, setup.mesh), cursor.best_step
 
 
-def evaluate(run: Path | str, overrides: Sequence[str] = (), split: str = "test", step: int | None = None) -> dict:
+def evaluate(
+    run: Path | str, overrides: Sequence[str] = (), split: str = "test", step: int | None = None
+) -> dict[str, Any]:
     """Evaluates a checkpoint of a run: the newest one, or that of `step`.
 
     Args:

@@ -54,14 +54,14 @@ class Collective:
     group_size: int
 
 
-def collectives(hlo: str) -> list[Collective]:
+def collectives(hlo: str | None) -> list[Collective]:
     """All collectives of a compiled program, in the order of its text.
 
     Args:
       hlo: `jax.jit(f).lower(...).compile().as_text()`.
     """
     found = []
-    for line in hlo.splitlines():
+    for line in (hlo or "").splitlines():
         match = _INSTRUCTION.match(line)
         if not match:
             continue
@@ -73,7 +73,9 @@ def collectives(hlo: str) -> list[Collective]:
             shapes = shapes[-1:]  # (operand, result)
         total = sum(ITEM_BYTES[dtype] * math.prod(dims) for dtype, dims in shapes)
         scope = re.search(r'op_name="([^"]*)"', rest)
-        groups = re.search(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\] ?\{.*?\})", rest)
+        groups = re.search(
+            r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\] ?\{.*?\})", rest
+        )
         text = groups.group(1) if groups else ""
         found.append(Collective(name, kind, _phase(scope.group(1) if scope else ""), total, shapes, text, _size(text)))
     return found

@@ -66,7 +66,7 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
     owner = jax.lax.axis_index(MODEL_AXES) if group.placement == "row_wise" else jnp.int32(0)
     tables, R = group.tables, group.rows
 
-    def constants(values: list) -> jax.Array:  # one for each table
+    def constants(values: list[Any]) -> jax.Array:  # one for each table
         return jnp.stack([jnp.asarray(v) for v in values])
 
     keys_T = constants([_key(seed, t.spec.name) for t in tables])
@@ -153,7 +153,7 @@ def _import(
                 f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
             )
 
-    def block(index: tuple) -> np.ndarray:
+    def block(index: Any) -> np.ndarray:
         owner = (index[0].start or 0) // group.rows
         out = np.zeros((group.rows, *tail), dtype)
         for table in group.tables:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from recjax.errors import ConfigError
 
 Slots = dict[str, jax.Array]
+Updated = tuple[jax.Array, Slots]
 
 
 def _check_rate(rate: float) -> None:
@@ -41,7 +42,7 @@ class Sgd:
         """Names of the slots, one float a row each, with their initial values."""
         return {}
 
-    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> tuple:
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
         """One step on U rows; see the module's docstring."""
         del step
         return rows_UxD - self.learning_rate * grads_UxD, slots
@@ -70,7 +71,7 @@ class RowWiseAdagrad:
         """Names of the slots, one float a row each, with their initial values."""
         return {"sum_of_squares": self.initial_accumulator}
 
-    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> tuple:
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
         """One step on U rows; see the module's docstring."""
         del step
         s_U = slots["sum_of_squares"] + jnp.mean(jnp.square(grads_UxD), axis=-1)

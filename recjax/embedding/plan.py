@@ -77,7 +77,9 @@ class Plan:
 
 def _segments(items: Any, place: str) -> tuple[Segment, ...]:
     if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
-        raise ConfigError(f"{place}: needs a list of exactly one segment (an object); splitting a table is not built yet.")
+        raise ConfigError(
+            f"{place}: needs a list of exactly one segment (an object); splitting a table is not built yet."
+        )
     allowed = {f.name: f.default for f in dataclasses.fields(Segment)}
     for key, value in items[0].items():
         if key not in allowed:
@@ -201,11 +203,12 @@ class BoundPlan:
 
 def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
     """Stacks the tables of a plan into groups for `devices` devices."""
-    members: dict[tuple, list[TableSpec]] = {}
+    members: dict[tuple[Any, ...], list[TableSpec]] = {}
     for table in tables:
         placement = plan.tables[table.name][0].placement
         members.setdefault((placement, table.dim, table.optimizer), []).append(table)
-    groups, names = [], set()
+    groups: list[Group] = []
+    names: set[str] = set()
     for (placement, dim, optimizer), specs in members.items():
         owners = 1 if placement == "data_parallel" else devices
         bound, offset = [], 0

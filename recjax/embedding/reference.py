@@ -16,7 +16,7 @@ from recjax.embedding.spec import Pooling
 
 def bag_matrix(bags: Bags, samples: int, rows: int, pooling: Pooling, dtype: type = np.float64) -> np.ndarray:
     """The matrix M [B, V] with pooled = M @ table: how much each row counts in each bag."""
-    matrix = np.zeros((samples, rows), dtype)
+    matrix: np.ndarray = np.zeros((samples, rows), dtype)
     start = 0
     for i in range(samples):
         if bags.lengths is None:

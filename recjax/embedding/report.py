@@ -31,15 +31,15 @@ def describe_plan(
                 row_bytes * (split.start(owner + 1) - split.start(owner))
                 for owner in (range(devices) if group.owners > 1 else [0] * devices)
             ]
-            per_device = [a + b for a, b in zip(per_device, held, strict=True)]
+            per_device = [a + int(b) for a, b in zip(per_device, held, strict=True)]
             bags = [f.bag for f in features if f.table == spec.name]
             rows[spec.name] = {
                 "placement": group.placement,
                 "rows": spec.rows,
                 "dim": spec.dim,
                 "optimizer": spec.optimizer.kind,
-                "bytes": sum(held),
-                "bytes_on_fullest_device": max(held),
+                "bytes": int(sum(held)),
+                "bytes_on_fullest_device": int(max(held)),
                 "ids_per_step": None if None in bags else batch_size * sum(b for b in bags if b),
                 "why": plan.tables[spec.name][0].why,
             }

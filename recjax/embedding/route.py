@@ -144,7 +144,7 @@ def _lay_out(
     weights_L = _pooling_weights(feature, bags)
     if bags.lengths is None:
         shape = (N * b, bags.ids.shape[1])
-        inverse = np.full(shape, nothing, np.int32)
+        inverse: np.ndarray = np.full(shape, nothing, np.int32)
         inverse[: counted.batch.size] = index_L.reshape(bags.ids.shape)
         if weights_L is None:
             return FeatureRouting(inverse, None, None)
@@ -200,4 +200,3 @@ def grow(capacities: dict[str, int], needs: dict[str, int]) -> dict[str, int]:
         if capacities.get(name, 0) < need or name not in capacities:
             grown[name] = 8 * math.ceil(max(1, need * 1.125) / 8)
     return grown
-

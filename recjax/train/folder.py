@@ -95,7 +95,9 @@ def read_config(path: Path) -> RunConfig:
             f"{path} is not a run folder: it has no config.json. Name the --out folder of `recjax train`."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise RecjaxError(f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy.") from error
+        raise RecjaxError(
+            f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
+        ) from error
     return machinery.from_json(RunConfig, text, source=str(file))
 
 

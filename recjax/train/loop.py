@@ -88,7 +88,7 @@ class Loop:
         """
         train, setup = self.setup.config.train, self.setup
         pending: Callable[[], None] | None = None
-        programs: set[tuple] = set()  # one compilation for each set of capacities
+        programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
         if cursor.step >= self.total or cursor.stopped:
             return Outcome(state, cursor, 0, None)
         stream = setup.counted(

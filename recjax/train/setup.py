@@ -64,12 +64,12 @@ class Setup:
         return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
 
     @functools.cached_property
-    def train_step(self) -> Callable:
+    def train_step(self) -> Callable[..., Any]:
         """See `make_train_step`."""
         return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx)
 
     @functools.cached_property
-    def predict(self) -> Callable:
+    def predict(self) -> Callable[..., Any]:
         """See `make_predict`."""
         return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
 
@@ -88,16 +88,19 @@ class Setup:
     def scores(self, state: states.TrainState, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Labels, logits and weights of a whole split, [n] each, in the order of the prepared data."""
         capacities: dict[str, int] = {}
-        labels, logits, weights = [], [], []
         size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
+        ahead: tuple[jax.Array, int] | None = None  # a prediction under way while the next one is prepared
+        labels, logits, weights = [], [], []
         for counted in self.counted(split, size, epochs=1):
             capacities = route.grow(capacities, counted.needs)
-            logits.append((self.predict(state, self.place(counted, capacities)), counted.batch.size))
-            if len(logits) > 1:  # keeps two predictions in flight, not all
-                logits[-2] = _rows(*logits[-2])
+            prediction = self.predict(state, self.place(counted, capacities))
+            if ahead:
+                logits.append(_rows(*ahead))
+            ahead = prediction, counted.batch.size
             labels.append(counted.batch.labels)
             weights.append(counted.batch.weights)
-        logits[-1] = _rows(*logits[-1])
+        if ahead:
+            logits.append(_rows(*ahead))
         return np.concatenate(labels), np.concatenate(logits), np.concatenate(weights)
 
 

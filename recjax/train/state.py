@@ -47,7 +47,8 @@ def create(
     dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), nnx.state(model, nnx.Param))
     tables, slots = initialise(bound, mesh, seed, dtype)
     small = (jnp.int32(0), jnp.asarray(True), dense, tx.init(dense))
-    return TrainState(*jax.device_put(small, replicated(mesh)), tables, slots)
+    step, ok, dense, opt = jax.device_put(small, replicated(mesh))
+    return TrainState(step, ok, dense, opt, tables, slots)
 
 
 def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
@@ -63,12 +64,12 @@ def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
     }
 
 
-def from_host(saved: dict[str, Any], step: int, like: TrainState, bound: BoundPlan, mesh: Mesh) -> TrainState:
+def from_host(saved: dict[str, Any], done: int, like: TrainState, bound: BoundPlan, mesh: Mesh) -> TrainState:
     """The inverse of `to_host`, onto any mesh and plan.
 
     Args:
       saved: what `to_host` gave.
-      step: steps done.
+      done: steps done.
       like: a fresh state of the same model; gives structure and dtypes.
       bound: the bound plan.
       mesh: the mesh.
@@ -79,12 +80,13 @@ def from_host(saved: dict[str, Any], step: int, like: TrainState, bound: BoundPl
     dtype = jax.tree.leaves(like.tables)[0].dtype
     tables, slots = import_tables(bound, mesh, saved["tables"], dtype)
     small = (
-        jnp.int32(step),
+        jnp.int32(done),
         jnp.asarray(True),
         _fill(like.dense, saved["dense"], "dense parameter"),
         _fill(like.opt, saved.get("opt", {}), "optimizer state"),
     )
-    return TrainState(*jax.device_put(small, replicated(mesh)), tables, slots)
+    step, ok, dense, opt = jax.device_put(small, replicated(mesh))
+    return TrainState(step, ok, dense, opt, tables, slots)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
@@ -109,5 +111,5 @@ def _fill(tree: Any, saved: dict[str, np.ndarray], what: str) -> Any:
     return jax.tree_util.tree_unflatten(structure, out)
 
 
-def _name(path: tuple) -> str:
+def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ def _forward(graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Ar
 
 def make_train_step(
     graphdef: Any, bound: BoundPlan, mesh: Mesh, tx: optax.GradientTransformation
-) -> Callable[[TrainState, Inputs], tuple[TrainState, dict[str, jax.Array]]]:
+) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
     Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
@@ -135,7 +134,7 @@ def make_train_step(
     return jax.jit(mapped, donate_argnums=0)
 
 
-def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> Callable[[TrainState, Inputs], jax.Array]:
+def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh."""
 
     def predict(state: TrainState, inputs: Inputs) -> jax.Array:
@@ -149,12 +148,12 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> Callable[[Train
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
 
 
-def state_specs(bound: BoundPlan) -> TrainState:
+def state_specs(bound: BoundPlan) -> Any:
     """The PartitionSpecs of a TrainState: row-wise tables are split over MODEL_AXES, all else is replicated."""
     tables = {g.name: P(MODEL_AXES) if g.placement == "row_wise" else P() for g in bound.groups}
-    return TrainState(P(), P(), P(), P(), tables, dict(tables))
+    specs: Any = tables
+    return TrainState(P(), P(), P(), P(), specs, specs)
 
 
 def _not_finite(x: jax.Array) -> jax.Array:
     return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
-

@@ -17,7 +17,8 @@ from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import BoundPlan, bind, make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
-from recjax.train.step import Inputs, TrainState, make_predict, make_train_step, place
+from recjax.train.state import TrainState
+from recjax.train.step import Inputs, make_predict, make_train_step, place
 
 B, D = 97, 8
 
@@ -107,7 +108,7 @@ def test_temporaries_do_not_grow_with_the_table() -> None:
         # equal capacities, so that nothing but the table differs
         built.capacities = dict.fromkeys(built.capacities, 512)
         compiled = built.compiled()
-        return compiled.memory_analysis().temp_size_in_bytes, compiled.as_text(), built.bound.groups[0].rows
+        return compiled.memory_analysis().temp_size_in_bytes, str(compiled.as_text()), built.bound.groups[0].rows
 
     small, _, _ = temporary(10_000)
     large, text, R = temporary(1_000_000)
