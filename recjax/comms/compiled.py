@@ -28,6 +28,11 @@ ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16":
 
 # `%name = RESULT kind(OPERANDS), ...`; asynchronous ones end in -start (counted) and -done (not)
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%(\S+) = (.*?) ({'|'.join(KINDS)})(-start)?\((.*)$")
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{.*?\}\}|\{\}"  # every device by number; or empty, for all
+    r"|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"  # [groups,size]<=[dims], perhaps transposed
+    r"|mesh\[.*?\] ?\{.*?\})"  # mesh['axis'=size,...] {'axis',...}
+)
 _SHAPE = re.compile(r"\b([a-z]+\d*|pred)\[([\d,]*)\]")
 
 

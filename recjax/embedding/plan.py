@@ -65,7 +65,8 @@ class Plan:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
             raise ConfigError(
-                f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write one with `recjax plan PRESET --save FILE`."
+                f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write a plan with "
+                "`recjax plan PRESET --save FILE`."
             ) from error
         if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("tables"), dict):
             raise ConfigError(

@@ -116,18 +116,18 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
-        N, O, C = bound.devices, group.owners, capacities[group.name]
+        N, owners, C = bound.devices, group.owners, capacities[group.name]
         keys_U = counted.keys[group.name]
-        bucket_U = keys_U // group.rows  # device * O + owner, ascending
-        counts = np.bincount(bucket_U, minlength=N * O)
+        bucket_U = keys_U // group.rows  # device * owners + owner, ascending
+        counts = np.bincount(bucket_U, minlength=N * owners)
         rank_U = np.arange(len(keys_U)) - (np.cumsum(counts) - counts)[bucket_U]
-        slots = np.full((N * O, C), group.rows, np.int32)
+        slots = np.full((N * owners, C), group.rows, np.int32)
         slots[bucket_U, rank_U] = keys_U % group.rows
-        groups[group.name] = GroupRouting(slots.reshape(N, O, C), counts.reshape(N, O).astype(np.int32))
-        place_U = (bucket_U % O * C + rank_U).astype(np.int32)  # index into the device's O*C rows
+        groups[group.name] = GroupRouting(slots.reshape(N, owners, C), counts.reshape(N, owners).astype(np.int32))
+        place_U = (bucket_U % owners * C + rank_U).astype(np.int32)  # index into the device's owners * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]
-            features[feature.name] = _lay_out(feature, counted, index_L, O * C, N, capacities, dtype)
+            features[feature.name] = _lay_out(feature, counted, index_L, owners * C, N, capacities, dtype)
     return Routing(groups, features)
 
 
