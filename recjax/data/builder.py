@@ -90,7 +90,9 @@ class Reader:
         for feature in self._schema.features:
             columns = record["bags"][feature.name]
             bags[feature.name] = Bags(columns["ids"], columns.get("lengths"), columns.get("weights"))
-        return Batch(record["dense"], bags, record["labels"], record["weights"])
+        labels = record["labels"]
+        dense = record.get("dense", np.zeros((len(labels), 0), np.float32))
+        return Batch(dense, bags, labels, record["weights"])
 
 
 def as_stored(block: Batch, schema: Schema) -> Batch:
@@ -132,19 +134,17 @@ def _record_layout(schema: Schema) -> tfds.features.FeaturesDict:
             bags[feature.name]["lengths"] = array(np.int32)
         if feature.weighted:
             bags[feature.name]["weights"] = array(np.float32, *shape)
-    return tfds.features.FeaturesDict(
-        {
-            "dense": array(np.float32, len(schema.dense)),
-            "labels": array(np.float32),
-            "weights": array(np.float32),
-            "bags": bags,
-        }
-    )
+    columns: dict[str, Any] = {"labels": array(np.float32), "weights": array(np.float32), "bags": bags}
+    if schema.dense:  # TFDS cannot read an array of no columns
+        columns["dense"] = array(np.float32, len(schema.dense))
+    return tfds.features.FeaturesDict(columns)
 
 
 def _to_record(block: Batch) -> dict[str, Any]:
-    bags = {}
-    for name, columns in block.bags.items():
-        arrays = {"ids": columns.ids, "lengths": columns.lengths, "weights": columns.weights}
-        bags[name] = {key: array for key, array in arrays.items() if array is not None}
-    return {"dense": block.dense, "labels": block.labels, "weights": block.weights, "bags": bags}
+    record: dict[str, Any] = {"labels": block.labels, "weights": block.weights, "bags": {}}
+    if block.dense.shape[1] > 0:
+        record["dense"] = block.dense
+    for name, bags in block.bags.items():
+        arrays = {"ids": bags.ids, "lengths": bags.lengths, "weights": bags.weights}
+        record["bags"][name] = {key: array for key, array in arrays.items() if array is not None}
+    return record
