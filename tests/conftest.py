@@ -4,6 +4,7 @@ This file is imported before any test module, so before anything can start the J
 """
 
 import os
+import tempfile
 
 # Tests that need a GPU ask for it: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -14,11 +15,20 @@ os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 import jax
 import pytest
 
+# Prepared data of the tests neither use nor fill the user's cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="recjax-tests-")
+os.environ["RECJAX_CACHE"] = _CACHE.name
+
 jax.config.update("jax_num_cpu_devices", 8)
 # No silent float32 -> float64, int -> float or [n] -> [1, n]. optax.adam and its kin rely on promotion: a test that
 # calls them does so under `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_unconfigure() -> None:
+    """Removes the prepared data."""
+    _CACHE.cleanup()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

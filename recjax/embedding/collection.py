@@ -89,7 +89,8 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
         values = jnp.where(used_C[:, None], values, 0).astype(dtype)
         return jax.lax.dynamic_update_slice(block_RxD, values, (start, jnp.int32(0)))
 
-    return jax.lax.fori_loop(0, -(-R // chunk), fill, jnp.zeros((R, group.dim), dtype))
+    chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, group.dim), dtype))
 
 
 def _sharding(group: Group, mesh: Mesh) -> Any:

@@ -11,6 +11,7 @@ import optax
 import pytest
 from support import Problem, Result, compare, problem, run_oracle, run_sharded
 
+from recjax.data.movietweetings import MovieTweetings
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.models.dlrm import DLRMConfig
@@ -30,7 +31,7 @@ def make(data: str, optimizer: str) -> Problem:
     dense = optax.adagrad(0.02) if optimizer == "rowwise_adagrad" else optax.sgd(0.1)
     model = DLRMConfig(bottom=(16, 8), top=(16, 1))
     pooling = "mean" if data == "synthetic-mean" else "sum"
-    source = MULTI_HOT.open()
+    source = MovieTweetings().open() if data == "movietweetings" else MULTI_HOT.open()
     return problem(source, model, OPTIMIZERS[optimizer], 8, steps=STEPS, batch_size=97, pooling=pooling, tx=dense)
 
 
@@ -41,7 +42,7 @@ def oracle(data: str, optimizer: str, dtype: type) -> Result:
 
 CASES = [
     pytest.param(data, optimizer, plan, devices, id=f"{data}-{optimizer}-{plan}-{devices}")
-    for data in ("synthetic", "synthetic-mean")
+    for data in ("synthetic", "movietweetings", "synthetic-mean")
     for optimizer in OPTIMIZERS
     for plan in ("row_wise", "data_parallel")
     for devices in (1, 2, 3, 4, 8)
