@@ -50,28 +50,12 @@ def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -
     Raises:
       OSError: the file system refuses. An error raised by the blocks themselves is raised as it is.
     """
-    own_error: Exception | None = None
-
-    def keeping_errors(blocks: Iterable[Batch]) -> Iterator[Batch]:
-        nonlocal own_error
-        try:
-            yield from blocks
-        except Exception as error:
-            own_error = error
-            raise
-
     tfds.disable_progress_bar()
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
-            Blocks(
-                schema, {name: keeping_errors(blocks) for name, blocks in splits.items()}, folder
-            ).download_and_prepare()
-    except Exception as error:
-        if own_error is not None:  # TFDS wraps it in errors of its own
-            raise own_error from None
-        if isinstance(error, RuntimeError):  # so the ArrayRecord writer says that the disk is full
-            raise OSError(str(error)) from error
-        raise
+            Blocks(schema, splits, folder).download_and_prepare()
+    except RuntimeError as error:  # so the ArrayRecord writer says that the disk is full
+        raise OSError(str(error)) from error
 
 
 class Reader:

@@ -124,7 +124,7 @@ class _Batches:
         else:
             later, nth = divmod(index - self._first, self._each)
             epoch, start = self._epoch + 1 + later, nth * self._batch_size
-        stop = min(start + self._batch_size, self._order.rows)
+        stop = start + self._batch_size  # the windows end with the epoch
         _, starts = self._windows.epoch(epoch)
         parts = []
         for window in range(int(np.searchsorted(starts, start, side="right")) - 1, len(starts) - 1):

@@ -39,7 +39,7 @@ def block(rows: int, seed: int, position: int = 0) -> Batch:
 
 
 SPLITS = {
-    "train": [block(40, 0), block(40, 1, 40), block(7, 2, 80)],
+    "train": [*(block(10, seed, 10 * seed) for seed in range(8)), block(7, 8, 80)],
     "validation": [],
     "test": [block(5, 3)],
 }
@@ -246,6 +246,7 @@ def test_a_killed_preparation_leaves_nothing_that_is_trusted(tmp_path):
     write(tmp_path / "out")
     verify(tmp_path / "out")
     assert os.listdir(tmp_path) == ["out"]
+    assert [folder.name for folder in (tmp_path / "out" / "blocks").iterdir()] == ["1.0.0"]
 
 
 def test_processes_that_prepare_at_once_do_not_disturb_each_other(tmp_path):

@@ -123,6 +123,7 @@ def test_the_order_is_pinned():
 def test_rows_mix_across_the_blocks_of_a_window_and_not_beyond():
     order = Order(np.full(8, 10), seed=3, shuffle_blocks=4)
     blocks, starts = order.epoch(0)
+    assert blocks.tolist() != order.epoch(1)[0].tolist()
     assert sorted(blocks) == list(range(8)) and blocks.tolist() != list(range(8))
     assert starts.tolist() == [0, 40, 80]
     seen = numbers(batches(Numbers([10] * 8), "train", 7, seed=3, shuffle=True, epochs=1, shuffle_blocks=4))
