@@ -15,13 +15,14 @@ from recjax import config as machinery
 from recjax.data import movietweetings, stats
 from recjax.data.blocks import PreparedSource, open_prepared, verify
 from recjax.data.movietweetings import MovieTweetings
+from recjax.data.prepared import Prepared
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | Synthetic
+Dataset = MovieTweetings | Synthetic | Prepared
 
-DATASETS: dict[str, type[Dataset]] = {MovieTweetings.kind: MovieTweetings, Synthetic.kind: Synthetic}
+DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in (MovieTweetings, Synthetic, Prepared)}
 
 # Raw files to prepared blocks. A dataset that is absent here needs no preparation.
 _PREPARE: dict[str, Callable[..., PreparedSource]] = {MovieTweetings.kind: movietweetings.prepare}
@@ -57,7 +58,7 @@ def prepare(
     """
     if config.kind not in _PREPARE:
         raise ConfigError(
-            f"{config.kind} data are generated while training, so there is nothing to prepare. "
+            f"{config.kind} data have no raw files, so there is nothing to prepare. "
             f"Datasets to prepare: {', '.join(_PREPARE)}."
         )
     made = _PREPARE[config.kind](config, source, out, overwrite=overwrite)

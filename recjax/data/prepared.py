@@ -1,0 +1,28 @@
+"""Any prepared blocks, such as those that one's own code wrote with `recjax.data.blocks.write_prepared`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from recjax.data.blocks import PreparedSource, open_prepared
+from recjax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Config of prepared data, whatever dataset they are of."""
+
+    kind: ClassVar[str] = "prepared"
+
+    path: str = ""  # folder of the prepared data
+
+    def open(self) -> PreparedSource:
+        """The prepared data.
+
+        Raises:
+          DataError: no path is given, or it holds no intact prepared data.
+        """
+        if not self.path:
+            raise DataError("data=prepared needs the folder of the data. Give it as data.path=DIR.")
+        return open_prepared(self.path)
