@@ -23,7 +23,7 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 def test_every_dataset_opens_under_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path))
-    for name in datasets.DATASETS:
+    for name in set(datasets.DATASETS) - {"prepared"}:  # which needs a path; see test_prepared.py
         assert datasets.default(name).open().name == name
 
 
