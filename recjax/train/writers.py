@@ -26,7 +26,8 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, on the disk as soon as it is written.
 
     A step appears once even after a resume: lines beyond the checkpoint that the run resumed from are
-    dropped when the file is opened, and so is a last line that a killed run left half-written.
+    dropped when the file is opened, and so are a last line that a killed run left half-written and lines
+    of the test split, which the end of the run writes anew.
     """
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
@@ -92,7 +93,8 @@ def _lines_up_to(step: int, text: bytes, path: Path) -> bytes:
     kept, lines = [], text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            line_step = json.loads(line)["step"]
+            parsed = json.loads(line)
+            line_step = parsed["step"]
             if not isinstance(line_step, int):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
@@ -102,7 +104,7 @@ def _lines_up_to(step: int, text: bytes, path: Path) -> bytes:
                 f"{path}, line {number}: {line[:80]!r} is no metrics line (a JSON object with an integer step). The "
                 "file was edited or damaged: delete that line, or move the file away to start its record anew."
             ) from None
-        if line_step <= step:
+        if line_step <= step and parsed.get("split") != "test":
             kept.append(line if line.endswith(b"\n") else line + b"\n")
     return b"".join(kept)
 

@@ -273,3 +273,11 @@ def test_results_table():
         "per-movie mean  0.7000         -        -            -",
         "no skill             -         -  10.0000            -",
     ]
+
+
+def test_the_test_line_of_a_finished_run_is_written_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for _ in range(2):
+        with MetricsFile(path, resume_step=2) as log:
+            log.write({"step": 1, "split": "test", "loss": 0.5})
+    assert len(path.read_text().splitlines()) == 1
