@@ -31,10 +31,10 @@ def draw_curves(
     """Draws training and validation loss against step and, where there is one, the validation AUC.
 
     Args:
-      metrics_path: metrics.jsonl; reads `step`, `split` ("train" or "validation"), `loss` and `auc`.
+      metrics_path: metrics.jsonl; reads `step`, `split`, `loss` and `auc`.
       out_png: the picture to write.
       title: over the picture.
-      baselines: name -> AUC on the validation split, drawn as horizontal lines.
+      baselines: name -> AUC on the test split, drawn as horizontal lines.
       chosen_step: the step of the chosen checkpoint, marked by a vertical line.
 
     Raises:
@@ -64,10 +64,14 @@ def draw_curves(
         axes[0].set_ylim(low - margin, high + margin)
 
     if panels == 2:
-        _prepare(axes[1], "validation AUC")
-        axes[1].plot(auc_steps, auc, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="model")
+        _prepare(axes[1], "AUC")
+        axes[1].plot(auc_steps, auc, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
+        for step, value in zip(*_series(lines, "test", "auc"), strict=True):
+            axes[1].plot(
+                step, value, color=_CHOSEN, linestyle="", marker="*", markersize=13, label=f"test ({value:.4f})"
+            )
         for style, (name, value) in zip(itertools.cycle(("--", ":", "-.")), (baselines or {}).items(), strict=False):
-            axes[1].axhline(value, color=_GREY, linestyle=style, linewidth=1.2, label=f"{name} ({value:.4f})")
+            axes[1].axhline(value, color=_GREY, linestyle=style, linewidth=1.2, label=f"{name}, test ({value:.4f})")
     for panel in axes:
         if chosen_step is not None:
             panel.axvline(chosen_step, color=_CHOSEN, linewidth=1.2, alpha=0.8, label=f"chosen: step {chosen_step:,}")

@@ -42,7 +42,8 @@ def test_curves_show_the_series_the_baselines_and_the_chosen_step(tmp_path, monk
     np.testing.assert_allclose(validation.get_xdata(), np.arange(250, 3001, 250))
     np.testing.assert_allclose(validation.get_ydata()[0], 0.53 + 0.13 * np.exp(-250 / 400))
     assert chosen.get_xdata() == [2000, 2000]
-    model, baseline, chosen = auc.lines
+    model, test, baseline, chosen = auc.lines
+    assert (list(test.get_xdata()), list(test.get_ydata())) == ([3000], [0.1])
     assert len(model.get_xdata()) == 12 and list(baseline.get_ydata()) == [0.7, 0.7]
     assert chosen.get_xdata() == [2000, 2000]
     assert drawn[0].get_suptitle() == "a run"
