@@ -77,6 +77,7 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path):
     arrays |= {
         "special": np.array([np.nan, -0.0, np.inf, 5e-324]),
         "zeros": np.zeros((4, 4), np.float32),
+        "negative zeros": np.full((4, 4), -0.0, np.float32),
         "empty": np.zeros((0, 16), np.float32),
         "nothing": {},
         "only empty": {"a": np.zeros((3, 0), np.int32)},
