@@ -9,9 +9,11 @@ does not match.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -106,21 +108,22 @@ def _checksum_line(text: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with _reading(path):
         return path.read_bytes()
-    except PermissionError:
-        raise
-    except OSError as error:
-        raise Damage(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _sha256(path: Path) -> str:
+    with _reading(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        yield
     except PermissionError:
         raise
-    except OSError as error:
+    except OSError as error:  # such as a bad sector
         raise Damage(f"{path.name} cannot be read: {error.strerror}") from error
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -77,6 +78,7 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path):
     arrays |= {
         "special": np.array([np.nan, -0.0, np.inf, 5e-324]),
         "zeros": np.zeros((4, 4), np.float32),
+        "negative zeros": np.full((4, 4), -0.0, np.float32),
         "empty": np.zeros((0, 16), np.float32),
         "nothing": {},
         "only empty": {"a": np.zeros((3, 0), np.int32)},
@@ -284,6 +286,18 @@ def test_any_damage_to_any_file_is_named_and_the_one_before_is_used(tmp_path, ki
     assert tried >= 6, "manifest, its checksum, and Orbax's own files"
 
 
+def test_a_file_that_the_disk_cannot_read_is_damage(tmp_path, monkeypatch):
+    save(tmp_path, 10, 20)
+
+    def bad_sector(file, algorithm):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest.hashlib, "file_digest", bad_sector)
+        with pytest.raises(TrainingError, match="cannot be read: Input/output error"):
+            Checkpoints(tmp_path, 2).restore(20)
+
+
 def test_every_single_bit_of_the_manifest_counts(tmp_path):
     save(tmp_path, 10)
     for name in ("manifest.json", "manifest.sha256"):
@@ -314,7 +328,8 @@ def test_several_damaged_ones_are_each_reported_and_then_dropped(tmp_path):
     with Checkpoints(tmp_path, 2) as checkpoints:
         assert checkpoints.newest(reports.append).step == 10
         assert ["00000030 is damaged: manifest.json is missing" in reports[0], "00000020" in reports[1]] == [True] * 2
-        assert "and 5 more" in reports[1] or "more" in reports[1]
+        assert "state/_CHECKPOINT_METADATA is missing; state/_METADATA is missing; " in reports[1]
+        assert re.search(r"; and \d+ more\. The one before", reports[1])
         assert checkpoints.steps() == [10, 20, 30]
         # Neither may count as one of the two newest, or only one good checkpoint would be left.
         checkpoints.save(40, *state(40))
@@ -484,6 +499,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
     writers = [
         subprocess.Popen(
@@ -492,7 +508,7 @@ def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
             stdout=subprocess.PIPE,
             text=True,
         )
-        for i in range(6)
+        for i in range(4)
     ]
     unfinished = 0
     for i, writer in enumerate(writers):
