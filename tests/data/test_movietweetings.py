@@ -219,7 +219,7 @@ def test_options_are_checked():
     for name, value in (("threshold", 11), ("validation_fraction", 1.0), ("min_user_count", 0)):
         options: dict[str, float] = {name: value}
         with pytest.raises(ConfigError, match=name):
-            MovieTweetings(**options)  # type: ignore[arg-type]
+            MovieTweetings(**options)
 
 
 def test_the_licence_ships_with_the_ratings_and_no_twitter_id_does():
