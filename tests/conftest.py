@@ -12,8 +12,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # collectives on small machines: twice the devices is safe. Tests that start processes hand it on.
 os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 
+import hypothesis
 import jax
 import pytest
+
+# A busy machine is slow, not wrong.
+hypothesis.settings.register_profile("recjax", deadline=None)
+hypothesis.settings.load_profile("recjax")
 
 # Prepared data of the tests neither use nor fill the user's cache.
 _CACHE = tempfile.TemporaryDirectory(prefix="recjax-tests-")

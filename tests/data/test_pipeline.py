@@ -73,7 +73,7 @@ def test_every_epoch_visits_every_row_once(counts, seed, size, window):
         assert sorted(seen[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     counts=counts,
     sizes=st.tuples(st.integers(1, 30), st.integers(1, 30)),
