@@ -1,7 +1,7 @@
 """Trains deep learning recommendation models in JAX, with embedding tables spread over devices.
 
     config = recjax.load("movietweetings", "train.steps=1000", "mesh.devices=4")
-    summary = recjax.train(config, out="runs/first")
+    summary = recjax.fit(config, out="runs/first")
     print(recjax.evaluate("runs/first")["auc"])
 
 Importing this module imports nothing else: not even JAX, until something is asked of it.
@@ -33,7 +33,7 @@ def load(preset: str, *overrides: str) -> RunConfig:
     return presets.load(preset, overrides)
 
 
-def train(config: RunConfig, out: Path | str) -> dict[str, Any]:
+def fit(config: RunConfig, out: Path | str) -> dict[str, Any]:
     """Trains, and returns what summary.json holds.
 
     Args:

@@ -3,6 +3,7 @@
 Every run of the product is compared with the dense oracle, which shares no sharded code with it.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -11,26 +12,22 @@ import optax
 import pytest
 from support import Problem, Result, compare, problem, run_oracle, run_sharded
 
+import recjax
 from recjax.data.movietweetings import MovieTweetings
-from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.models.dlrm import DLRMConfig
 
 STEPS = 50
 OPTIMIZERS = {"sgd": Sgd(0.5), "rowwise_adagrad": RowWiseAdagrad(0.05)}
-MULTI_HOT = Synthetic(
-    rows=(900, 37, 2000, 5, 300),
-    ids_per_bag=(1, 3, 0, 2, 0),
-    weighted=(False, True, False, False, True),
-    train_rows=1200,
-)  # an epoch of 1,200 rows ends in a short batch, twice within 50 steps of 97
+# 1,200 rows end an epoch in a short batch, four times within 50 steps of 97.
+MULTI_HOT = dataclasses.replace(recjax.load("synthetic_multihot").data, train_rows=1200)
 
 
 @functools.cache
 def make(data: str, optimizer: str) -> Problem:
     dense = optax.adagrad(0.02) if optimizer == "rowwise_adagrad" else optax.sgd(0.1)
     model = DLRMConfig(bottom=(16, 8), top=(16, 1))
-    pooling = "mean" if data == "synthetic-mean" else "sum"
+    pooling = "mean" if data == "synthetic_multihot-mean" else "sum"
     source = MovieTweetings().open() if data == "movietweetings" else MULTI_HOT.open()
     return problem(source, model, OPTIMIZERS[optimizer], 8, steps=STEPS, batch_size=97, pooling=pooling, tx=dense)
 
@@ -42,11 +39,11 @@ def oracle(data: str, optimizer: str, dtype: type) -> Result:
 
 CASES = [
     pytest.param(data, optimizer, plan, devices, id=f"{data}-{optimizer}-{plan}-{devices}")
-    for data in ("synthetic", "movietweetings", "synthetic-mean")
+    for data in ("synthetic_multihot", "movietweetings", "synthetic_multihot-mean")
     for optimizer in OPTIMIZERS
     for plan in ("row_wise", "data_parallel")
     for devices in (1, 2, 3, 4, 8)
-    if data != "synthetic-mean" or devices == 3
+    if data != "synthetic_multihot-mean" or devices == 3
 ]
 
 

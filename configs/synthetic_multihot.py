@@ -1,0 +1,20 @@
+"""DLRM on synthetic click data with fixed, jagged and weighted bags, whose best possible AUC is known."""
+
+from recjax.data.synthetic import Synthetic
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.options import DenseAdagrad, TrainConfig
+
+config = RunConfig(
+    data=Synthetic(
+        rows=(2000, 1000, 300, 40),
+        ids_per_bag=(1, 3, 0, 0),
+        weighted=(False, True, False, True),
+    ),
+    model=DLRMConfig(bottom=(32, 16), top=(64, 32, 1)),
+    embedding=EmbeddingConfig(dim=16, optimizer=RowWiseAdagrad(learning_rate=0.05)),
+    train=TrainConfig(batch_size=1024, epochs=2, optimizer=DenseAdagrad(0.05)),
+    mesh=MeshConfig(devices=8, platform="cpu"),
+)

@@ -1,0 +1,25 @@
+"""What a run learns, against the best that is possible on synthetic data with a planted signal."""
+
+from pathlib import Path
+
+import pytest
+
+import recjax
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["synthetic", "synthetic_multihot"])
+def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(preset: str, tmp_path: Path) -> None:
+    summary = recjax.fit(recjax.load(preset), tmp_path / "run")
+    best = summary["references"]["best possible"]
+    assert 0.75 < best < 0.85
+    assert best - 0.01 < summary["eval"]["auc"] < best + 0.01
+    assert summary["eval"]["calibration"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.slow
+def test_without_a_signal_there_is_nothing_to_learn(tmp_path: Path) -> None:
+    config = recjax.load("synthetic", "data.shuffle_labels=true", "train.steps=300", "mesh.devices=2")
+    summary = recjax.fit(config, tmp_path / "run")
+    assert summary["references"]["best possible"] == 0.5
+    assert summary["eval"]["auc"] == pytest.approx(0.5, abs=0.02)
