@@ -9,7 +9,7 @@ import pytest
 
 from recjax.data.batch import validate
 from recjax.data.blocks import MANIFEST, open_prepared
-from recjax.data.movietweetings import DENSE, MovieTweetings, encode_dense, prepare
+from recjax.data.movietweetings import DENSE, MovieTweetings, prepare
 from recjax.data.source import SPLITS, concatenate
 from recjax.errors import ConfigError, DataError, TrainingError
 
@@ -92,22 +92,11 @@ def test_a_small_file_by_hand(tmp_path):
     # Years: 1990 three times, 2010 twice, unknown (30) once; 2013 never.
     assert train.bags["year"].ids[:, 0].tolist() == [1, 2, 3, 1, 1, 2]
     assert test.bags["year"].ids[:, 0].tolist() == [1, 0]
-    time, year, unknown = (DENSE.index(name) for name in ("time", "year", "year_unknown"))
-    np.testing.assert_allclose(train.dense[:, time], [0, 0.25, 0.5, 0.75, 0.75, 1])
-    np.testing.assert_allclose(test.dense[:, time], [1.75, 2])
-    np.testing.assert_allclose(train.dense[:, year], [-0.5, 0.5, 0, -0.5, -0.5, 0.5])
-    assert train.dense[:, unknown].tolist() == [0, 0, 1, 0, 0, 0]
+    time, year = (DENSE.index(name) for name in ("time", "year"))
+    np.testing.assert_allclose(train.dense[:, time], [-1, -0.75, -0.5, -0.25, -0.25, 0])
+    np.testing.assert_allclose(test.dense[:, time], [0.75, 1])
+    np.testing.assert_allclose(train.dense[:, year], np.array([-16, 4, 0, -16, -16, 4]) / 12, rtol=1e-6)
     assert source.about["vocabularies"]["user"]["rows"] == 3
-
-
-def test_hours_and_weekdays_lie_on_a_circle():
-    friday_evening = 1_371_837_600  # 2013-06-21 18:00 UTC; 1970-01-01 was a Thursday
-    a, b, c = encode_dense(friday_evening + np.array([0, 86_400, 604_800]), np.array([2000] * 3), 0, 1)
-    np.testing.assert_allclose(a[1:3], [-1, 0], atol=1e-6)  # three quarters of the day
-    np.testing.assert_allclose(a[3:5], [np.sin(2 * np.pi * 1.75 / 7), np.cos(2 * np.pi * 1.75 / 7)], atol=1e-6)
-    np.testing.assert_array_equal(a[1:3], b[1:3])
-    np.testing.assert_array_equal(a[1:], c[1:])
-    assert not np.allclose(a[3:5], b[3:5])
 
 
 def test_gzipped_files_windows_line_ends_and_byte_order_marks_make_no_difference(tmp_path):
