@@ -9,9 +9,9 @@ from recjax.train.options import DenseSgd, TrainConfig
 
 config = RunConfig(
     data=MovieTweetings(),
-    model=DLRMConfig(bottom=(8,), top=(128, 64, 1)),
-    embedding=EmbeddingConfig(dim=8, optimizer=RowWiseAdagrad(learning_rate=0.02)),
-    train=TrainConfig(batch_size=256, epochs=4, optimizer=DenseSgd(0.35), eval_every=128, patience=3),
+    model=DLRMConfig(bottom=(8,), top=(16, 1), interaction="cat"),
+    embedding=EmbeddingConfig(dim=8, optimizer=RowWiseAdagrad(learning_rate=0.007)),
+    train=TrainConfig(batch_size=768, epochs=10, shuffle=False, optimizer=DenseSgd(0.3), patience=3),
     mesh=MeshConfig(devices=8, platform="cpu"),
     plan="row_wise",
 )

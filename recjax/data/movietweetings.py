@@ -43,11 +43,11 @@ class MovieTweetings:
 
     path: str = ""  # folder of prepared data; empty: the shipped ratings, prepared once into the cache folder
     threshold: int = 8  # the label is rating >= threshold (0 to 10)
-    validation_fraction: float = 0.1  # share of the ratings before the test split that validate (the latest of them)
-    min_user_count: int = 3  # users with fewer training ratings share row 0 with the unseen ones
-    min_movie_count: int = 2  # the same for movies
+    validation_fraction: float = 0.0112  # share of the ratings before the test split that validate (the latest of them)
+    min_user_count: int = 2  # users with fewer training ratings share row 0 with the unseen ones
+    min_movie_count: int = 1  # the same for movies
     min_year_count: int = 20  # the same for years of release
-    min_genre_count: int = 1  # the same for genres
+    min_genre_count: int = 50  # the same for genres
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -172,10 +172,10 @@ def encode_dense(times: np.ndarray, years: np.ndarray, first: int, last: int) ->
       last: time of the last training rating.
 
     Returns:
-      float32 [n, 2]: time from -1 at `first` to 0 at `last` (above 0 in later splits); (year - 2006) / 12, which is
-      about standardised, or 0 where the year is unknown.
+      float32 [n, 2]: time from -1 at `first` to 0 at `last`, and 0 after it, for a model has seen nothing later;
+      (year - 2006) / 12, which is about standardised, or 0 where the year is unknown.
     """
-    time = (times - last) / max(1, last - first)
+    time = np.minimum((times - last) / max(1, last - first), 0.0)
     year = np.where(years > 0, (years - 2006) / 12, 0.0)
     return np.stack([time, year], axis=1).astype(np.float32)
 
