@@ -1,0 +1,39 @@
+"""A whole run in a few seconds, from Python: train, resume on another mesh, evaluate. Also run on the newest JAX."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import recjax
+
+SMALL = ("train.batch_size=256", "train.eval_every=15", "train.log_every=5", "mesh.platform=auto")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("preset", ["movietweetings", "synthetic_multihot"])
+def test_a_run_leaves_what_the_readme_promises_and_goes_on_elsewhere(preset: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = recjax.fit(recjax.load(preset, *SMALL, "train.steps=20", "mesh.devices=8"), out)
+    assert (first["steps"], first["samples"], first["devices"]) == (20, 20 * 256, 8)
+    assert first["eval_split"] == "test" and first["eval_step"] in (15, 20)
+
+    summary = recjax.fit(recjax.load(preset, *SMALL, "train.steps=30", "mesh.devices=3", "plan=auto"), out)
+    assert (summary["steps"], summary["samples"], summary["devices"]) == (30, 30 * 256, 3)
+    assert json.loads((out / "summary.json").read_text())["eval"] == summary["eval"]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if x["split"] == "train"] == [5, 10, 15, 20, 25, 30]
+    assert [x["step"] for x in lines if x["split"] == "validation"] == [15, 20, 30]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert recjax.load(preset, *SMALL, "train.steps=30", "mesh.devices=3", "plan=auto") == read(out)
+
+    newest = recjax.evaluate(out, "mesh.devices=2")
+    assert newest["step"] == 30
+    if summary["eval_step"] == 30:
+        assert newest["auc"] == pytest.approx(summary["eval"]["auc"], abs=1e-4)
+
+
+def read(out: Path) -> object:
+    from recjax.train.folder import read_config
+
+    return read_config(out)
