@@ -182,9 +182,13 @@ def test_the_old_one_goes_only_when_the_new_one_is_complete(tmp_path, monkeypatc
             renames.append(Path(target).name)
         rename(source, target)
 
+    deleted, delete = [], shutil.rmtree
     monkeypatch.setattr(os, "rename", watch)
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (deleted.append(path.name), delete(path)))
     save(tmp_path, 30, keep=2)
     assert names(tmp_path) == ["00000020", "00000030"] and renames[0] == "00000030"
+    # Half deleted under its own name it would pass for a damaged checkpoint.
+    assert len(deleted) == 1 and deleted[0].startswith(".unfinished-00000010-")
 
 
 def test_a_step_saved_again_replaces_the_first(tmp_path):
@@ -575,15 +579,16 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("what", ["write", "read folder", "read file"])
+@pytest.mark.parametrize("what", ["write", "read folder", "read state", "read file"])
 def test_no_permission_is_one_paragraph(what):
     with tempfile.TemporaryDirectory() as top:  # not tmp_path, whose parents another user may not enter
         os.chmod(top, 0o755)
         directory = Path(top) / "checkpoints"
         save(directory, 10)
-        target = {"read file": directory / "00000010" / "state" / "_METADATA"}.get(what, directory)
+        inside = directory / "00000010" / "state"
+        target = {"read state": inside, "read file": inside / "_METADATA"}.get(what, directory)
         mode = stat.S_IMODE(target.stat().st_mode)
-        os.chmod(target, {"write": 0o555, "read folder": 0o311, "read file": 0o200}[what])
+        os.chmod(target, {"write": 0o555, "read file": 0o200}.get(what, 0o311))
         code = [sys.executable, "-c", FORBIDDEN, str(directory), str(Path(__file__).parent), what[:5].strip()]
         done = subprocess.run(code, capture_output=True, text=True, check=True)
         os.chmod(target, mode)
