@@ -1,0 +1,194 @@
+"""Checkpoints: every kind of damage to every file is noticed and named, and the one before is used."""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+
+import pytest
+from checkpoint_support import assert_same, names, no_report, save, state
+
+from recjax.errors import TrainingError
+from recjax.train import manifest
+from recjax.train.checkpoint import Checkpoints
+
+
+def files_of(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def damage(kind, path):
+    if kind == "missing":
+        path.unlink()
+    elif kind == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    elif kind == "emptied":
+        os.truncate(path, 0)
+    elif kind == "longer":
+        path.write_bytes(path.read_bytes() + b"\0")
+    elif kind == "extra":
+        path.with_name(path.name + "-extra").write_bytes(b"")
+    else:
+        data = bytearray(path.read_bytes())
+        at = {"first bit": 0, "middle bit": len(data) * 4, "last bit": len(data) * 8 - 1}[kind]
+        data[at // 8] ^= 1 << (at % 8)
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "truncated", "emptied", "longer", "extra", "first bit", "middle bit", "last bit"]
+)
+def test_any_damage_to_any_file_is_named_and_the_one_before_is_used(tmp_path, kind):
+    save(tmp_path / "good", 10, 20)
+    tried = 0
+    for name in files_of(tmp_path / "good" / "00000020"):
+        directory = tmp_path / "damaged"
+        shutil.copytree(tmp_path / "good", directory)
+        before = (directory / "00000020" / name).stat().st_size
+        damage(kind, directory / "00000020" / name)
+        reports = []
+        restored = Checkpoints(directory, 2).newest(reports.append)
+        assert restored.step == 10, (name, kind)
+        assert_same(restored.arrays, state(10)[0])
+        (text,) = reports
+        assert str(directory / "00000020") in text and "step 10, is used instead" in text and "\n" not in text
+        if name.startswith("state/"):
+            size = f"{before:,}"
+            words = {
+                "missing": f"{name} is missing",
+                "truncated": f"{name} is truncated: it has {before // 2:,} of {size} bytes",
+                "emptied": f"{name} is truncated: it has 0 of {size} bytes",
+                "longer": f"{name} has {before + 1:,} bytes instead of {size}",
+                "extra": f"{name}-extra is not in the manifest",
+            }
+            assert words.get(kind, f"{name} is altered: its sha256 differs") in text
+        else:
+            assert name in text
+        with pytest.raises(TrainingError, match=r"00000020 is damaged: .*; the others there: 10\."):
+            Checkpoints(directory, 2).restore(20)
+        shutil.rmtree(directory)
+        tried += 1
+    assert tried >= 6, "manifest, its checksum, and Orbax's own files"
+
+
+def test_a_file_that_the_disk_cannot_read_is_damage(tmp_path, monkeypatch):
+    save(tmp_path, 10, 20)
+
+    def bad_sector(file, algorithm):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest.hashlib, "file_digest", bad_sector)
+        with pytest.raises(TrainingError, match="cannot be read: Input/output error"):
+            Checkpoints(tmp_path, 2).restore(20)
+
+
+def test_every_single_bit_of_the_manifest_counts(tmp_path):
+    save(tmp_path, 10)
+    for name in ("manifest.json", "manifest.sha256"):
+        path = tmp_path / "00000010" / name
+        data = path.read_bytes()
+        for bit in random.Random(0).sample(range(len(data) * 8), 200):
+            path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+            with pytest.raises(manifest.Damage, match="manifest.json does not match"):
+                manifest.verify(tmp_path / "00000010")
+        path.write_bytes(data)
+    manifest.verify(tmp_path / "00000010")
+
+
+def test_the_checksum_file_is_what_sha256sum_checks(tmp_path):
+    save(tmp_path, 10)
+    subprocess.run(["sha256sum", "-c", "--quiet", "manifest.sha256"], cwd=tmp_path / "00000010", check=True)
+    content = json.loads((tmp_path / "00000010" / "manifest.json").read_text())
+    for name, facts in content["files"].items():
+        line = f"{facts['sha256']}  {name}\n"
+        subprocess.run(["sha256sum", "-c", "--quiet"], input=line, cwd=tmp_path / "00000010", check=True, text=True)
+
+
+def test_several_damaged_ones_are_each_reported_and_then_dropped(tmp_path):
+    save(tmp_path, 10, 20, 30)
+    (tmp_path / "00000030" / "manifest.json").unlink()
+    shutil.rmtree(tmp_path / "00000020" / "state")
+    reports = []
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        assert checkpoints.newest(reports.append).step == 10
+        assert ["00000030 is damaged: manifest.json is missing" in reports[0], "00000020" in reports[1]] == [True] * 2
+        assert "state/_CHECKPOINT_METADATA is missing; state/_METADATA is missing; " in reports[1]
+        assert re.search(r"; and \d+ more\. The one before", reports[1])
+        assert checkpoints.steps() == [10, 20, 30]
+        # Neither may count as one of the two newest, or only one good checkpoint would be left.
+        checkpoints.save(40, *state(40))
+        checkpoints.wait()
+        assert checkpoints.steps() == [10, 40]
+        checkpoints.save(50, *state(50))
+    assert Checkpoints(tmp_path, 2).steps() == [40, 50]
+
+
+def test_a_damaged_one_that_is_saved_again_counts_again(tmp_path):
+    save(tmp_path, 10, 20)
+    (tmp_path / "00000020" / "manifest.json").unlink()
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        assert checkpoints.newest(lambda _: None).step == 10
+        checkpoints.save(20, *state(20))
+        checkpoints.save(30, *state(30))
+        checkpoints.wait()
+        assert checkpoints.steps() == [20, 30]
+    assert Checkpoints(tmp_path, 2).newest(no_report).step == 30
+
+
+def test_all_damaged_is_an_error_that_names_them(tmp_path):
+    save(tmp_path, 10, 20)
+    (tmp_path / "00000010" / "manifest.sha256").unlink()
+    (tmp_path / "00000020" / "state" / "_METADATA").unlink()
+    with pytest.raises(TrainingError) as error:
+        Checkpoints(tmp_path, 2).newest(no_report)
+    text = str(error.value)
+    assert "none of the 2 checkpoints" in text and str(tmp_path) in text and "\n" not in text
+    assert "in 00000020, state/_METADATA is missing; in 00000010, manifest.sha256 is missing" in text
+    assert "backup" in text and "--out" in text
+    assert names(tmp_path) == ["00000010", "00000020"], "nothing is deleted"
+
+
+def test_a_step_that_is_not_there_lists_those_that_are(tmp_path):
+    save(tmp_path, 10, 20)
+    with pytest.raises(TrainingError, match=r"no checkpoint of step 15; the steps that it has: 10, 20\."):
+        Checkpoints(tmp_path, 2).restore(15)
+    with pytest.raises(TrainingError, match=r"has: none\."):
+        Checkpoints(tmp_path / "no", 2).restore(15)
+
+
+def rewrite_manifest(folder, change):
+    """A manifest with a right checksum and wrong content: an attacker's or another version's."""
+    content = json.loads((folder / "manifest.json").read_text())
+    change(content)
+    text = json.dumps(content).encode()
+    (folder / "manifest.json").write_bytes(text)
+    (folder / "manifest.sha256").write_bytes(manifest._checksum_line(text))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "state/../../secret"])
+def test_a_manifest_must_not_reach_outside(tmp_path, name):
+    save(tmp_path, 10)
+    rewrite_manifest(tmp_path / "00000010", lambda content: content["files"].update({name: {"bytes": 1}}))
+    with pytest.raises(TrainingError, match="lists '.*', which lies outside the checkpoint"):
+        Checkpoints(tmp_path, 2).restore(10)
+
+
+def test_another_format_is_no_damage(tmp_path):
+    save(tmp_path, 10, 20)
+    rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=2))
+    with pytest.raises(TrainingError, match=r"00000020 has format 2, but .* reads format 1"):
+        Checkpoints(tmp_path, 2).newest(no_report)
+
+
+def test_a_renamed_folder_and_arrays_of_another_shape_are_damage(tmp_path):
+    save(tmp_path, 10, 20)
+    os.rename(tmp_path / "00000020", tmp_path / "00000030")
+    with pytest.raises(TrainingError, match="its manifest is of step 20"):
+        Checkpoints(tmp_path, 2).restore(30)
+    rewrite_manifest(tmp_path / "00000010", lambda content: content["arrays"].update(step="int32[2]"))
+    with pytest.raises(TrainingError, match=r"array 'step' should be int32\[2\]"):
+        Checkpoints(tmp_path, 2).restore(10)

@@ -1,0 +1,130 @@
+"""Checkpoints in real processes: kills at any moment, and disks that refuse."""
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import checkpoint_support
+import pytest
+from checkpoint_support import assert_same, names, no_report, save, state
+
+from recjax.train import array_store
+from recjax.train.checkpoint import Checkpoints
+
+SUPPORT = str(Path(checkpoint_support.__file__).parent)
+
+WRITER = """
+import itertools, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from checkpoint_support import Checkpoints, state
+with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
+    checkpoints.save(1, *state(1, 20_000))
+    checkpoints.wait()
+    print("ready", flush=True)
+    input()
+    for step in itertools.count(2):
+        checkpoints.save(step, *state(step, 20_000), pinned=step // 5 * 5)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / str(i)), SUPPORT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(4)
+    ]
+    unfinished = 0
+    for i, writer in enumerate(writers):
+        with writer:
+            assert writer.stdout.readline() == "ready\n"
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+            time.sleep(random.uniform(0.02, 0.3))
+            os.kill(writer.pid, signal.SIGKILL)
+        left = names(tmp_path / str(i))
+        unfinished += any(name.startswith(".unfinished-") for name in left)
+        with Checkpoints(tmp_path / str(i), 2) as checkpoints:
+            restored = checkpoints.newest(no_report)
+            assert restored.step == max(int(name[:8]) for name in left if name[0] != ".")
+            expected, meta = state(restored.step, 20_000)
+            assert_same(restored.arrays, expected)
+            assert restored.meta == meta
+            checkpoints.save(restored.step + 1, *state(restored.step + 1))
+        assert not any(name.startswith(".") for name in names(tmp_path / str(i)))
+    assert unfinished, "not one kill fell into a save: this test shows nothing"
+
+
+FULL = """
+import pathlib, resource, sys
+sys.path.insert(0, sys.argv[2])
+from checkpoint_support import Checkpoints, state
+with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
+    checkpoints.save(10, *state(10))
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    checkpoints.save(20, *state(20, 20_000))
+"""
+
+
+def test_a_full_disk_is_one_paragraph_and_leaves_the_checkpoint_before(tmp_path):
+    """A real refusal by the kernel in the middle of a write: a limit on file size needs no mount and no root."""
+    code = [sys.executable, "-c", FULL, str(tmp_path), SUPPORT]
+    done = subprocess.run(code, capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"recjax.errors.TrainingError: cannot write {tmp_path}/00000020: File too large; it needs")
+    needed = array_store.size_bytes(state(20, 20_000)[0])
+    assert f"it needs {needed:,} bytes" in last and "are free there" in last and "Free some space" in last
+    assert "absl" not in done.stderr and "_SignalingThread" not in done.stderr, "Orbax logs no tracebacks of its own"
+    assert names(tmp_path) == ["00000010"]
+    assert Checkpoints(tmp_path, 2).newest(no_report).step == 10
+
+
+FORBIDDEN = """
+import os, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from checkpoint_support import Checkpoints, state
+import orbax.checkpoint
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may write anywhere
+try:
+    if sys.argv[3] == "write":
+        with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
+            checkpoints.save(20, *state(20))
+    else:
+        Checkpoints(pathlib.Path(sys.argv[1]), 2).newest(print)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("what", ["write", "read folder", "read state", "read file"])
+def test_no_permission_is_one_paragraph(what):
+    with tempfile.TemporaryDirectory() as top:  # not tmp_path, whose parents another user may not enter
+        os.chmod(top, 0o755)
+        directory = Path(top) / "checkpoints"
+        save(directory, 10)
+        inside = directory / "00000010" / "state"
+        target = {"read state": inside, "read file": inside / "_METADATA"}.get(what, directory)
+        mode = stat.S_IMODE(target.stat().st_mode)
+        os.chmod(target, {"write": 0o555, "read file": 0o200}.get(what, 0o311))
+        code = [sys.executable, "-c", FORBIDDEN, str(directory), SUPPORT, what[:5].strip()]
+        done = subprocess.run(code, capture_output=True, text=True, check=True)
+        os.chmod(target, mode)
+        if what == "write":
+            expected = f"TrainingError cannot write {directory}/00000020: Permission denied. Make the folder writable"
+        else:
+            expected = f"TrainingError cannot read {target}: Permission denied. Make the run folder readable"
+        assert done.stdout.startswith(expected) and done.stdout.count("\n") == 1, done.stdout + done.stderr
+        assert names(directory) == ["00000010"]
