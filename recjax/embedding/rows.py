@@ -103,11 +103,11 @@ class Split:
         """(owner, offset within the owner's range) of each position, elementwise."""
         where = _library(position).where
         base, extra = divmod(self.rows, self.owners)
-        long = extra * (base + 1)  # positions that belong to the longer ranges
-        # base is 0 only where every position is in a longer range
+        long = extra * self.longest  # positions that belong to the longer ranges
+        # longest is base where no range is longer: base + 1 may exceed int32. base is 0 only where all are in_long.
         in_long, past = position < long, position - long
-        owner = where(in_long, position // (base + 1), past // max(base, 1) + extra)
-        return owner, where(in_long, position % (base + 1), past % max(base, 1))
+        owner = where(in_long, position // self.longest, past // max(base, 1) + extra)
+        return owner, where(in_long, position % self.longest, past % max(base, 1))
 
 
 def _library(x: Any) -> Any:

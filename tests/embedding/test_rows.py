@@ -108,6 +108,7 @@ def test_split_by_hand():
 @settings(max_examples=60, deadline=None)
 @given(row_counts, st.one_of(st.integers(1, 70), st.integers(1, 5000)), st.integers(0, 2**32))
 @example(LARGEST, 3, 0)
+@example(LARGEST, 1, 0)
 @example(1, 8, 0)
 def test_ranges_are_even_and_cover_everything(rows, owners, seed):
     split = Split(rows, owners)
