@@ -58,11 +58,19 @@ class Plan:
         """Reads a plan file strictly.
 
         Raises:
-          ConfigError: not JSON, another format, an unknown key or placement, or something that this
-            version cannot place (it says what it can).
+          ConfigError: not JSON, another format, an unknown or repeated key, an unknown placement, or
+            something that this version cannot place (it says what it can).
         """
+
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            keys = [key for key, _ in pairs]
+            if len(set(keys)) < len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                raise ConfigError(f"{source}: the key {twice!r} stands twice in one object. Remove one of them.")
+            return dict(pairs)
+
         try:
-            raw = json.loads(text)
+            raw = json.loads(text, object_pairs_hook=unique)
         except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write a plan with "
@@ -73,6 +81,8 @@ class Plan:
                 f'{source}: not a plan: it needs "format": "{FORMAT}" and "tables". '
                 "Write one with `recjax plan PRESET --save FILE`."
             )
+        if unknown := sorted(raw.keys() - {"format", "tables"}):
+            raise ConfigError(f'{source}: unknown key {unknown[0]!r}; the keys are "format" and "tables".')
         return Plan({name: _segments(items, f"{source}, table {name!r}") for name, items in raw["tables"].items()})
 
 
@@ -85,6 +95,8 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
     for key, value in items[0].items():
         if key not in allowed:
             raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
+        if key == "why" and not isinstance(value, str):
+            raise ConfigError(f"{place}: why={value!r} is not a text.")
         if key not in ("placement", "why") and value != allowed[key]:
             raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
     if items[0].get("placement") not in PLACEMENTS:
