@@ -120,9 +120,9 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     if choice == "auto":
         return Plan({t.name: (_auto(t),) for t in tables})
     path = Path(choice)
-    if not path.is_file():
-        raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
     try:
+        if not path.is_file():
+            raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
         plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error

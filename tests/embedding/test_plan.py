@@ -139,6 +139,8 @@ def test_a_plan_that_cannot_be_read(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe{")
     with pytest.raises(ConfigError, match=r"binary: cannot be read \(.*utf-8.*permissions"):
         make_plan(str(tmp_path / "binary"), tables)
+    with pytest.raises(ConfigError, match=r"cannot be read \(.*File name too long"):
+        make_plan("x" * 5000, tables)
 
 
 def test_one_group_for_each_placement_width_and_optimizer():
