@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from recjax.embedding.rows import RowOrder, Split
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 
 FORMAT = "recjax-plan/1"
@@ -215,7 +215,12 @@ class BoundPlan:
 
 
 def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices."""
+    """Stacks the tables of a plan into groups for `devices` devices.
+
+    Raises:
+      ConfigError: what `check_specs` refuses, or a group of more rows on one device than int32 can count.
+    """
+    check_specs(tables, features)
     members: dict[tuple[Any, ...], list[TableSpec]] = {}
     for table in tables:
         placement = plan.tables[table.name][0].placement
