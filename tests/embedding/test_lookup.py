@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,8 @@ def test_slots_beyond_the_buffer_stay_within_int32():
 
 # Lookup of every kind of feature.
 
-TABLES = (TableSpec("a", 7, D, Counting()), TableSpec("b", 11, D, Counting()))
+COUNTING: Any = Counting()
+TABLES = (TableSpec("a", 7, D, COUNTING), TableSpec("b", 11, D, COUNTING))
 FEATURES = (
     FeatureSpec("one", "a"),
     FeatureSpec("one_weighted", "b", 1, "mean", True),
@@ -209,7 +210,7 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
 # The update.
 
 
-def bits(x: jax.Array) -> list:
+def bits(x: jax.Array) -> list[Any]:
     return np.asarray(x).view(np.uint32).tolist()
 
 

@@ -201,8 +201,7 @@ def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
             assert counts.max() - counts.min() <= 1
             places.append(owner * group.rows + slot)
             ranges.append((table.offset, table.offset + table.split.longest))
-        places = np.concatenate(places)
-        assert len(np.unique(places)) == len(places)
+        assert len(np.unique(np.concatenate(places))) == sum(t.spec.rows for t in group.tables)
         assert ranges[0][0] == 0 and ranges[-1][1] == group.rows
         assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ranges))
         assert group.rows == sum(-(-t.spec.rows // group.owners) for t in group.tables)

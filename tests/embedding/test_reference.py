@@ -1,5 +1,7 @@
 """The oracle itself, by hand: everything else is compared with it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ FIXED = Bags(np.array([[1, 2], [0, 0]]))
 JAGGED = Bags(np.array([3, 1, 3, 0]), np.array([3, 0, 1], np.int32))
 
 
-def weighted(bags: Bags, weights: list) -> Bags:
+def weighted(bags: Bags, weights: list[Any]) -> Bags:
     return Bags(bags.ids, bags.lengths, np.array(weights, np.float32))
 
 

@@ -1,6 +1,7 @@
 """Routing loses nothing and invents nothing: every sample's ids and weights are read back from the arrays alone."""
 
 import collections
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +32,13 @@ TABLES = st.lists(
 )
 
 
-def build(tables: list, features: list, devices: int) -> BoundPlan:
+def build(tables: list[Any], features: list[Any], devices: int) -> BoundPlan:
     """Tables (rows, dim, whether replicated) and features (table, bag, pooling, weighted), bound."""
     used = sorted({f[0] for f in features})
     specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
-    placements = {f"t{i}": (Segment("data_parallel" if tables[i][2] else "row_wise"),) for i in used}
+    placements: dict[str, tuple[Segment, ...]] = {
+        f"t{i}": (Segment("data_parallel" if tables[i][2] else "row_wise"),) for i in used
+    }
     named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
     return bind(Plan(placements), specs, named, devices)
 
@@ -91,10 +94,12 @@ def check_groups(routing: Routing, bound: BoundPlan) -> None:
             assert (asked[n:] == group.rows).all()
 
 
-def read_back(routing: Routing, bound: BoundPlan, local: int) -> tuple[dict[str, list[Bag]], dict[str, set]]:
+def read_back(
+    routing: Routing, bound: BoundPlan, local: int
+) -> tuple[dict[str, list[Bag]], dict[str, set[tuple[int, int]]]]:
     """The bags of all N * b samples, by feature; and the (device, place) pairs that some id uses, by group."""
     found: dict[str, list[Bag]] = {}
-    used: dict[str, set] = collections.defaultdict(set)
+    used: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
     N = bound.devices
     for group in bound.groups:
         slots = routing.groups[group.name].slots_NxOxC

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def test_the_width_of_the_published_models(settings, width):
 def numpy_dlrm(model: DLRM, dense: np.ndarray, pooled: list[np.ndarray], interaction: str, itself: bool) -> np.ndarray:
     """The published formula in float64, pair by pair."""
 
-    def mlp(layers: list, x: np.ndarray, last_relu: bool) -> np.ndarray:
+    def mlp(layers: Any, x: np.ndarray, last_relu: bool) -> np.ndarray:
         for i, layer in enumerate(layers):
             x = x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...], np.float64)
             if last_relu or i < len(layers) - 1:
