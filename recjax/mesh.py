@@ -51,10 +51,13 @@ def make_mesh(config: MeshConfig) -> Mesh:
         _prepare_backend(config)
     try:
         devices = jax.devices() if config.platform == "auto" else jax.devices(config.platform)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names a plugin that is missing
+        asked = f"mesh.platform={config.platform}"
+        if config.platform == "auto" and "JAX_PLATFORMS" in os.environ:
+            asked += f" with JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}"
         raise DeviceError(
-            f"mesh.platform={config.platform}: JAX finds no such device ({error}). Install recjax with the extra for "
-            "your accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
+            f"{asked}: JAX finds no such device ({error or 'not installed'}). Install recjax with the extra for your "
+            "accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
         ) from error
     wanted = config.devices or len(devices)
     if len(devices) < wanted:
@@ -77,11 +80,14 @@ def _backend_started() -> bool:
 
 
 def _prepare_backend(config: MeshConfig) -> None:
-    if config.platform in ("cpu", "auto") and config.devices > 1:
-        jax.config.update("jax_num_cpu_devices", config.devices)
+    host_devices = (
+        config.devices or jax.config.values["jax_num_cpu_devices"]
+    )  # the latter also from JAX_NUM_CPU_DEVICES
+    if config.platform in ("cpu", "auto") and host_devices > 1:
+        jax.config.update("jax_num_cpu_devices", host_devices)
         # Each host device needs a thread that may block in a collective; with fewer threads than
         # devices JAX 0.10 deadlocks. The variable is read once, when the back end starts.
-        os.environ.setdefault("NPROC", str(max(16, 2 * config.devices)))
+        os.environ.setdefault("NPROC", str(max(16, 2 * host_devices)))
     if config.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
 

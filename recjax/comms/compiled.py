@@ -23,17 +23,15 @@ PHASES = (
 )
 KINDS = ("all-to-all", "ragged-all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute",
          "collective-broadcast")  # fmt: skip
-ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4,
-              "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
 
 # `%name = RESULT kind(OPERANDS), ...`; asynchronous ones end in -start (counted) and -done (not)
-_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%(\S+) = (.*?) ({'|'.join(KINDS)})(-start)?\((.*)$")
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%(\S+) = (\([^%\"]*\)|\S+) ({'|'.join(KINDS)})(-start)?\((.*)$")
 _GROUPS = re.compile(
     r"replica_groups=(\{\{.*?\}\}|\{\}"  # every device by number; or empty, for all
     r"|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"  # [groups,size]<=[dims], perhaps transposed
-    r"|mesh\[.*?\] ?\{.*?\})"  # mesh['axis'=size,...] {'axis',...}
+    r"|mesh\[[^{]*\{[^}]*\})"  # mesh['axis'=size,...] {'axis',...}, perhaps with device_ids=(...) between
 )
-_SHAPE = re.compile(r"\b([a-z]+\d*|pred)\[([\d,]*)\]")
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d\w*)\[([\d,]*)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +69,32 @@ def collectives(hlo: str | None) -> list[Collective]:
         if not match:
             continue
         name, result, kind, start, rest = match.groups()
-        if start and result.startswith("(("):  # (operands, results, ...): the results are the second group
-            result = result.split("), (", 1)[-1]
+        if start and kind != "all-reduce" and result.startswith("("):
+            result = _elements(result)[1]  # (operands, results, context...); of an all-reduce it is the results alone
         shapes = tuple((d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result))
-        if start and not result.startswith("(") or (start and len(shapes) == 2 and kind != "all-reduce"):
-            shapes = shapes[-1:]  # (operand, result)
-        total = sum(ITEM_BYTES[dtype] * math.prod(dims) for dtype, dims in shapes)
+        total = sum(_bytes(dtype, dims) for dtype, dims in shapes)
         scope = re.search(r'op_name="([^"]*)"', rest)
-        groups = re.search(
-            r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\] ?\{.*?\})", rest
-        )
+        groups = _GROUPS.search(rest)
         text = groups.group(1) if groups else ""
         found.append(Collective(name, kind, _phase(scope.group(1) if scope else ""), total, shapes, text, _size(text)))
     return found
+
+
+def _elements(text: str) -> list[str]:
+    """The elements of a tuple type, which may be tuples themselves."""
+    depth, elements = 0, [""]
+    for character in text[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            elements.append("")
+        else:
+            elements[-1] += character
+    return elements
+
+
+def _bytes(dtype: str, dims: tuple[int, ...]) -> int:
+    digits = re.search(r"\d+", dtype)  # the bits of one item: f32, bf16, s4, f8e4m3fn
+    return -(-math.prod(dims) * (int(digits.group()) if digits else 8) // 8)
 
 
 def _phase(scope: str) -> str:
@@ -98,6 +109,8 @@ def _size(groups: str) -> int:
     if groups.startswith("["):
         return int(groups[1:].split("]")[0].split(",")[1])
     if groups.startswith("mesh"):
-        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", groups)}
-        return math.prod(sizes[axis] for axis in re.findall(r"'(\w+)'", groups.split("]", 1)[1]))
+        mesh, axes = groups.split("{")
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
+        # 'axis', or 'axis':(m)n for a part of it of size n
+        return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", axes))
     return 0

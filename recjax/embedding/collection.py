@@ -23,7 +23,7 @@ from recjax.mesh import MODEL_AXES, replicated, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [O * R, D]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R]
-CHUNK_FLOATS = 1 << 20  # values made at a time: bounds the temporary of initialisation to a few MiB
+CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 
 
 def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:

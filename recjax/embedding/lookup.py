@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from recjax.embedding.optim import Slots
 from recjax.embedding.plan import Group
 from recjax.embedding.route import FeatureRouting, GroupRouting
-from recjax.embedding.spec import FeatureSpec
+from recjax.embedding.spec import MAX_ROWS, FeatureSpec
+from recjax.errors import ConfigError
 from recjax.mesh import MODEL_AXES
 
 
@@ -74,8 +75,16 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.A
 
     Returns:
       unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
+
+    Raises:
+      ConfigError: R + M exceeds int32, so that marks beyond R would wrap around to real rows.
     """
     M = slots_M.shape[0]
+    if rows + M > MAX_ROWS:
+        raise ConfigError(
+            f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
+            f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
+        )
     order_M = jnp.argsort(slots_M, stable=True)
     sorted_M = slots_M[order_M]
     starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])

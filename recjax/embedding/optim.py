@@ -12,6 +12,7 @@ gradient happens to be zero is not the same as an untouched one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -24,8 +25,8 @@ Updated = tuple[jax.Array, Slots]
 
 
 def _check_rate(rate: float) -> None:
-    if not rate > 0:
-        raise ConfigError(f"learning_rate is {rate}; it must be positive.")
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"learning_rate is {rate}; it must be positive and finite.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +63,9 @@ class RowWiseAdagrad:
 
     def __post_init__(self) -> None:
         _check_rate(self.learning_rate)
-        if self.eps < 0 or self.initial_accumulator < 0:
-            raise ConfigError("eps and initial_accumulator must not be negative.")
+        for name, value in (("eps", self.eps), ("initial_accumulator", self.initial_accumulator)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} is {value}; it must be finite and not negative.")
         if self.eps == 0 and self.initial_accumulator == 0:
             raise ConfigError("eps and initial_accumulator are both 0: a zero gradient would divide 0 by 0.")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from recjax.embedding.rows import RowOrder, Split
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 
 FORMAT = "recjax-plan/1"
@@ -58,11 +58,19 @@ class Plan:
         """Reads a plan file strictly.
 
         Raises:
-          ConfigError: not JSON, another format, an unknown key or placement, or something that this
-            version cannot place (it says what it can).
+          ConfigError: not JSON, another format, an unknown or repeated key, an unknown placement, or
+            something that this version cannot place (it says what it can).
         """
+
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            keys = [key for key, _ in pairs]
+            if len(set(keys)) < len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                raise ConfigError(f"{source}: the key {twice!r} stands twice in one object. Remove one of them.")
+            return dict(pairs)
+
         try:
-            raw = json.loads(text)
+            raw = json.loads(text, object_pairs_hook=unique)
         except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write a plan with "
@@ -73,6 +81,8 @@ class Plan:
                 f'{source}: not a plan: it needs "format": "{FORMAT}" and "tables". '
                 "Write one with `recjax plan PRESET --save FILE`."
             )
+        if unknown := sorted(raw.keys() - {"format", "tables"}):
+            raise ConfigError(f'{source}: unknown key {unknown[0]!r}; the keys are "format" and "tables".')
         return Plan({name: _segments(items, f"{source}, table {name!r}") for name, items in raw["tables"].items()})
 
 
@@ -85,6 +95,8 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
     for key, value in items[0].items():
         if key not in allowed:
             raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
+        if key == "why" and not isinstance(value, str):
+            raise ConfigError(f"{place}: why={value!r} is not a text.")
         if key not in ("placement", "why") and value != allowed[key]:
             raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
     if items[0].get("placement") not in PLACEMENTS:
@@ -108,9 +120,9 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     if choice == "auto":
         return Plan({t.name: (_auto(t),) for t in tables})
     path = Path(choice)
-    if not path.is_file():
-        raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
     try:
+        if not path.is_file():
+            raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
         plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error
@@ -203,7 +215,12 @@ class BoundPlan:
 
 
 def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices."""
+    """Stacks the tables of a plan into groups for `devices` devices.
+
+    Raises:
+      ConfigError: what `check_specs` refuses, or a group of more rows on one device than int32 can count.
+    """
+    check_specs(tables, features)
     members: dict[tuple[Any, ...], list[TableSpec]] = {}
     for table in tables:
         placement = plan.tables[table.name][0].placement

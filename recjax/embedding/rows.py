@@ -3,9 +3,9 @@
 Vocabularies are often ordered by frequency, so equal ranges of ids would put every hot row on one
 device. `RowOrder` is a fixed bijection from row to storage position that spreads neighbouring ids:
 
-  q = ceil(V / 4096), S = V div q       (S residue classes, a few thousand for any large V)
-  row r < q*S  ->  position  pi(r mod S) * q + r div S,   pi(c) = c * A mod S
-  row r >= q*S ->  position  r                            (fewer than q rows)
+  S = V up to 4096, else the one of 2048..4096 that leaves the smallest V mod S;  q = V div S
+  row r < q*S  ->  position  pi(r mod S) * q + r div S,   pi(c) = c * A mod S   (S residue classes)
+  row r >= q*S ->  position  r                            (V mod S rows, hardly ever more than ten)
 
 A is coprime to S and close to S divided by the golden ratio, so that any run of consecutive ids
 falls evenly over any number of equal ranges (a low-discrepancy sequence). No product exceeds
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_CLASSES = 4096
-NAME = "golden-stride/1"  # goes into checkpoints; a changed bijection needs a new name
+NAME = "golden-stride/2"  # goes into checkpoints; a changed bijection needs a new name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,17 @@ class RowOrder:
     rows: int
 
     @functools.cached_property
-    def quotient(self) -> int:
-        """q, rows per residue class."""
-        return -(-self.rows // MAX_CLASSES)
-
-    @functools.cached_property
     def classes(self) -> int:
         """S, the number of residue classes."""
-        return self.rows // self.quotient
+        if self.rows <= MAX_CLASSES:
+            return self.rows
+        # Rows beyond q*S stay together at the end, on one owner: with a fixed S, thousands of the newest ids would.
+        return min(range(MAX_CLASSES, MAX_CLASSES // 2 - 1, -1), key=lambda classes: self.rows % classes)
+
+    @functools.cached_property
+    def quotient(self) -> int:
+        """q, rows per residue class."""
+        return self.rows // self.classes
 
     @functools.cached_property
     def stride(self) -> int:
@@ -100,11 +103,11 @@ class Split:
         """(owner, offset within the owner's range) of each position, elementwise."""
         where = _library(position).where
         base, extra = divmod(self.rows, self.owners)
-        long = extra * (base + 1)  # positions that belong to the longer ranges
-        # base is 0 only where every position is in a longer range
+        long = extra * self.longest  # positions that belong to the longer ranges
+        # longest is base where no range is longer: base + 1 may exceed int32. base is 0 only where all are in_long.
         in_long, past = position < long, position - long
-        owner = where(in_long, position // (base + 1), past // max(base, 1) + extra)
-        return owner, where(in_long, position % (base + 1), past % max(base, 1))
+        owner = where(in_long, position // self.longest, past // max(base, 1) + extra)
+        return owner, where(in_long, position % self.longest, past % max(base, 1))
 
 
 def _library(x: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.errors import ConfigError
@@ -36,6 +37,10 @@ class TableSpec:
             raise ConfigError(f"table {self.name!r} has {self.rows} rows; a table has 1 to {MAX_ROWS}.")
         if self.dim < 1:
             raise ConfigError(f"table {self.name!r} has {self.dim} columns; it needs at least 1.")
+        if self.init_scale is not None and not 0 <= self.init_scale < math.inf:
+            raise ConfigError(
+                f"table {self.name!r} has init_scale {self.init_scale}; it must be finite and not negative."
+            )
 
     @property
     def scale(self) -> float:
@@ -63,9 +68,19 @@ class FeatureSpec:
     pooling: Pooling = "sum"
     weighted: bool = False
 
+    def __post_init__(self) -> None:
+        if self.bag is not None and self.bag < 1:
+            raise ConfigError(
+                f"feature {self.name!r} has bag {self.bag}; give 1 or more ids, or None if bags are jagged."
+            )
+        if self.pooling not in get_args(Pooling):
+            raise ConfigError(
+                f"feature {self.name!r} has pooling {self.pooling!r}; choose one of {', '.join(get_args(Pooling))}."
+            )
+
 
 def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:
-    """Refuses duplicate names and features without a table.
+    """Refuses duplicate names, features without a table, and tables without a feature.
 
     Raises:
       ConfigError: naming the offender.
@@ -81,3 +96,6 @@ def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]
                 f"feature {feature.name!r} looks up table {feature.table!r}, which does not exist; the tables are "
                 f"{', '.join(sorted(known))}."
             )
+    for table in tables:
+        if table.name not in {f.table for f in features}:
+            raise ConfigError(f"no feature looks up table {table.name!r}; give it a feature, or leave it out.")

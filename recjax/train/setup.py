@@ -19,7 +19,7 @@ from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import route
 from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
-from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import make_mesh
 from recjax.presets import RunConfig
 from recjax.train import state as states
@@ -31,7 +31,6 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     embedding = config.embedding
     tables = tuple(TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer) for f in schema.features)
     features = tuple(FeatureSpec(f.name, f.name, f.bag, embedding.pooling, f.weighted) for f in schema.features)
-    check_specs(tables, features)
     return tables, features
 
 

@@ -1,0 +1,235 @@
+"""Plan files and their refusals, and the binding of a plan to a number of devices."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, BoundPlan, Plan, Segment, bind, make_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+
+SGD, ADAGRAD = Sgd(0.1), RowWiseAdagrad(0.1)
+
+
+def specs(*tables: TableSpec) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+    """The tables, and for each a feature of its name."""
+    return tables, tuple(FeatureSpec(t.name, t.name) for t in tables)
+
+
+def plan_text(**changes: object) -> str:
+    """A plan file for one table "t", with changes to its segment; None removes a key."""
+    segment = {"placement": "row_wise", **changes}
+    return json.dumps(
+        {"format": "recjax-plan/1", "tables": {"t": [{k: v for k, v in segment.items() if v is not None}]}}
+    )
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.tuples(st.builds(Segment, st.sampled_from(["row_wise", "data_parallel"]), why=st.text())),
+        max_size=4,
+    )
+)
+def test_json_round_trip(tables):
+    plan = Plan(tables)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_file_holds_every_key():
+    """Files are for people and other programs: what a segment does not say would have to be guessed."""
+    text = Plan({"user": (Segment("row_wise", why="large"),)}).to_json()
+    assert json.loads(text) == {
+        "format": "recjax-plan/1",
+        "tables": {
+            "user": [
+                {
+                    "placement": "row_wise",
+                    "rows": "all",
+                    "columns": "all",
+                    "owners": "all",
+                    "tier": "device",
+                    "exchange": "float32",
+                    "why": "large",
+                }
+            ]
+        },
+    }
+    assert text.endswith("}\n")
+
+
+def test_keys_left_out_have_their_defaults():
+    assert Plan.from_json(plan_text()) == Plan({"t": (Segment("row_wise"),)})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"my\.json:1: not valid JSON"),
+        ('{\n"format": "recjax-plan/1",\n"tables": {,}}', r"my\.json:3: not valid JSON \(.*\).*recjax plan"),
+        ("\ufeff{}", r"my\.json:1: not valid JSON \(.*BOM"),
+        ("[]", "not a plan"),
+        ("{}", "not a plan"),
+        ('{"format": "recjax-plan/2", "tables": {}}', 'needs "format": "recjax-plan/1"'),
+        ('{"format": "recjax-plan/1", "tables": []}', 'and "tables"'),
+        ('{"format": "recjax-plan/1", "tables": {}, "table": {}}', r"my\.json: unknown key 'table'; the keys are"),
+        ('{"format": "recjax-plan/1", "tables": {"t": 1, "t": 2}}', "the key 't' stands twice"),
+        ('{"format": "recjax-plan/1", "tables": {"t": []}}', r"my\.json, table 't': .*exactly one segment"),
+        ('{"format": "recjax-plan/1", "tables": {"t": ["row_wise"]}}', "exactly one segment"),
+        ('{"format": "recjax-plan/1", "tables": {"t": {"placement": "row_wise"}}}', "exactly one segment"),
+        ('{"format": "recjax-plan/1", "tables": {"t": [{}, {}]}}', "splitting a table is not built yet"),
+        (plan_text(placment="row_wise"), r"table 't': unknown key 'placment'; the keys are placement, rows, columns"),
+        (plan_text(placement="table_wise"), "'table_wise'; choose one of row_wise, data_parallel"),
+        (plan_text(placement=None), "placement is None; choose one of row_wise, data_parallel"),
+        (plan_text(placement=["row_wise"]), "choose one of row_wise, data_parallel"),
+        (plan_text(rows="hot"), "rows='hot' is not built yet; leave it at 'all'"),
+        (plan_text(columns="0:8"), "columns='0:8' is not built yet; leave it at 'all'"),
+        (plan_text(owners=[0, 1]), r"owners=\[0, 1\] is not built yet; leave it at 'all'"),
+        (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
+        (plan_text(exchange="bfloat16"), "exchange='bfloat16' is not built yet; leave it at 'float32'"),
+        (plan_text(why=5), "why=5 is not a text"),
+    ],
+)
+def test_a_file_that_is_not_a_plan_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        Plan.from_json(text, "my.json")
+
+
+def test_auto_replicates_up_to_64_kib():
+    at = TableSpec("at", AUTO_REPLICATE_BYTES // 4 // 16, 16, SGD)
+    over = TableSpec("over", at.rows + 1, 16, SGD)
+    plan = make_plan("auto", (at, over))
+    assert at.rows * at.dim * 4 == 65536
+    assert [plan.tables[t][0].placement for t in ("at", "over")] == ["data_parallel", "row_wise"]
+    assert plan.tables["at"][0].why == "65,536 bytes: small enough to copy everywhere"
+    assert plan.tables["over"][0].why == "65,600 bytes: over 65,536, so its rows are spread"
+
+
+@pytest.mark.parametrize("choice", ["row_wise", "data_parallel"])
+def test_a_placement_for_all_tables(choice):
+    tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD))
+    plan = make_plan(choice, tables)
+    assert [s.placement for segments in plan.tables.values() for s in segments] == [choice, choice]
+    assert list(plan.tables) == ["a", "b"]
+
+
+def test_a_plan_file(tmp_path):
+    tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10, 4, SGD))
+    plan = Plan({"b": (Segment("row_wise", why="ü"),), "a": (Segment("data_parallel"),)})
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    assert make_plan(str(path), tables) == plan
+    with pytest.raises(ConfigError, match=r"plan\.json: places the tables a, b, but the model has a\. Write a new"):
+        make_plan(str(path), tables[:1])
+    with pytest.raises(ConfigError, match="places the tables a, b, but the model has a, b, c"):
+        make_plan(str(path), (*tables, TableSpec("c", 10, 4, SGD)))
+
+
+def test_a_plan_that_cannot_be_read(tmp_path):
+    tables = (TableSpec("a", 10, 4, SGD),)
+    for choice in ("rowwise", str(tmp_path / "missing.json"), str(tmp_path)):
+        with pytest.raises(ConfigError, match="not one of auto, row_wise, data_parallel, and no such plan file exists"):
+            make_plan(choice, tables)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe{")
+    with pytest.raises(ConfigError, match=r"binary: cannot be read \(.*utf-8.*permissions"):
+        make_plan(str(tmp_path / "binary"), tables)
+    with pytest.raises(ConfigError, match=r"cannot be read \(.*File name too long"):
+        make_plan("x" * 5000, tables)
+
+
+def test_one_group_for_each_placement_width_and_optimizer():
+    tables, features = specs(
+        TableSpec("a", 50, 4, SGD),
+        TableSpec("b", 60, 4, ADAGRAD),
+        TableSpec("c", 70, 4, SGD),
+        TableSpec("d", 80, 8, SGD),
+        TableSpec("e", 90, 4, SGD),
+        TableSpec("f", 95, 4, RowWiseAdagrad(0.1)),  # equal to b's, not the same object
+    )
+    placements = {t.name: (Segment("data_parallel" if t.name == "e" else "row_wise"),) for t in tables}
+    bound = bind(Plan(placements), tables, features, 4)
+    assert {g.name: [t.spec.name for t in g.tables] for g in bound.groups} == {
+        "row_wise_D4_sgd": ["a", "c"],
+        "row_wise_D4_rowwise_adagrad": ["b", "f"],
+        "row_wise_D8_sgd": ["d"],
+        "data_parallel_D4_sgd": ["e"],
+    }
+    for group in bound.groups:
+        assert {(t.spec.dim, t.spec.optimizer) for t in group.tables} == {(group.dim, group.optimizer)}
+        assert group.owners == (1 if group.placement == "data_parallel" else 4)
+        assert [f.name for f in group.features] == [t.spec.name for t in group.tables]
+
+
+def test_optimizers_of_one_kind_with_other_settings_do_not_share_a_buffer():
+    rates = [0.1, 0.2, 0.1, 0.3]
+    tables, features = specs(*(TableSpec(f"t{i}", 40, 4, Sgd(rate)) for i, rate in enumerate(rates)))
+    bound = bind(make_plan("row_wise", tables), tables, features, 3)
+    assert [(g.optimizer.learning_rate, [t.spec.name for t in g.tables]) for g in bound.groups] == [
+        (0.1, ["t0", "t2"]),
+        (0.2, ["t1"]),
+        (0.3, ["t3"]),
+    ]
+    assert len({g.name for g in bound.groups}) == 3
+
+
+def test_features_may_share_a_table():
+    tables = (TableSpec("user", 40, 4, SGD), TableSpec("item", 50, 4, ADAGRAD))
+    features = (FeatureSpec("viewer", "user"), FeatureSpec("seen", "item", None), FeatureSpec("seller", "user"))
+    bound = bind(make_plan("row_wise", tables), tables, features, 2)
+    assert [[f.name for f in g.features] for g in bound.groups] == [["viewer", "seller"], ["seen"]]
+    assert bound.features == features
+
+
+def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
+    """Every (table, row) has one place and no two share one; the buffer is no larger than the even split needs."""
+    placed = [t.spec for g in bound.groups for t in g.tables]
+    assert sorted(t.name for t in placed) == sorted(t.name for t in tables)
+    for group in bound.groups:
+        places, ranges = [], []
+        for table in group.tables:
+            owner, slot = table.locate(np.arange(table.spec.rows))
+            assert owner.shape == slot.shape == (table.spec.rows,)
+            assert owner.min() >= 0 and owner.max() < group.owners
+            assert slot.min() >= 0 and slot.max() < group.rows
+            counts = np.bincount(owner, minlength=group.owners)
+            assert counts.max() - counts.min() <= 1
+            places.append(owner * group.rows + slot)
+            ranges.append((table.offset, table.offset + table.split.longest))
+        assert len(np.unique(np.concatenate(places))) == sum(t.spec.rows for t in group.tables)
+        assert ranges[0][0] == 0 and ranges[-1][1] == group.rows
+        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ranges))
+        assert group.rows == sum(-(-t.spec.rows // group.owners) for t in group.tables)
+
+
+tables_of_a_model = st.lists(
+    st.tuples(st.integers(1, 9000), st.sampled_from([1, 4, 16]), st.sampled_from([SGD, Sgd(0.2), ADAGRAD])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables_of_a_model, st.integers(1, 70), st.sampled_from(["row_wise", "data_parallel", "auto"]))
+def test_every_row_of_every_table_has_one_place(sizes, devices, plan):
+    tables, features = specs(*(TableSpec(f"t{i}", *size) for i, size in enumerate(sizes)))
+    check_slots(bind(make_plan(plan, tables), tables, features, devices), tables)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 8, 64, 300])
+def test_tables_smaller_than_the_number_of_devices(devices):
+    tables, features = specs(TableSpec("one", 1, 4, SGD), TableSpec("two", 2, 4, SGD), TableSpec("big", 999, 4, SGD))
+    check_slots(bind(make_plan("row_wise", tables), tables, features, devices), tables)
+
+
+def test_more_rows_than_int32_on_one_device_are_refused():
+    tables, features = specs(TableSpec("a", 2**31 - 1, 1, SGD), TableSpec("b", 2**20, 1, SGD))
+    plan = make_plan("row_wise", tables)
+    with pytest.raises(ConfigError, match=r"group row_wise_D1_sgd: 2,148,532,223 rows on one device exceed int32"):
+        bind(plan, tables, features, 1)
+    assert bind(plan, tables, features, 2).groups[0].rows == 2**30 + 2**19

@@ -1,0 +1,245 @@
+"""Routing loses nothing and invents nothing: every sample's ids and weights are read back from the arrays alone."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from recjax.data.batch import Bags, Batch
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import BoundPlan, Group, Plan, Segment, bind, make_plan
+from recjax.embedding.route import Routing, count, grow, pad
+from recjax.embedding.spec import FeatureSpec, TableSpec
+
+LARGEST, THIRD = 2**31 - 1, 2**31 // 3  # three tables of THIRD rows are all that one device can count
+Bag = list[tuple[int, float]]  # (row, weight), in no particular order
+
+FEATURES = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # table
+        st.sampled_from([None, None, 1, 2, 3]),  # bag
+        st.sampled_from(["sum", "mean"]),
+        st.booleans(),  # weighted
+    ),
+    min_size=1,
+    max_size=5,
+)
+TABLES = st.lists(
+    st.tuples(st.sampled_from([1, 2, 7, 40, THIRD]), st.sampled_from([2, 3]), st.booleans()), min_size=3, max_size=3
+)
+
+
+def build(tables: list[Any], features: list[Any], devices: int) -> BoundPlan:
+    """Tables (rows, dim, whether replicated) and features (table, bag, pooling, weighted), bound."""
+    used = sorted({f[0] for f in features})
+    specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
+    placements: dict[str, tuple[Segment, ...]] = {
+        f"t{i}": (Segment("data_parallel" if tables[i][2] else "row_wise"),) for i in used
+    }
+    named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
+    return bind(Plan(placements), specs, named, devices)
+
+
+def make_batch(bound: BoundPlan, size: int, seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    rows = {t.spec.name: t.spec.rows for g in bound.groups for t in g.tables}
+    bags = {}
+    for f in bound.features:
+        lengths = rng.integers(0, 5, size).astype(np.int32) if f.bag is None else None
+        shape = (int(lengths.sum()),) if f.bag is None else (size, f.bag)
+        few = min(rows[f.table], 50)  # so that ids repeat, in a bag and between samples
+        ids = rng.integers(0, few, shape) if seed % 2 else rows[f.table] - 1 - rng.integers(0, few, shape)
+        ids = ids.astype((np.int32, np.int64, np.uint32)[seed % 3])
+        weights = rng.normal(size=shape).astype(np.float32) if f.weighted else None
+        bags[f.name] = Bags(ids, lengths, weights)
+    return Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
+
+
+def bags_of(batch: Batch, feature: FeatureSpec, dtype: type) -> list[Bag]:
+    """What the input says, sample by sample."""
+    bags, out, start = batch.bags[feature.name], [], 0
+    for i in range(batch.size):
+        length = bags.ids.shape[1] if bags.lengths is None else int(bags.lengths[i])
+        ids = bags.ids.ravel()[start : start + length].tolist()
+        weights = [1.0] * length if bags.weights is None else bags.weights.ravel()[start : start + length].tolist()
+        out.append(
+            [
+                (r, float(dtype(w / length if feature.pooling == "mean" else w)))
+                for r, w in zip(ids, weights, strict=True)
+            ]
+        )
+        start += length
+    return out
+
+
+def row_at_slot(group: Group, owner: int, slot: int) -> tuple[str, int]:
+    """The (table, row) that lives at a slot of an owner's buffer."""
+    table = next(t for t in reversed(group.tables) if t.offset <= slot)
+    position = int(table.split.start(owner)) + slot - table.offset
+    assert position < table.split.start(owner + 1), "the slot is padding between two tables"
+    return table.spec.name, int(table.order.row(np.int64(position)))
+
+
+def check_groups(routing: Routing, bound: BoundPlan) -> None:
+    """Shapes, types, and slots that are distinct, counted, and followed by nothing but R."""
+    for group in bound.groups:
+        slots, counts = routing.groups[group.name].slots_NxOxC, routing.groups[group.name].counts_NxO
+        assert slots.dtype == counts.dtype == np.int32
+        assert slots.shape[:2] == counts.shape == (bound.devices, group.owners)
+        for asked, n in zip(slots.reshape(-1, slots.shape[2]), counts.ravel(), strict=True):
+            assert len(set(asked[:n])) == n and (asked[:n] >= 0).all() and (asked[:n] < group.rows).all()
+            assert (asked[n:] == group.rows).all()
+
+
+def read_back(
+    routing: Routing, bound: BoundPlan, local: int
+) -> tuple[dict[str, list[Bag]], dict[str, set[tuple[int, int]]]]:
+    """The bags of all N * b samples, by feature; and the (device, place) pairs that some id uses, by group."""
+    found: dict[str, list[Bag]] = {}
+    used: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
+    N = bound.devices
+    for group in bound.groups:
+        slots = routing.groups[group.name].slots_NxOxC
+        C = slots.shape[2]
+        nothing = group.owners * C
+        for feature in group.features:
+            f = routing.features[feature.name]
+            assert f.inverse.dtype == np.int32
+            inverse = f.inverse.reshape(N, -1)
+            segments = np.repeat(np.arange(local), inverse.shape[1] // local)
+            segments = np.tile(segments, (N, 1)) if f.segments is None else f.segments.reshape(N, -1)
+            assert segments.shape == inverse.shape
+            weights = np.ones(inverse.shape) if f.weights is None else f.weights.reshape(inverse.shape)
+            samples: list[Bag] = [[] for _ in range(N * local)]
+            for n in range(N):
+                for place, segment, weight in zip(inverse[n], segments[n], weights[n], strict=True):
+                    if place == nothing:
+                        assert f.segments is None or segment == local
+                        assert f.weights is None or weight == 0
+                        continue
+                    assert 0 <= place < nothing
+                    used[group.name].add((n, int(place)))
+                    table, row = row_at_slot(group, int(place) // C, int(slots[n, place // C, place % C]))
+                    assert table == feature.table
+                    samples[n * local + segment].append((row, float(weight)))
+            found[feature.name] = samples
+    return found, used
+
+
+@settings(max_examples=120, deadline=None)
+@given(TABLES, FEATURES, st.integers(1, 6), st.integers(1, 13), st.integers(0, 12), st.integers(0, 2**32))
+@example([(40, 2, False)] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 10, 7, 1)
+@example([(LARGEST, 2, False)] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 5, 0, 4)
+def test_every_bag_can_be_read_back(tables, features, devices, batch_size, missing, seed):
+    bound = build(tables, features, devices)
+    batch = make_batch(bound, max(1, batch_size - missing), seed)
+    dtype = np.float64 if seed % 5 == 0 else np.float32
+    counted = count(batch, bound, batch_size)
+    b = -(-batch_size // devices)
+    assert counted.local == b
+
+    tight = dict(counted.needs)
+    for capacities in (grow({}, tight), grow(grow({}, tight), {k: v + 9 for k, v in tight.items()})):
+        routing = pad(counted, bound, capacities, dtype)
+        check_groups(routing, bound)
+        found, used = read_back(routing, bound, b)
+        for feature in bound.features:
+            expected = bags_of(batch, feature, dtype) + [[]] * (devices * b - batch.size)
+            assert [collections.Counter(s) for s in found[feature.name]] == [collections.Counter(s) for s in expected]
+            weights = routing.features[feature.name].weights
+            assert weights is None or weights.dtype == dtype
+            assert (weights is None) == (feature.pooling == "sum" and not feature.weighted)
+
+        for group in bound.groups:
+            C = capacities[group.name]
+            counts = routing.groups[group.name].counts_NxO
+            true_counts = np.zeros_like(counts)
+            for n, place in used[group.name]:
+                true_counts[n, place // C] += 1
+            np.testing.assert_array_equal(counts, true_counts)  # each distinct row once, and none that no id uses
+            assert counted.needs[group.name] == counts.max()
+
+    jagged = {f.name for f in bound.features if f.bag is None}
+    assert counted.needs.keys() == {g.name for g in bound.groups} | jagged
+    for name in jagged:
+        lengths = np.pad(batch.bags[name].lengths, (0, devices * b - batch.size))
+        assert counted.needs[name] == lengths.reshape(devices, b).sum(axis=1).max()
+
+
+def test_a_batch_by_hand():
+    tables = (TableSpec("t", 4, 2, Sgd()),)
+    features = (FeatureSpec("x", "t"), FeatureSpec("y", "t", None, "mean"))
+    bound = bind(make_plan("row_wise", tables), tables, features, 2)
+    # position of each row: so rows 0 and 3 live on device 0, rows 2 and 1 on device 1
+    assert bound.groups[0].tables[0].order.position(np.arange(4)).tolist() == [0, 3, 2, 1]
+    bags = {
+        "x": Bags(np.array([[0], [3], [2]])),
+        "y": Bags(np.array([1, 1, 3, 2, 0, 0]), np.array([3, 0, 3], np.int32)),
+    }
+    batch = Batch(np.zeros((3, 1), np.float32), bags, np.zeros(3, np.float32), np.ones(3, np.float32))
+    counted = count(batch, bound, 4)
+    group = bound.groups[0].name
+    assert counted.needs == {group: 2, "y": 3}
+    routing = pad(counted, bound, {group: 3, "y": 4})
+    # device 0 wants rows 0, 3 (slots 0, 1) of owner 0 and row 1 (slot 1) of owner 1; device 1 wants row 0, and row 2
+    R = 2
+    assert routing.groups[group].slots_NxOxC.tolist() == [[[0, 1, R], [1, R, R]], [[0, R, R], [0, R, R]]]
+    assert routing.groups[group].counts_NxO.tolist() == [[2, 1], [1, 1]]
+    x, y = routing.features["x"], routing.features["y"]
+    assert x.inverse.tolist() == [[0], [1], [3], [6]] and x.weights is None and x.segments is None
+    assert y.inverse.tolist() == [3, 3, 1, 6, 3, 0, 0, 6]
+    assert y.segments.tolist() == [0, 0, 0, 2, 0, 0, 0, 2]
+    np.testing.assert_allclose(y.weights, np.array([1, 1, 1, 0, 1, 1, 1, 0]) / 3, rtol=1e-7)
+
+
+def test_routing_only_depends_on_its_batch():
+    """Worker threads count batches in any order, and a shorter batch is no other problem."""
+    bound = build([(40, 2, False)] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
+    batches = [make_batch(bound, size, size) for size in (10, 4, 10, 1)]
+    first = [count(batch, bound, 10) for batch in batches]
+    again = [count(batch, bound, 10) for batch in reversed(batches)][::-1]
+    for a, b in zip(first, again, strict=True):
+        assert a.needs == b.needs
+        for name in a.keys:
+            np.testing.assert_array_equal(a.keys[name], b.keys[name])
+
+
+sizes = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 10**9), max_size=4)
+
+
+@given(sizes, st.lists(sizes, max_size=5))
+def test_capacities_only_grow_and_always_suffice(start, requests):
+    capacities = grow({}, start)
+    for needs in requests:
+        before, capacities = capacities, grow(capacities, needs)
+        assert before.keys() | needs.keys() == capacities.keys()
+        for name, size in capacities.items():
+            need = needs.get(name, 0)
+            assert size >= max(need, before.get(name, 0), 8) and size % 8 == 0
+            if name in before and before[name] >= need:
+                assert size == before[name]
+            else:
+                assert size <= max(8, 1.125 * need + 8)  # and no more than an eighth is wasted
+    assert grow(capacities, {}) == capacities
+
+
+def test_growing_leaves_its_input_alone():
+    capacities = {"a": 8}
+    assert grow(capacities, {"a": 9, "b": 0}) == {"a": 16, "b": 8}
+    assert capacities == {"a": 8}
+
+
+def test_short_capacities_are_refused():
+    bound = build([(40, 2, False)] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
+    counted = count(make_batch(bound, 10, 1), bound, 10)
+    assert len(counted.needs) == 2
+    pad(counted, bound, counted.needs)  # exactly enough
+    for name, need in counted.needs.items():
+        assert need > 1
+        with pytest.raises(ValueError, match=rf"{{'{name}': \({need}, {need - 1}\)}}; grow them"):
+            pad(counted, bound, {**counted.needs, name: need - 1})
+        with pytest.raises(ValueError, match="None"):
+            pad(counted, bound, {k: v for k, v in counted.needs.items() if k != name})

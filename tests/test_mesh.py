@@ -1,0 +1,93 @@
+"""The mesh: its axes, host devices in a fresh process, and what it says when devices are missing."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from recjax.errors import ConfigError, DeviceError
+from recjax.mesh import AXES, MeshConfig, make_mesh, replicated, sharded
+
+
+@pytest.mark.parametrize("devices", [0, 1, 3, 8])
+def test_axes_and_sizes(devices):
+    mesh = make_mesh(MeshConfig(devices, "cpu"))
+    assert mesh.axis_names == AXES == ("replica", "host", "device")
+    assert dict(mesh.shape) == {"replica": 1, "host": 1, "device": devices or 8}
+    assert mesh.devices.ravel().tolist() == jax.devices("cpu")[: devices or 8]
+
+
+def test_shardings():
+    mesh = make_mesh(MeshConfig(4, "cpu"))
+    assert sharded(mesh).spec == sharded(mesh, ("host", "device")).spec == P(("host", "device"))
+    assert sharded(mesh).shard_shape((8, 3)) == (2, 3)
+    assert replicated(mesh).shard_shape((8, 3)) == (8, 3)
+
+
+def test_too_few_host_devices():
+    with pytest.raises(DeviceError, match=r"mesh\.devices=9, but JAX sees 8 cpu .* restart .*'jax_num_cpu_devices', 9"):
+        make_mesh(MeshConfig(9, "cpu"))
+
+
+def test_too_few_accelerators(monkeypatch):
+    class Gpu:
+        platform = "gpu"
+
+    monkeypatch.setattr(jax, "devices", lambda *_: [Gpu(), Gpu()])
+    message = r"mesh\.devices=3, but JAX sees 2 gpu .* set mesh\.devices=2, or mesh\.platform=cpu for 3 host devices"
+    with pytest.raises(DeviceError, match=message):
+        make_mesh(MeshConfig(3))
+
+
+def test_a_platform_that_is_not_there():
+    with pytest.raises(DeviceError, match=r"mesh\.platform=tpu: JAX finds no such device .* or set mesh\.platform=cpu"):
+        make_mesh(MeshConfig(1, "tpu"))
+
+
+def test_a_negative_number_of_devices():
+    with pytest.raises(ConfigError, match="devices is -1"):
+        MeshConfig(-1)
+
+
+def fresh(script: str, **environment: str) -> str:
+    """What a new process prints, in which no test has set anything."""
+    inherited = {k: v for k, v in os.environ.items() if k != "NPROC" and not k.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"from recjax.mesh import MeshConfig, make_mesh\n{script}"],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_host_devices_are_made_before_jax_starts():
+    script = """
+import os, jax
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+mesh = make_mesh(MeshConfig(DEVICES, "cpu"))
+print(mesh.devices.size, len(jax.devices()), jax.devices()[0].platform, os.environ["NPROC"])
+"""
+    assert fresh(script.replace("DEVICES", "5")) == "5 5 cpu 16"
+    # threads for twice the devices, so that collectives cannot deadlock, also where a variable of JAX's makes them
+    assert fresh(script.replace("DEVICES", "0"), JAX_NUM_CPU_DEVICES="9") == "9 9 cpu 18"
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "rocm"])  # unknown to JAX, and known to it but without its plugin
+def test_jax_platforms_may_name_what_is_not_installed(name):
+    script = """
+from recjax.errors import DeviceError
+try:
+    make_mesh(MeshConfig())
+except DeviceError as error:
+    print(error)
+"""
+    assert f"mesh.platform=auto with JAX_PLATFORMS={name}: JAX finds no such device (" in fresh(
+        script, JAX_PLATFORMS=name
+    )
