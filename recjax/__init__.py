@@ -33,12 +33,13 @@ def load(preset: str, *overrides: str) -> RunConfig:
     return presets.load(preset, overrides)
 
 
-def fit(config: RunConfig, out: Path | str) -> dict[str, Any]:
+def fit(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     """Trains, and returns what summary.json holds.
 
     Args:
       config: from `load`.
-      out: the run folder; training resumes from what it holds.
+      out: the run folder; training resumes from what it holds. None takes the one in runs/ that the
+        command line takes, named after the config.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.

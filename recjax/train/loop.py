@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,9 @@ class Loop:
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = result[by]
-        better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
+        sign = 1 if by == "auc" else -1
+        # an AUC of one class alone is nan, which is better than nothing only
+        better = not math.isnan(value) and (cursor.best_value is None or sign * value > sign * cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
         else:
