@@ -147,7 +147,7 @@ class Loop:
         by = self.setup.config.train.choose_by
         value = result[by]
         sign = 1 if by == "auc" else -1
-        # an AUC of one class alone is nan, which is better than nothing only
+        # the AUC of a split with one class alone is nan: such a split chooses nothing
         better = not math.isnan(value) and (cursor.best_value is None or sign * value > sign * cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0

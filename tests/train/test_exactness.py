@@ -14,13 +14,16 @@ from support import Problem, Result, compare, problem, run_oracle, run_sharded
 
 import recjax
 from recjax.data.movietweetings import MovieTweetings
+from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.models.dlrm import DLRMConfig
 
 STEPS = 50
 OPTIMIZERS = {"sgd": Sgd(0.5), "rowwise_adagrad": RowWiseAdagrad(0.05)}
 # 1,200 rows end an epoch in a short batch, four times within 50 steps of 97.
-MULTI_HOT = dataclasses.replace(recjax.load("synthetic_multihot").data, train_rows=1200)
+PRESET = recjax.load("synthetic_multihot").data
+assert isinstance(PRESET, Synthetic)
+MULTI_HOT = dataclasses.replace(PRESET, train_rows=1200)
 
 
 @functools.cache
