@@ -80,9 +80,8 @@ def _backend_started() -> bool:
 
 
 def _prepare_backend(config: MeshConfig) -> None:
-    host_devices = (
-        config.devices or jax.config.values["jax_num_cpu_devices"]
-    )  # the latter also from JAX_NUM_CPU_DEVICES
+    # The setting may also come from the environment (JAX_NUM_CPU_DEVICES).
+    host_devices = config.devices or jax.config.values["jax_num_cpu_devices"]
     if config.platform in ("cpu", "auto") and host_devices > 1:
         jax.config.update("jax_num_cpu_devices", host_devices)
         # Each host device needs a thread that may block in a collective; with fewer threads than

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_CLASSES = 4096
-NAME = "golden-stride/2"  # goes into checkpoints; a changed bijection needs a new name
+NAME = "golden-stride/1"  # goes into checkpoints; a changed bijection needs a new name
 
 
 @dataclasses.dataclass(frozen=True)
