@@ -9,8 +9,8 @@ from recjax.train.options import DenseSgd, TrainConfig
 
 config = RunConfig(
     data=MovieTweetings(),
-    model=DLRMConfig(bottom=(8,), top=(16, 1), interaction="cat"),
-    embedding=EmbeddingConfig(dim=8, optimizer=RowWiseAdagrad(learning_rate=0.007)),
+    model=DLRMConfig(bottom=(32,), top=(32, 1), interaction="cat"),
+    embedding=EmbeddingConfig(dim=32, optimizer=RowWiseAdagrad(learning_rate=0.004)),
     train=TrainConfig(batch_size=768, epochs=10, shuffle=False, optimizer=DenseSgd(0.3), patience=3),
     mesh=MeshConfig(devices=8, platform="cpu"),
     plan="row_wise",

@@ -30,7 +30,7 @@ def test_every_dataset_opens_under_its_name(tmp_path, monkeypatch):
 def test_prepare_tells_what_it_made(tmp_path):
     made = datasets.prepare(MovieTweetings(), None, tmp_path / "out")
     assert json.loads(json.dumps(made)) == made
-    assert made["rows"] == {"train": 72_000, "validation": 8_000, "test": 20_000}
+    assert made["rows"] == {"train": 79_104, "validation": 896, "test": 20_000}
     described = datasets.describe(str(tmp_path / "out"))
     assert described["fingerprint"] == made["fingerprint"]
     with pytest.raises(ConfigError, match="Leave out 'threshold=5'"):

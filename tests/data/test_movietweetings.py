@@ -25,7 +25,9 @@ RATINGS = [
     (4, 40, 8, 6000), (1, 40, 0, 7000),
     (1, 10, 8, 8000), (5, 40, 2, 9000),
 ]  # fmt: skip
-CONFIG = MovieTweetings(validation_fraction=0.25, min_user_count=2, min_movie_count=1, min_year_count=1)
+CONFIG = MovieTweetings(
+    validation_fraction=0.25, min_user_count=2, min_movie_count=1, min_year_count=1, min_genre_count=1
+)
 
 
 def write_raw(folder, ratings=RATINGS, movies=MOVIES):
@@ -46,7 +48,7 @@ def shipped(tmp_path_factory):
 
 
 def test_the_shipped_ratings(shipped):
-    assert [int(shipped.row_counts(split).sum()) for split in SPLITS] == [72_000, 8_000, 20_000]
+    assert [int(shipped.row_counts(split).sum()) for split in SPLITS] == [79_104, 896, 20_000]
     labels = {split: whole(shipped, split).labels for split in SPLITS}
     known = np.concatenate([labels["train"], labels["validation"]])
     assert known.mean(dtype=float) == pytest.approx(0.5093875) and labels["test"].mean(dtype=float) == 0.48955
@@ -55,7 +57,7 @@ def test_the_shipped_ratings(shipped):
         for index in range(len(shipped.row_counts(split))):
             validate(shipped.read(split, index), shipped.schema)
     genres = shipped.schema.feature("genres")
-    assert (genres.bag, genres.rows) == (None, 26)
+    assert (genres.bag, genres.rows) == (None, 24)  # 23 genres with 50 ratings or more
     assert set(np.unique(whole(shipped, "train").bags["genres"].lengths).tolist()) == set(range(8))
 
 
@@ -71,7 +73,7 @@ def test_training_frequency_orders_the_rows(shipped):
     for name in ("user", "movie"):
         counts = np.bincount(train.bags[name].ids[:, 0], minlength=shipped.schema.feature(name).rows)
         assert (np.diff(counts[1:]) <= 0).all()
-        assert counts[1:].min() >= {"user": 3, "movie": 2}[name]
+        assert counts[1:].min() >= {"user": 2, "movie": 1}[name]
 
 
 def test_a_small_file_by_hand(tmp_path):
@@ -94,7 +96,7 @@ def test_a_small_file_by_hand(tmp_path):
     assert test.bags["year"].ids[:, 0].tolist() == [1, 0]
     time, year = (DENSE.index(name) for name in ("time", "year"))
     np.testing.assert_allclose(train.dense[:, time], [-1, -0.75, -0.5, -0.25, -0.25, 0])
-    np.testing.assert_allclose(test.dense[:, time], [0.75, 1])
+    np.testing.assert_allclose(test.dense[:, time], [0, 0])  # after the last training rating
     np.testing.assert_allclose(train.dense[:, year], np.array([-16, 4, 0, -16, -16, 4]) / 12, rtol=1e-6)
     assert source.about["vocabularies"]["user"]["rows"] == 3
 
@@ -193,10 +195,10 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monk
 
 def test_prepared_data_of_other_options_are_refused(tmp_path):
     prepare(CONFIG, write_raw(tmp_path / "raw"), tmp_path / "out")
-    opened = MovieTweetings(str(tmp_path / "out"), 8, 0.25, 2, 1, 1).open()
+    opened = MovieTweetings(str(tmp_path / "out"), 8, 0.25, 2, 1, 1, 1).open()
     assert opened.fingerprint == open_prepared(tmp_path / "out").fingerprint
     with pytest.raises(DataError, match=r"prepared with min_user_count=2, but the config says 7\. Set data\.min_user"):
-        MovieTweetings(str(tmp_path / "out"), 8, 0.25, 7, 1, 1).open()
+        MovieTweetings(str(tmp_path / "out"), 8, 0.25, 7, 1, 1, 1).open()
 
 
 def test_a_missing_path_names_the_command(tmp_path):
