@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,11 @@ class Loop:
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = result[by]
+        if math.isnan(value):
+            self.progress.note(
+                f"step {cursor.step:,}: the validation {by} has no value (are all labels equal?), so it chooses nothing"
+            )
+            return
         better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
