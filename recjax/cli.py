@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost device, 1 anything else.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
     options, rest = parser.parse_known_args(arguments)
@@ -41,14 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecjaxError as error:
         return _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
-        return _fail("interrupted. The same command resumes the run from its last checkpoint.", 1)
+        return _fail("interrupted. Give the same command to go on; a run resumes from its last checkpoint.", 1)
     except BrokenPipeError:  # the reader of our output (head, say) has left
         sys.stderr.close()
         return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return _fail(
+            f"out of memory: {' '.join(str(error).split())[:300].rstrip('.')}. The tables with their optimizer state "
+            "and one batch must fit, as `recjax plan` shows them: take more devices (mesh.devices), a smaller "
+            "embedding.dim, fewer rows, or a smaller train.batch_size or train.eval_batch_size.",
+            1,
+        )
     return 0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # JAX says so with a RuntimeError only; asking for its class here would import it.
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text
 
 
 def _fail(message: str, status: int) -> int:
@@ -128,7 +147,9 @@ def _info(options: argparse.Namespace) -> None:
 
 
 def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
-    print(json.dumps(result, allow_nan=False) if options.json else text())
+    from recjax.train.files import jsonable
+
+    print(json.dumps(jsonable(result), allow_nan=False) if options.json else text())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from recjax.train import metrics
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
-from recjax.train.folder import RunFolder, read_config
+from recjax.train.folder import RunFolder, changes, read_config
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState, from_host
@@ -45,7 +45,8 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     """
     began = time.monotonic()
     with RunFolder(Path(out or default_out(config)), config) as folder:
-        setup = make_setup(config)
+        setup = make_setup(config, splits=("train", "test"))
+        folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             restored = checkpoints.newest(report=_note)
             if restored is None:
@@ -119,8 +120,14 @@ def evaluate(
     Returns:
       {"step", "split", "auc", "logloss", "ne", "calibration", "samples"}.
     """
-    config = machinery.override(read_config(Path(run)), overrides)
-    setup = make_setup(config)
+    trained = read_config(Path(run))
+    config = machinery.override(trained, overrides)
+    if changed := changes(trained, config):
+        raise ConfigError(
+            f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
+            f"change {', '.join(FREE_ON_RESUME)}."
+        )
+    setup = make_setup(config, splits=(split,))
     with Checkpoints(Path(run) / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
         restored = checkpoints.newest(report=_note) if step is None else checkpoints.restore(step)
     if restored is None:

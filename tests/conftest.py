@@ -5,6 +5,7 @@ This file is imported before any test module, so before anything can start the J
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 # Tests that need a GPU ask for it: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,6 +16,7 @@ os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 import hypothesis
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("recjax", deadline=None)
@@ -29,6 +31,24 @@ jax.config.update("jax_num_cpu_devices", 8)
 # calls them does so under `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For modules that run whole commands: a program is compiled once, for this process and those that it starts."""
+    options = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
+    options |= {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
+    before = {name: getattr(jax.config, name) for name in options}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in options.items():
+            patch.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # JAX looks only once whether there is one
+        jax.devices()  # starts the backend with all devices, before a command with fewer can
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def pytest_unconfigure() -> None:

@@ -25,8 +25,8 @@ import numpy as np
 
 from recjax.data import draws
 from recjax.data.batch import Batch, validate
-from recjax.data.source import BlockSource, between, concatenate, take
-from recjax.errors import ConfigError, DataError
+from recjax.data.source import BlockSource, between, concatenate, require_rows, take
+from recjax.errors import ConfigError
 
 _BLOCK_ORDER, _ROW_ORDER = 1, 2  # purposes of draws: they keep the two kinds of permutation independent
 
@@ -181,12 +181,8 @@ def batches(
     ):
         if value < least:
             raise ConfigError(f"{name}={value} makes no sense when reading batches: set it to {least} or more.")
+    require_rows(source, split)
     order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks)
-    if order.rows == 0:
-        raise DataError(
-            f"split {split!r} of {source.name} has no rows, so no batch can be read from it. "
-            "Give the split rows when preparing the data (or in the synthetic data's config)."
-        )
     windows = _Windows(source, split, order, keep=workers + 2)
 
     def finish(batch: Batch) -> Any:

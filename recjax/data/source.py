@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from recjax.data.batch import Bags, Batch, Schema
+from recjax.errors import DataError
 
 BLOCK_ROWS = 4096  # rows of a full block; only the last block of a split holds fewer
 SPLITS = ("train", "validation", "test")
@@ -42,6 +43,19 @@ class BlockSource(Protocol):
     def read(self, split: str, index: int) -> Batch:
         """Block `index` of `split`."""
         ...
+
+
+def require_rows(source: BlockSource, split: str) -> None:
+    """Refuses a split without rows.
+
+    Raises:
+      DataError: it has none, or there is no such split.
+    """
+    if source.row_counts(split).sum() == 0:
+        raise DataError(
+            f"split {split!r} of {source.name} has no rows, so no batch can be read from it. "
+            "Give the split rows when preparing the data (or in the synthetic data's config)."
+        )
 
 
 def even_blocks(rows: int) -> np.ndarray:

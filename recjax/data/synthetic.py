@@ -55,6 +55,8 @@ class Synthetic:
     seed: int = 0  # of the data; independent of the seed of training
 
     def __post_init__(self) -> None:
+        if not self.rows:
+            raise ConfigError("rows is empty; give the rows of at least one table.")
         for name in ("ids_per_bag", "weighted"):
             length = len(getattr(self, name))
             if length not in (1, len(self.rows)):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
 from recjax import config as machinery
+from recjax.config_values import written
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.presets import FREE_ON_RESUME, RunConfig
 from recjax.train.files import write_json
 
+_UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
+
 
 class RunFolder:
     """A run folder opened for writing. A context manager: leaving it releases the lock.
+
+    Opening it checks and locks; `claim` then makes it the folder of this run.
 
     config.json    the config, lossless
     metrics.jsonl  one JSON object a line
@@ -23,14 +29,14 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: RunConfig) -> None:
-        """Creates the folder, or opens the one of an earlier run of the same config.
+        """Creates the folder, or opens the one of an earlier run of the same config. Writes nothing but the lock.
 
         Raises:
           ConfigError: the folder belongs to a run of another config (every differing key is named), or
             is something else altogether.
           TrainingError: no permission, no space, or another process is training there.
         """
-        self.path = path
+        self.path, self._config = path, config
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
         try:
@@ -49,25 +55,36 @@ class RunFolder:
                 f"another process is training in {path}. Wait for it, stop it, or choose another --out."
             ) from error
         try:
-            self._claim(config)
+            self._check()
         except BaseException:
             self._lock.close()
             raise
 
-    def _claim(self, config: RunConfig) -> None:
+    def _check(self) -> None:
         if self.config_file.exists():
-            differing = [d for d in machinery.diff(read_config(self.path), config) if not _free(d[0])]
+            differing = changes(read_config(self.path), self._config)
             if differing:
-                listed = "; ".join(f"{key}: {then} there, {now} here" for key, then, now in differing)
                 raise ConfigError(
-                    f"{self.path} holds a run of another config ({listed}). Give the same settings to resume it, or "
-                    "another --out to start anew."
+                    f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
+                    "resume it, or another --out to start anew."
                 )
-        elif any(p.name != ".lock" for p in self.path.iterdir()):
+        elif any(p.name != ".lock" and not fnmatch(p.name, _UNFINISHED) for p in self.path.iterdir()):
             raise ConfigError(
                 f"{self.path} is not empty and holds no config.json, so it is not a run folder. Choose another --out."
             )
-        write_json(self.config_file, json.loads(machinery.to_json(config)))
+
+    def claim(self) -> None:
+        """Writes config.json, and removes what a killed run left unfinished.
+
+        Called once the config has passed every check, so that one with a mistake does not keep the folder from the
+        corrected one.
+
+        Raises:
+          TrainingError: no permission, no space.
+        """
+        for unfinished in self.path.glob(_UNFINISHED):
+            unfinished.unlink(missing_ok=True)
+        write_json(self.config_file, json.loads(machinery.to_json(self._config)))
 
     @property
     def config_file(self) -> Path:
@@ -79,6 +96,20 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
+
+
+def changes(then: RunConfig, now: RunConfig) -> list[str]:
+    """The settings by which `now` is another run than `then`, each as "key: value there, value here".
+
+    Where a part is of another kind, the settings that only one of the two kinds has are left out.
+    """
+    differing = [d for d in machinery.diff(then, now) if not _free(d[0])]
+    keys = {key for key, _, _ in differing}
+    return [
+        f"{key}: {written(old)} there, {written(new)} here"
+        for key, old, new in differing
+        if None not in (old, new) or not any(key.startswith(part + ".") for part in keys)
+    ]
 
 
 def read_config(path: Path) -> RunConfig:

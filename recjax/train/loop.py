@@ -146,9 +146,12 @@ class Loop:
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = result[by]
-        sign = 1 if by == "auc" else -1
-        # the AUC of a split with one class alone is nan: such a split chooses nothing
-        better = not math.isnan(value) and (cursor.best_value is None or sign * value > sign * cursor.best_value)
+        if math.isnan(value):
+            self.progress.note(
+                f"step {cursor.step:,}: the validation {by} has no value (are all labels equal?), so it chooses nothing"
+            )
+            return
+        better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
         else:

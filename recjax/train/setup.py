@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from recjax.data.batch import Schema
 from recjax.data.pipeline import batches
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import route
 from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -107,17 +107,20 @@ def _rows(logits: jax.Array, count: int) -> np.ndarray:
     return np.asarray(logits, np.float64)[:count]
 
 
-def make_setup(config: RunConfig, source: BlockSource | None = None) -> Setup:
+def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = ()) -> Setup:
     """Builds everything that a run needs. Starts the JAX back end.
 
     Args:
       config: the run's config.
       source: its data; None opens `config.data`.
+      splits: those that must have rows, so that a run does not find out at its end.
 
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
     source = config.data.open() if source is None else source
+    for split in splits:
+        require_rows(source, split)
     tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables)
     mesh = make_mesh(config.mesh)
