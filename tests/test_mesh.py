@@ -99,6 +99,5 @@ try:
 except DeviceError as error:
     print(error)
 """
-    assert f"mesh.platform=auto with JAX_PLATFORMS={name}: JAX finds no such device (" in fresh(
-        script, JAX_PLATFORMS=name
-    )
+    message = "mesh.platform=auto with JAX_PLATFORMS=nonesuch: JAX finds no such device ("
+    assert message in fresh(script, JAX_PLATFORMS="nonesuch")
