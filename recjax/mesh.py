@@ -56,8 +56,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
         if config.platform == "auto" and "JAX_PLATFORMS" in os.environ:
             asked += f" with JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}"
         raise DeviceError(
-            f"{asked}: JAX finds no such device ({error or 'not installed'}). Install recjax with the extra for your "
-            "accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
+            f"{asked}: JAX finds no such device ({str(error) or 'not installed'}). Install recjax with the extra for "
+            "your accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
         ) from error
     wanted = config.devices or len(devices)
     if len(devices) < wanted:

@@ -79,8 +79,19 @@ print(mesh.devices.size, len(jax.devices()), jax.devices()[0].platform, os.envir
     assert fresh(script.replace("DEVICES", "0"), JAX_NUM_CPU_DEVICES="9") == "9 9 cpu 18"
 
 
-@pytest.mark.parametrize("name", ["nonesuch", "rocm"])  # unknown to JAX, and known to it but without its plugin
-def test_jax_platforms_may_name_what_is_not_installed(name):
+def test_a_platform_whose_plugin_is_not_installed(monkeypatch):
+    """JAX_PLATFORMS=cuda does this to an installation for CPU: JAX fails an assertion of its own."""
+
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(DeviceError, match=r"auto with JAX_PLATFORMS=cuda: JAX finds no such device \(not installed\)"):
+        make_mesh(MeshConfig())
+
+
+def test_jax_platforms_may_name_what_nobody_knows():
     script = """
 from recjax.errors import DeviceError
 try:
@@ -88,6 +99,5 @@ try:
 except DeviceError as error:
     print(error)
 """
-    assert f"mesh.platform=auto with JAX_PLATFORMS={name}: JAX finds no such device (" in fresh(
-        script, JAX_PLATFORMS=name
-    )
+    message = "mesh.platform=auto with JAX_PLATFORMS=nonesuch: JAX finds no such device ("
+    assert message in fresh(script, JAX_PLATFORMS="nonesuch")

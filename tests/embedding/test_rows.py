@@ -83,7 +83,7 @@ def test_device_code_can_use_it(rows):
     np.testing.assert_array_equal(offset, truth[1])
 
 
-def test_the_order_of_golden_stride_2():
+def test_the_stored_order_stays_as_it_is():
     """Checkpoints store rows in this order. If it must change, give it a new `rows.NAME` and only then new numbers."""
     assert RowOrder(7).position(np.arange(7)).tolist() == [0, 4, 1, 5, 2, 6, 3]
     large = RowOrder(40_000_000)
