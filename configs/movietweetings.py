@@ -1,4 +1,15 @@
-"""DLRM on the 100,000 MovieTweetings ratings that ship with recjax."""
+"""DLRM on the 100,000 MovieTweetings ratings that ship with recjax: is a rating 8 or more?
+
+    recjax train movietweetings
+
+Test AUC 0.7671, 0.7666 and 0.7658 for seeds 0, 1 and 2, mean 0.7665 (the user's and the movie's mean label added:
+0.7614), in about 20 s on two CPU cores with eight host devices (JAX 0.10.2, Python 3.11). Some 600 steps are enough;
+validation stops the run.
+
+Chosen by time-ordered folds within the first 80% of the ratings. What mattered, in this order: that the newest ratings
+train (so validation is small: the last 896 of 80,000), a row for every movie but none for users with one rating, the
+order of time instead of a shuffle, and a low learning rate of the tables (they overfit after some five epochs).
+"""
 
 from recjax.data.movietweetings import MovieTweetings
 from recjax.embedding.optim import RowWiseAdagrad

@@ -1,4 +1,10 @@
-"""DLRM on synthetic click data with a planted signal, whose best possible AUC is known."""
+"""DLRM on synthetic click data with a planted signal, whose best possible AUC is known.
+
+    recjax train synthetic
+
+Test AUC 0.792, best possible 0.800 (seed 0), in about 25 s on two CPU cores with eight host devices (JAX 0.10.2). The
+tables can have any size: `data.rows=1000000,1000000,1000,10`. `data.shuffle_labels=true` takes the signal away.
+"""
 
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad

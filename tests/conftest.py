@@ -36,7 +36,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For modules that run whole commands: a program is compiled once, for this process and those that it starts."""
-    options = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
+    options: dict[str, object] = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
     options |= {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
     before = {name: getattr(jax.config, name) for name in options}
     with pytest.MonkeyPatch.context() as patch:
