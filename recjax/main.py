@@ -22,7 +22,7 @@ from recjax.train.files import write_json
 from recjax.train.folder import RunFolder, changes, read_config
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.setup import Setup, make_setup
-from recjax.train.state import TrainState, from_host
+from recjax.train.state import TrainState
 from recjax.train.writers import MetricsFile, results_table
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -48,12 +48,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            restored = checkpoints.newest(report=_note)
-            if restored is None:
-                state, cursor = setup.new_state(), Cursor()
-            else:
-                state, cursor = resume(setup, restored)
-                _note(f"resuming {folder.path} at step {cursor.step}")
+            state, cursor = _start(setup, checkpoints)
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
@@ -97,13 +92,22 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Cursor]:
+    """The state of the newest intact checkpoint, or that before the first step."""
+    restored = checkpoints.newest(report=_note)
+    if restored is None:
+        return setup.new_state(), Cursor()
+    _note(f"resuming at step {restored.step}")
+    return resume(setup, restored)
+
+
 def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
     """The state that the validation split chose, which need not be the last one."""
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
     arrays = checkpoints.restore(cursor.best_step).arrays
-    return from_host(arrays, cursor.best_step, state, setup.bound, setup.mesh), cursor.best_step
+    return setup.saved_state(arrays, cursor.best_step), cursor.best_step
 
 
 def evaluate(

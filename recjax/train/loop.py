@@ -219,7 +219,7 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
             "Resume it with the version that wrote it."
         )
     cursor = Cursor(**meta["cursor"])
-    return states.from_host(restored.arrays, restored.step, setup.new_state(), setup.bound, setup.mesh), cursor
+    return setup.saved_state(restored.arrays, restored.step), cursor
 
 
 def _not_finite(step: int, first: int, size: int, samples_per_epoch: int, result: dict[str, jax.Array]) -> str:

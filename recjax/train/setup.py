@@ -62,6 +62,10 @@ class Setup:
         """The state before the first step."""
         return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
 
+    def saved_state(self, arrays: dict[str, Any], step: int) -> states.TrainState:
+        """The state that a checkpoint of `step` holds."""
+        return states.from_host(arrays, step, self.model, self.bound, self.mesh, self.tx, self.dtype)
+
     @functools.cached_property
     def train_step(self) -> Callable[..., Any]:
         """See `make_train_step`."""

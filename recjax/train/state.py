@@ -44,9 +44,17 @@ def create(
     model: nnx.Module, bound: BoundPlan, mesh: Mesh, tx: optax.GradientTransformation, seed: int, dtype: Any
 ) -> TrainState:
     """The state before the first step. `dtype` is that of parameters and tables, float32 or float64."""
-    dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), nnx.state(model, nnx.Param))
     tables, slots = initialise(bound, mesh, seed, dtype)
-    small = (jnp.int32(0), jnp.asarray(True), dense, tx.init(dense))
+    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, mesh)
+
+
+def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any]:
+    dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), nnx.state(model, nnx.Param))
+    return dense, tx.init(dense)
+
+
+def _assemble(done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, mesh: Mesh) -> TrainState:
+    small = (jnp.int32(done), jnp.asarray(True), dense, opt)
     step, ok, dense, opt = jax.device_put(small, replicated(mesh))
     return TrainState(step, ok, dense, opt, tables, slots)
 
@@ -64,29 +72,34 @@ def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
     }
 
 
-def from_host(saved: dict[str, Any], done: int, like: TrainState, bound: BoundPlan, mesh: Mesh) -> TrainState:
+def from_host(
+    saved: dict[str, Any],
+    done: int,
+    model: nnx.Module,
+    bound: BoundPlan,
+    mesh: Mesh,
+    tx: optax.GradientTransformation,
+    dtype: Any,
+) -> TrainState:
     """The inverse of `to_host`, onto any mesh and plan.
 
     Args:
       saved: what `to_host` gave.
       done: steps done.
-      like: a fresh state of the same model; gives structure and dtypes.
+      model: the dense module; its own weights do not matter.
       bound: the bound plan.
       mesh: the mesh.
+      tx: optimizer of the dense part.
+      dtype: of parameters and tables.
 
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
     """
-    dtype = jax.tree.leaves(like.tables)[0].dtype
     tables, slots = import_tables(bound, mesh, saved["tables"], dtype)
-    small = (
-        jnp.int32(done),
-        jnp.asarray(True),
-        _fill(like.dense, saved["dense"], "dense parameter"),
-        _fill(like.opt, saved.get("opt", {}), "optimizer state"),
-    )
-    step, ok, dense, opt = jax.device_put(small, replicated(mesh))
-    return TrainState(step, ok, dense, opt, tables, slots)
+    dense, opt = _dense_part(model, tx, dtype)
+    dense = _fill(dense, saved["dense"], "dense parameter")
+    opt = _fill(opt, saved.get("opt", {}), "optimizer state")
+    return _assemble(done, dense, opt, tables, slots, mesh)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
