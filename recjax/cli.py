@@ -78,11 +78,12 @@ def _fail(message: str, status: int) -> int:
 def _train(options: argparse.Namespace) -> None:
     from recjax import main as runs
     from recjax import presets
+    from recjax.train.summary import results
 
     config = presets.load(options.preset, options.overrides)
     out = options.out or runs.default_out(config)
     summary = runs.train(config, out)
-    _print(options, {"out": str(out), **summary}, lambda: f"{runs.results(summary)}\n\n{out}/curves.png shows how")
+    _print(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\n{out}/curves.png shows how")
 
 
 def _eval(options: argparse.Namespace) -> None:

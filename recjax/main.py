@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__, presets
 from recjax import config as machinery
+from recjax import presets
 from recjax.data.baselines import references
 from recjax.errors import ConfigError
 from recjax.presets import FREE_ON_RESUME
@@ -23,9 +21,8 @@ from recjax.train.folder import RunFolder, changes, read_config
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
-from recjax.train.writers import MetricsFile, results_table
-
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+from recjax.train.summary import summarise
+from recjax.train.writers import MetricsFile
 
 
 def default_out(config: presets.RunConfig) -> Path:
@@ -59,33 +56,11 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = metrics.evaluate(*setup.scores(chosen, "test"))
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
-        compared = references(setup.source)
-        summary: dict[str, Any] = {
-            "steps": outcome.cursor.step,
-            "samples": outcome.cursor.position,
-            "samples_per_s": outcome.samples_per_s,
-            "eval": result,
-            "eval_split": "test",
-            "eval_step": step,
-            "chosen_by": f"validation {config.train.choose_by}" if outcome.cursor.best_step else "last step",
-            "stopped_early": outcome.cursor.stopped,
-            "references": compared,
-            "devices": setup.mesh.devices.size,
-            "seconds": round(time.monotonic() - began, 1),
-            "compilations": outcome.compilations,
-            "config_hash": machinery.config_hash(config, FREE_ON_RESUME),
-            "versions": versions(),
-        }
+        summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
         write_json(folder.path / "summary.json", summary)
         title = f"{config.model.kind} on {config.data.kind}"
-        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, compared, step)
+        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
     return summary
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that the numbers of a run may depend on."""
-    packages = {name: metadata.version(name) for name in PACKAGES}
-    return {"recjax": __version__, "python": platform.python_version(), **packages}
 
 
 def _note(text: str) -> None:
@@ -138,10 +113,3 @@ def evaluate(
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resume(setup, restored)
     return {"step": cursor.step, "split": split, **metrics.evaluate(*setup.scores(state, split))}
-
-
-def results(summary: dict[str, Any]) -> str:
-    """The table that ends a run."""
-    rows = [(f"recjax, {summary['eval_split']}, step {summary['eval_step']}", summary["eval"])]
-    rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
-    return results_table(rows)

@@ -21,11 +21,11 @@ from recjax.embedding import route
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.main import versions
 from recjax.mesh import MeshConfig, make_mesh
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.step import make_train_step, place
+from recjax.train.summary import versions
 
 TABLES, DIM, DENSE = 4, 16, 13
 
