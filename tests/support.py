@@ -110,7 +110,10 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
         t.name: np.asarray(initial_rows(problem.seed, t.name, jnp.arange(t.rows), t.dim, t.scale)).astype(dtype)
         for t in problem.tables
     }
-    slots = {t.name: {n: np.full(t.rows, v, dtype) for n, v in t.optimizer.slots().items()} for t in problem.tables}
+    slots = {
+        t.name: {n: np.full((t.rows, *s.shape), s.initial, dtype) for n, s in t.optimizer.slots(t.dim).items()}
+        for t in problem.tables
+    }
 
     @jax.jit
     def loss_and_grads(dense: Any, tables: Any, matrices: Any, x: Any, y: Any, w: Any) -> Any:

@@ -22,7 +22,7 @@ from recjax.errors import TrainingError
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [O * R, D]
-GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 
 
@@ -55,8 +55,8 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
         sharding = _sharding(group, mesh)
         slots[group.name] = {
-            name: jax.jit(lambda v=value, g=group: jnp.full((g.owners * g.rows,), v, dtype), out_shardings=sharding)()
-            for name, value in group.optimizer.slots().items()
+            name: jnp.full((group.owners * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
+            for name, slot in group.slots().items()
         }
     return tables, slots
 
@@ -138,7 +138,7 @@ def import_tables(
     slots: GroupSlots = {}
     for group in bound.groups:
         tables[group.name] = _import(group, mesh, saved, "rows", (group.dim,), dtype)
-        slots[group.name] = {n: _import(group, mesh, saved, n, (), dtype) for n in group.optimizer.slots()}
+        slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 

@@ -95,7 +95,7 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.A
     return unique_M, sums_MxD
 
 
-def send_gradients(group: Group, slots_OxC: jax.Array, grads_UxD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+def send_gradients(group: Group, slots_OxC: jax.Array, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Brings every row's gradient to where the row lives, summed over the global batch.
 
     Args:
@@ -104,9 +104,9 @@ def send_gradients(group: Group, slots_OxC: jax.Array, grads_UxD: jax.Array) -> 
       grads_UxD: gradients of the fetched rows, [O * C, D].
 
     Returns:
-      Row-wise: (unique slots [M], sums [M, D]) of this device's rows.
-      Data-parallel: (None, [R, D + 1]): the dense sums, with the number of touching devices in the
-      last column. Its size is the replicated table's, which the plan keeps small.
+      Row-wise: unique slots [M] and sums [M, D] of this device's rows.
+      Data-parallel: mask of touched rows [R] and dense sums [R, D]; their size is the replicated
+      table's, which the plan keeps small.
     """
     if group.placement == "row_wise":
         with jax.named_scope("grad_exchange"):
@@ -117,15 +117,16 @@ def send_gradients(group: Group, slots_OxC: jax.Array, grads_UxD: jax.Array) -> 
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
         local_RxE = local_RxE.at[slots_OxC.reshape(-1)].add(marked_UxE, mode="drop")
-        return None, jax.lax.psum(local_RxE, MODEL_AXES)
+        sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES)
+        return sums_RxE[:, -1] > 0, sums_RxE[:, :-1]
 
 
 def update(
     group: Group,
     table_RxD: jax.Array,
     slots_R: Slots,
-    unique_M: jax.Array | None,
-    sums: jax.Array,
+    touched: jax.Array,
+    grads: jax.Array,
     step: jax.Array,
     ok: jax.Array,
 ) -> tuple[jax.Array, Slots]:
@@ -134,27 +135,30 @@ def update(
     Args:
       group: the table group.
       table_RxD: this device's part of the buffer; donated by the step, written in place.
-      slots_R: optimizer slots, one float a row.
-      unique_M: touched slots, or None for a replicated table.
-      sums: gradients as `send_gradients` returned them, scaled to the mean loss.
+      slots_R: optimizer slots, [R, ...] each.
+      touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
+      grads: the gradients beside it, scaled to the mean loss.
       step: int32, steps done before this one.
       ok: bool, whether the global step is finite.
     """
     with jax.named_scope("sparse_update"):
-        if unique_M is None:
-            grads_RxD, touched_R = sums[:, :-1], (sums[:, -1] > 0) & ok
-            new_RxD, new_R = group.optimizer.update(table_RxD, slots_R, grads_RxD, step)
-            kept = {k: jnp.where(touched_R, v, slots_R[k]) for k, v in new_R.items()}
-            return jnp.where(touched_R[:, None], new_RxD, table_RxD), kept
+        if group.placement == "data_parallel":
+            changed_R = touched & ok
+
+            def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
+                return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+            new_RxD, new_R = group.optimizer.update(table_RxD, slots_R, grads, step)
+            return choose(new_RxD, table_RxD), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
 
         def gather(x: jax.Array) -> jax.Array:
-            return x.at[unique_M].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+            return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
         def scatter(x: jax.Array, new: jax.Array) -> jax.Array:
             return x.at[target_M].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
 
         # A step that is not ok aims every write past the end, which changes nothing and stays in place.
-        target_M = jnp.where(ok, unique_M, group.rows + jnp.arange(unique_M.shape[0], dtype=jnp.int32))
+        target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
         rows_MxD, old_M = gather(table_RxD), {k: gather(v) for k, v in slots_R.items()}
-        new_MxD, new_M = group.optimizer.update(rows_MxD, old_M, sums, step)
+        new_MxD, new_M = group.optimizer.update(rows_MxD, old_M, grads, step)
         return scatter(table_RxD, new_MxD), {k: scatter(slots_R[k], v) for k, v in new_M.items()}

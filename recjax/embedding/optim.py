@@ -20,8 +20,21 @@ import jax.numpy as jnp
 
 from recjax.errors import ConfigError
 
-Slots = dict[str, jax.Array]
+Slots = dict[str, jax.Array]  # slot name -> [U, ...]
 Updated = tuple[jax.Array, Slots]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSpec:
+    """What an optimizer keeps for every row.
+
+    Attributes:
+      initial: value before the row is first touched.
+      shape: () for one float a row, (D,) for one an element.
+    """
+
+    initial: float
+    shape: tuple[int, ...] = ()
 
 
 def _check_rate(rate: float) -> None:
@@ -39,8 +52,9 @@ class Sgd:
     def __post_init__(self) -> None:
         _check_rate(self.learning_rate)
 
-    def slots(self) -> dict[str, float]:
-        """Names of the slots, one float a row each, with their initial values."""
+    def slots(self, dim: int) -> dict[str, SlotSpec]:
+        """Its slots for rows of `dim` columns, by name."""
+        del dim
         return {}
 
     def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
@@ -69,9 +83,10 @@ class RowWiseAdagrad:
         if self.eps == 0 and self.initial_accumulator == 0:
             raise ConfigError("eps and initial_accumulator are both 0: a zero gradient would divide 0 by 0.")
 
-    def slots(self) -> dict[str, float]:
-        """Names of the slots, one float a row each, with their initial values."""
-        return {"sum_of_squares": self.initial_accumulator}
+    def slots(self, dim: int) -> dict[str, SlotSpec]:
+        """Its slots for rows of `dim` columns, by name."""
+        del dim
+        return {"sum_of_squares": SlotSpec(self.initial_accumulator)}
 
     def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
         """One step on U rows; see the module's docstring."""

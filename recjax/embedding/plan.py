@@ -19,6 +19,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from recjax.embedding.optim import SlotSpec
 from recjax.embedding.rows import RowOrder, Split
 from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
@@ -195,6 +196,11 @@ class Group:
         """The sparse optimizer of all its tables."""
         return self.tables[0].spec.optimizer
 
+    def slots(self) -> dict[str, SlotSpec]:
+        """What the optimizer keeps for every row, by slot name."""
+        slots: dict[str, SlotSpec] = self.optimizer.slots(self.dim)
+        return slots
+
     @property
     def rows(self) -> int:
         """R, rows of one owner's part of the buffer."""
@@ -226,7 +232,7 @@ def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec,
         placement = plan.tables[table.name][0].placement
         members.setdefault((placement, table.dim, table.optimizer), []).append(table)
     groups: list[Group] = []
-    names: set[str] = set()
+    names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
     for (placement, dim, optimizer), specs in members.items():
         owners = 1 if placement == "data_parallel" else devices
         bound, offset = [], 0

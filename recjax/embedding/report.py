@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from recjax.embedding.plan import Plan, bind
@@ -26,7 +27,7 @@ def describe_plan(
     for group in bound.groups:
         for table in group.tables:
             spec, split = table.spec, table.split
-            row_bytes = ITEM_BYTES * (spec.dim + len(spec.optimizer.slots()))
+            row_bytes = ITEM_BYTES * (spec.dim + sum(math.prod(s.shape) for s in group.slots().values()))
             held = [
                 row_bytes * (split.start(owner + 1) - split.start(owner))
                 for owner in (range(devices) if group.owners > 1 else [0] * devices)

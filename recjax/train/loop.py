@@ -184,7 +184,7 @@ def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
                 "rows": table.spec.rows,
                 "dim": table.spec.dim,
                 "optimizer": table.spec.optimizer.kind,
-                "slots": sorted(table.spec.optimizer.slots()),
+                "slots": sorted(group.slots()),
             }
             for group in setup.bound.groups
             for table in group.tables

@@ -103,13 +103,15 @@ def make_train_step(
             loss = loss / weight
         sent = {}
         for group in bound.groups:
-            unique_M, sums = send_gradients(group, asked[group.name], row_grads[group.name])
-            sent[group.name] = unique_M, sums / weight
+            touched, sums = send_gradients(group, asked[group.name], row_grads[group.name])
+            sent[group.name] = touched, sums / weight
 
         with jax.named_scope("finite_check"):
-            bad_here = [_not_finite(sums) for unique_M, sums in sent.values() if unique_M is not None]
-            bad_tables = jax.lax.psum(sum(bad_here), MODEL_AXES) if bad_here else jnp.int32(0)
-            bad_tables += sum(_not_finite(sums) for unique_M, sums in sent.values() if unique_M is None)
+            by_row = [_not_finite(sent[g.name][1]) for g in bound.groups if g.placement == "row_wise"]
+            copied = [_not_finite(sent[g.name][1]) for g in bound.groups if g.placement == "data_parallel"]
+            bad_tables = sum(copied, jnp.int32(0))
+            if by_row:
+                bad_tables += jax.lax.psum(sum(by_row), MODEL_AXES)
             bad = {
                 "bad_loss": _not_finite(loss),
                 "bad_dense": sum(_not_finite(g) for g in jax.tree.leaves(dense_grads)),

@@ -60,9 +60,9 @@ def test_initial_values_depend_on_no_mesh_plan_or_neighbour(devices, plan, table
             owner, slot = table.locate(np.arange(table.spec.rows))
             used[owner * group.rows + slot] = True
         assert not np.asarray(buffers[group.name])[~used].any()  # padding rows are zeros
-        for name, value in group.optimizer.slots().items():
-            assert slots[group.name][name].shape == used.shape
-            assert (np.asarray(slots[group.name][name]) == value).all()
+        for name, slot in group.slots().items():
+            assert slots[group.name][name].shape == used.shape + slot.shape
+            assert (np.asarray(slots[group.name][name]) == slot.initial).all()
 
 
 def test_float64_tables_start_from_the_same_numbers():
@@ -122,7 +122,7 @@ def some_tables() -> dict[str, dict[str, np.ndarray]]:
     for table in TABLES:
         arrays = {"rows": rng.normal(size=(table.rows, table.dim)).astype(np.float32)}
         arrays["rows"][0, :4] = [-0.0, np.nan, 1e-42, np.inf]
-        for name in table.optimizer.slots():
+        for name in table.optimizer.slots(table.dim):
             arrays[name] = rng.random(table.rows).astype(np.float32)
         saved[table.name] = arrays
     return saved

@@ -16,6 +16,7 @@ from support import mesh_of
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
 from recjax.embedding.lookup import coalesce, fetch, pool, send_gradients, update
+from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import BoundPlan, Group, bind, make_plan
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
@@ -28,15 +29,15 @@ D = 3
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Subtracts the gradient and counts how often a row was touched, even by a zero gradient."""
+    """Subtracts the gradient; counts how often a row was touched, even by a zero gradient, and sums its gradients."""
 
     kind: ClassVar[str] = "counting"
 
-    def slots(self):
-        return {"touches": 0.0}
+    def slots(self, dim):
+        return {"touches": SlotSpec(0.0), "sums": SlotSpec(0.0, (dim,))}
 
     def update(self, rows_UxD, slots, grads_UxD, step):
-        return rows_UxD - grads_UxD, {"touches": slots["touches"] + 1}
+        return rows_UxD - grads_UxD, {"touches": slots["touches"] + 1, "sums": slots["sums"] + grads_UxD}
 
 
 jit_coalesce = functools.partial(jax.jit, static_argnums=2)(coalesce)
@@ -179,19 +180,17 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
 
     def exchange(table, asked, grads):
         rows, arrived = fetch(group, table, asked)
-        unique, sums = send_gradients(group, arrived, grads)
-        return rows, jnp.zeros(1, jnp.int32) if unique is None else unique, sums
+        return rows, *send_gradients(group, arrived, grads)
 
     table_spec = P(MODEL_AXES) if plan == "row_wise" else P()
-    sums_spec = P(MODEL_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(
         exchange,
         mesh=mesh,
         in_specs=(table_spec, P(MODEL_AXES), P(MODEL_AXES)),
-        out_specs=(P(MODEL_AXES), P(MODEL_AXES), sums_spec),
+        out_specs=(P(MODEL_AXES), table_spec, table_spec),
     )
     on_mesh = jax.device_put((routing.groups[group.name], grads), sharded(mesh, MODEL_AXES))
-    rows, unique, sums = map(np.asarray, jax.jit(mapped)(buffer, *on_mesh))
+    rows, touched, sums = map(np.asarray, jax.jit(mapped)(buffer, *on_mesh))
 
     held = slots < group.rows
     number = np.arange(owners)[None, :, None] * group.rows + slots  # global number of every slot asked for
@@ -201,10 +200,11 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
     np.add.at(truth, number[held], grads.reshape(N, owners, C, D)[held])
     np.add.at(touches, number[held], 1)
     if plan == "data_parallel":
-        np.testing.assert_array_equal(sums, np.concatenate([truth, touches[:, None]], axis=1))
+        np.testing.assert_array_equal(sums, truth)
+        np.testing.assert_array_equal(touched, touches > 0)
         return
     found = {}
-    for owner, (u, s) in enumerate(zip(np.split(unique, owners), np.split(sums, owners), strict=True)):
+    for owner, (u, s) in enumerate(zip(np.split(touched, owners), np.split(sums, owners), strict=True)):
         found.update({owner * group.rows + int(k): g.tolist() for k, g in zip(u, s, strict=True) if k < group.rows})
     assert found == {int(k): truth[k].tolist() for k in np.flatnonzero(touches)}
 
@@ -231,18 +231,19 @@ def test_only_touched_rows_change(plan, ok):
         unique = np.array([*touched, R, R + 4, R + 5], np.int32)
         sums = np.array([*grads, [7, 7, 7], [np.nan] * 3, [8, 8, 8]], np.float32)
     else:
-        unique, sums = None, np.full((R, D + 1), 9, np.float32)
-        sums[:, -1] = 0
-        sums[touched] = np.c_[grads, [1, 3, 2]]
+        unique, sums = np.zeros(R, bool), np.full((R, D), 9, np.float32)
+        unique[touched], sums[touched] = True, grads
     jitted = jax.jit(functools.partial(update, group))
-    new, slots = jitted(table, {"touches": counts}, unique, sums, jnp.int32(0), jnp.asarray(ok))
-    expected, expected_counts = table.copy(), counts.copy()
+    new, slots = jitted(table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.asarray(ok))
+    expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
         expected[touched] -= np.array(grads, np.float32)
         expected_counts[touched] += 1
+        expected_sums[touched] += np.array(grads, np.float32)
     assert new.dtype == slots["touches"].dtype == jnp.float32
     assert bits(new) == bits(expected)
     assert bits(slots["touches"]) == bits(expected_counts)
+    assert bits(slots["sums"]) == bits(expected_sums)
 
 
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
@@ -255,8 +256,9 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
 
     def step(table, counts, asked):
         rows, arrived = fetch(group, table, asked)
-        unique, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
-        return update(group, table, {"touches": counts}, unique, sums, jnp.int32(0), jnp.asarray(True))
+        touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
+        slots = {"touches": counts, "sums": jnp.zeros_like(table)}
+        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.asarray(True))
 
     spec = P(MODEL_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(MODEL_AXES)), out_specs=(spec, spec))

@@ -15,7 +15,7 @@ from recjax.errors import ConfigError
 def run(optimizer, rows, *grads):
     """Rows and slots after one update for each of `grads`."""
     rows = jnp.asarray(rows, jnp.float32)
-    slots = {name: jnp.full(len(rows), value, jnp.float32) for name, value in optimizer.slots().items()}
+    slots = {n: jnp.full(len(rows), s.initial, jnp.float32) for n, s in optimizer.slots(rows.shape[1]).items()}
     for step, grad in enumerate(grads):
         rows, slots = optimizer.update(rows, slots, jnp.asarray(grad, jnp.float32), jnp.int32(step))
     assert rows.dtype == jnp.float32 and all(s.dtype == jnp.float32 for s in slots.values())
@@ -59,7 +59,7 @@ def test_eps_is_added_to_the_root():
 def test_updates_equal_the_oracle(optimizer):
     rng = np.random.default_rng(0)
     rows = truth = rng.normal(size=(20, 5))
-    slots = truth_slots = {name: np.full(20, float(value)) for name, value in optimizer.slots().items()}
+    slots = truth_slots = {n: np.full(20, float(s.initial)) for n, s in optimizer.slots(5).items()}
     with jax.enable_x64(True):
         for step in range(4):
             grad = rng.normal(size=(20, 5)) * (rng.random((20, 1)) < 0.8)
