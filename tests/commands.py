@@ -1,4 +1,4 @@
-"""Commands for tests: `recjax ...` in this process or in one of its own, on a small preset that the tests write."""
+"""Commands for tests: `recjax ...` in this process or in one of its own, on a small preset or small prepared data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 import recjax
 from recjax.cli import main
+from recjax.data import blocks
+from recjax.data.batch import Bags, Batch, Feature, Schema
 
 # One table of each kind; 40 steps an epoch, the last of 4 samples; every step is logged, every fifth is kept.
 PRESET = """
@@ -39,6 +45,12 @@ config = RunConfig(
     plan="row_wise",
 )
 """
+
+SMALL = ("train.steps=2", "mesh.devices=2")  # the shortest run of the preset
+
+# Settings for a run of the preset on what `prepare` made: one epoch of ten steps in the order of the file.
+OWN = ("data=prepared", "train.batch_size=64", "train.shuffle=false", "train.epochs=1", "mesh.devices=2")
+SCHEMA = Schema(("d0", "d1"), (Feature("x", 10), Feature("y", 20, None)))
 
 # This checkout, whatever is installed.
 _HERE = {"PYTHONPATH": str(Path(recjax.__file__).parent.parent)}
@@ -117,3 +129,71 @@ def assert_refused(done: Done, status: int, *patterns: str) -> str:
     for pattern in patterns:
         assert re.search(pattern, last), f"no {pattern!r} in: {last}"
     return last
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a run that says what was learnt, and its content (throughput differs from run to run)."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("metrics.jsonl", "summary.json", ".lock")]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def lines_of(run: Path, split: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl about one split."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split]
+
+
+def steps_of(run: Path, split: str) -> list[int]:
+    """The steps of the lines of metrics.jsonl about one split."""
+    return [line["step"] for line in lines_of(run, split)]
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, by its path."""
+    from recjax.train.checkpoint import Checkpoints  # which imports JAX
+
+    found = {}
+
+    def walk(tree: dict[str, Any], path: str) -> None:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                walk(value, f"{path}/{key}")
+            else:
+                found[f"{path}/{key}"] = value
+
+    walk(Checkpoints(run / "checkpoints", 2).restore(step).arrays, "")
+    assert len(found) > 5
+    return found
+
+
+def assert_same_arrays(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    """Bit for bit."""
+    assert left.keys() == right.keys()
+    different = [key for key in left if left[key].tobytes() != right[key].tobytes()]
+    assert not different
+    assert [a.dtype for a in left.values()] == [a.dtype for a in right.values()]
+
+
+def _block(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    count = 300
+    lengths = rng.integers(0, 3, count).astype(np.int32)
+    bags = {"x": Bags(rng.integers(0, 10, (count, 1))), "y": Bags(rng.integers(0, 20, lengths.sum()), lengths)}
+    dense = rng.normal(size=(count, 2)).astype(np.float32)
+    return Batch(dense, bags, (np.arange(count) % 2).astype(np.float32), np.ones(count, np.float32))
+
+
+def prepare(folder: Path, change: Callable[[Batch], None] = lambda block: None) -> Path:
+    """Prepared data of SCHEMA: 600 training rows in two blocks, and two further blocks.
+
+    Args:
+      folder: where to.
+      change: makes something wrong in the second training block, which no check stands in the way of.
+    """
+    wrong = _block(1)
+    change(wrong)
+    splits = {"train": [_block(0), wrong], "validation": [_block(2)], "test": [_block(3)]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "validate", lambda *_: None)
+        blocks.write_prepared(folder, "own", SCHEMA, splits, {})
+    return folder

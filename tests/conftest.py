@@ -6,6 +6,8 @@ This file is imported before any test module, so before anything can start the J
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 # Tests that need a GPU ask for it: JAX_PLATFORMS=cuda,cpu pytest -m gpu.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -13,6 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # collectives on small machines: twice the devices is safe. Tests that start processes hand it on.
 os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 
+import commands
 import hypothesis
 import jax
 import pytest
@@ -36,7 +39,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For modules that run whole commands: a program is compiled once, for this process and those that it starts."""
-    options: dict[str, object] = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
+    options: dict[str, Any] = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
     options |= {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
     before = {name: getattr(jax.config, name) for name in options}
     with pytest.MonkeyPatch.context() as patch:
@@ -49,6 +52,25 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the small preset in commands.py."""
+    return commands.write_preset(tmp_path_factory.mktemp("preset"))
+
+
+@pytest.fixture(scope="module")
+def clean(compiled_once: None, preset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """summary.eval of the shortest run of that preset, in a folder where nothing ever went wrong."""
+    out = tmp_path_factory.mktemp("clean") / "run"
+    return commands.inside("train", preset, *commands.SMALL, "--out", out, "--json").result["eval"]
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small prepared data with nothing wrong; not to be changed."""
+    return commands.prepare(tmp_path_factory.mktemp("good") / "data")
 
 
 def pytest_unconfigure() -> None:

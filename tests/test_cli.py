@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import assert_refused, inside, outside, start, write_preset
+from commands import assert_refused, inside, outside, start
 
 import recjax
 from recjax.config import to_json
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 VERBS = (["train"], ["eval"], ["show"], ["plan"], ["data", "prepare"], ["data", "info"])
 METRICS = {"auc", "logloss", "ne", "calibration", "samples"}
-
-
-@pytest.fixture(scope="module")
-def preset(tmp_path_factory):
-    return write_preset(tmp_path_factory.mktemp("preset"))
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,20 @@
 """A user's mistake is one paragraph with place and remedy and the promised exit status, and leaves nothing that hurts.
 
-Nothing half-written is trusted by a later run: the corrected command works in the same folder.
+Nothing half-written is trusted by a later run: the corrected command works in the same folder. Mistakes in data are in
+test_mistakes_in_data.py; disks that refuse are in test_disks.py.
 """
 
+import fcntl
 import os
 import re
+import shutil
+import signal
+import time
 
 import pytest
-from commands import assert_refused, inside, write_preset
+from commands import SMALL, Done, assert_refused, contents, inside, outside, start
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-
-SMALL = ("train.steps=2", "mesh.devices=2")
-
-
-@pytest.fixture(scope="module")
-def preset(tmp_path_factory):
-    return write_preset(tmp_path_factory.mktemp("preset"))
-
-
-@pytest.fixture(scope="module")
-def clean(preset, tmp_path_factory):
-    """summary.eval of the small run in a folder where nothing ever went wrong."""
-    return inside("train", preset, *SMALL, "--out", tmp_path_factory.mktemp("clean") / "run", "--json").result["eval"]
 
 
 # --- usage and config ---
@@ -139,3 +131,174 @@ def test_a_config_that_a_kill_left_half_written_does_not_block_the_folder(preset
     (tmp_path / ".config.json.unfinished-1234").write_text('{"seed": ')
     assert inside("train", preset, *SMALL, "--out", tmp_path, "--json").result["eval"] == clean
     assert not list(tmp_path.glob("*unfinished*"))
+
+
+# --- the run folder ---
+
+
+def test_a_run_of_another_config(preset, tmp_path):
+    command = ("train", preset, *SMALL, "--out", tmp_path)
+    assert inside(*command).status == 0
+    before = contents(tmp_path)
+    done = inside(*command, "seed=2", "train.batch_size=32", "model.top=8-1", "train.optimizer=sgd")
+    last = assert_refused(done, 2, "holds a run of another config", "another --out to start anew")
+    for words in (
+        "seed: 0 there, 2 here",
+        "train.batch_size: 64 there, 32 here",
+        "model.top: 16,1 there, 8,1 here",
+        "train.optimizer: adagrad there, sgd here",
+        "train.optimizer.learning_rate: 0.05 there, 0.1 here",
+    ):
+        assert words in last
+    assert "none" not in last, "settings that only one of two kinds has are left out"
+    assert_refused(
+        inside(*command, "train.steps=1"), 2, "already trained 2 steps, more than the 1", "Raise train.steps"
+    )
+    assert {**contents(tmp_path), "config.json": before["config.json"]} == before
+    assert inside(*command, "mesh.devices=3", "plan=data_parallel", "train.log_every=5").status == 0
+
+
+def test_a_run_that_never_reached_a_checkpoint_gives_its_folder_up(preset, clean, tmp_path):
+    rate = "train.optimizer.learning_rate=1e35"
+    assert_refused(inside("train", preset, *SMALL, rate, "--out", tmp_path), 1, "not finite")
+    assert inside("train", preset, *SMALL, "--out", tmp_path, "--json").result["eval"] == clean
+
+
+def test_a_folder_that_is_no_run_folder(preset, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    pattern = "is not empty and holds no config.json, so it is not a run folder. Choose another --out"
+    assert_refused(inside("train", preset, *SMALL, "--out", tmp_path), 2, pattern)
+    assert_refused(inside("train", preset, *SMALL, "--out", tmp_path / "thesis.tex"), 2, "--out .*tex is a file")
+    done = inside("train", preset, *SMALL, "--out", tmp_path / "thesis.tex" / "run")
+    assert_refused(done, 1, "cannot be written: Not a directory", "Choose an --out")
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_a_damaged_config_or_record(preset, tmp_path):
+    command = ("train", preset, *SMALL, "--out", tmp_path, "--json")
+    first = inside(*command).result
+    config, metrics = (tmp_path / "config.json").read_text(), (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "config.json").write_text(config[: len(config) // 2])
+    assert_refused(inside(*command), 2, r"config\.json:\d+: not valid JSON", "restore it")
+    assert_refused(inside("eval", tmp_path), 2, r"config\.json:\d+: not valid JSON")
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text("rubbish\n" + metrics)
+    assert_refused(inside(*command), 1, r"metrics\.jsonl, line 1: b'rubbish", "delete that line")
+    (tmp_path / "metrics.jsonl").write_text(metrics + '{"step": 1, "spl')  # which a kill may leave
+    assert inside(*command).result["eval"] == first["eval"]
+    assert (tmp_path / "metrics.jsonl").read_text() == metrics
+
+
+def test_two_runs_in_one_folder(preset, clean, tmp_path):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = outside("train", preset, *SMALL, "--out", tmp_path / "run")
+    assert_refused(done, 1, f"another process is training in {tmp_path}/run", "Wait for it, stop it, or choose another")
+    assert os.listdir(tmp_path / "run") == [".lock"]
+    assert inside("train", preset, *SMALL, "--out", tmp_path / "run", "--json").result["eval"] == clean
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "patterns"),
+    [
+        (["nowhere"], 2, ["nowhere is not a run folder: it has no config.json", "recjax train"]),
+        (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),
+        (["{run}", "seed=4", "model.top=8-1"], 2, [r"seed: 0 there, 4 here; model\.top: 16,1 there, 8,1 here",
+                                                    "may only change mesh, plan, data.path"]),
+        (["{run}", "data.test_rows=0"], 2, [r"data\.test_rows: 700 there, 0 here"]),
+        (["{run}", "mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8"]),
+        (["{run}", "sed=4"], 2, ["unknown key 'sed'. Did you mean seed"]),
+        (["{empty}"], 2, ["has no checkpoint yet. Train it first: recjax train"]),
+    ],
+)  # fmt: skip
+def test_eval(preset, tmp_path, arguments, status, patterns):
+    assert inside("train", preset, *SMALL, "--out", tmp_path / "run").status == 0
+    (tmp_path / "empty").mkdir()
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "empty")
+    before = contents(tmp_path)
+    places = {"run": tmp_path / "run", "empty": tmp_path / "empty"}
+    assert_refused(inside("eval", *(a.format(**places) for a in arguments)), status, *patterns)
+    assert contents(tmp_path) == before
+
+
+def test_eval_of_data_without_the_split(preset, tmp_path):
+    command = ("train", preset, *SMALL, "data.validation_rows=0", "--out", tmp_path, "--json")
+    assert inside(*command).result["chosen_by"] == "last step"
+    assert_refused(inside("eval", tmp_path, "--split", "validation"), 3, "split 'validation' of synthetic has no rows")
+
+
+# --- the plan ---
+
+
+@pytest.mark.parametrize(
+    ("change", "patterns"),
+    [
+        (lambda text: text[:80], [r"plan\.json:\d+: not valid JSON", "recjax plan PRESET --save FILE"]),
+        (lambda text: "[]", ["not a plan", "recjax plan PRESET --save FILE"]),
+        (lambda text: text.replace('"owners"', '"owner"'), ["table 'sparse_0': unknown key 'owner'"]),
+        (
+            lambda text: text.replace('"row_wise"', '"table_wise"'),
+            ["placement is 'table_wise'; choose one of row_wise"],
+        ),
+        (lambda text: text.replace("sparse_0", "sparse_9"), ["sparse_9, but the model has sparse_0"]),
+        (lambda text: text.replace('"tier": "device"', '"tier": "host"'), ["tier='host' is not built yet"]),
+        (lambda text: "\udcff", ["cannot be read .*invalid start byte"]),
+    ],
+)
+def test_a_broken_plan(preset, clean, tmp_path, change, patterns):
+    plan = tmp_path / "plan.json"
+    assert inside("plan", preset, "--save", plan).status == 0
+    right = plan.read_text()
+    plan.write_text(change(right), errors="surrogateescape")
+    assert_refused(inside("plan", preset, f"plan={plan}"), 2, "plan.json", *patterns)
+    command = ("train", preset, *SMALL, f"plan={plan}", "--out", tmp_path / "run")
+    assert_refused(inside(*command), 2, "plan.json", *patterns)
+    plan.write_text(right)
+    assert inside(*command, "--json").result["eval"] == clean
+
+
+def test_a_plan_that_cannot_be_saved(preset, tmp_path):
+    done = inside("plan", preset, "--save", tmp_path / "nowhere" / "plan.json")
+    assert_refused(done, 2, "--save .*plan.json cannot be written: No such file", "Choose another path")
+
+
+# --- devices ---
+
+
+@pytest.mark.slow
+def test_tables_that_do_not_fit_into_memory(preset, clean, tmp_path):
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))"
+    done = outside("train", preset, *SMALL, "data.rows=300000000,50,200", "--out", tmp_path, before=limit,
+                   env={"MALLOC_ARENA_MAX": "2"})  # fmt: skip
+    assert_refused(done, 1, "out of memory: .*Out of memory allocating", "recjax plan", "mesh.devices")
+    assert inside("train", preset, *SMALL, "--out", tmp_path, "--json").result["eval"] == clean
+
+
+# --- the run itself ---
+
+
+def test_a_learning_rate_that_is_far_too_high(preset, tmp_path):
+    rate = ("train.optimizer=sgd", "train.optimizer.learning_rate=1e30", "embedding.optimizer.learning_rate=1e30")
+    done = inside("train", preset, "train.steps=5", "mesh.devices=2", *rate, "--out", tmp_path)
+    assert_refused(done, 1, r"step 2 is not finite: its loss \(nan\) and \d+ of its dense gradients", "learning_rate")
+    # When it shows only in an evaluation:
+    done = inside("train", preset, "train.steps=1", "mesh.devices=2", *rate, "--out", tmp_path)
+    assert_refused(done, 1, "the logit of sample 0 is nan", "diverged", "lower the learning rate")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_one_line_and_the_run_goes_on_later(preset, tmp_path):
+    command = ("train", preset, "mesh.devices=2", "train.steps=60", "--json", "--out")
+    with start(*command, tmp_path / "run") as process:
+        while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "00000020").exists():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert_refused(Done(process.returncode, out, err), 1, "interrupted. .*resumes from its last checkpoint")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*")), "the checkpoint under way was completed"
+    resumed, undisturbed = inside(*command, tmp_path / "run"), inside(*command, tmp_path / "whole")
+    assert f"resuming {tmp_path}/run at step" in resumed.err
+    assert resumed.result["eval"] == undisturbed.result["eval"]

@@ -92,7 +92,7 @@ def validate(batch: Batch, schema: Schema) -> None:
     Ids are checked in their own integer type, before anything narrows them to int32.
 
     Raises:
-      DataError: an id out of range, a non-finite dense value, weight or label, or arrays whose
+      DataError: an id out of range, a non-finite dense value or weight, a label other than 0 and 1, or arrays whose
         shapes do not fit the schema; the message names feature (or column), row and value.
     """
     B, K = batch.size, len(schema.dense)
@@ -114,6 +114,13 @@ def validate(batch: Batch, schema: Schema) -> None:
                 "Every dense value, label and weight must be finite: clean the source file (recjax has no "
                 "way to know what a missing value means) and prepare the data again."
             )
+    wrong = (batch.labels != 0) & (batch.labels != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"the label of sample {batch.position + row} is {batch.labels[row]}; labels must be 0 or 1. Prepare the "
+            "data again with labels that say only whether it happened."
+        )
     if (batch.weights < 0).any():
         row = int(np.argmax(batch.weights < 0))
         raise DataError(

@@ -24,7 +24,7 @@ from recjax.data.blocks import FORMAT, PreparedSource, open_prepared, verify, wr
 from recjax.data.source import BLOCK_ROWS, between
 from recjax.data.textfile import find, read_lines
 from recjax.data.vocabulary import Vocabulary
-from recjax.errors import ConfigError, DataError
+from recjax.errors import ConfigError, DataError, TrainingError
 
 _VERSION = 1  # raise it when the same files and options start to give other data
 _SHIPPED = Path(__file__).parent / "files" / "movietweetings"
@@ -262,7 +262,12 @@ def _cache_folder() -> Path:
     """Where recjax keeps what it can make again: $RECJAX_CACHE, else $XDG_CACHE_HOME/recjax, else ~/.cache/recjax."""
     if chosen := os.environ.get("RECJAX_CACHE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recjax"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recjax"
+    except RuntimeError as error:  # a user without a home, as in some containers
+        raise TrainingError(
+            "there is no home folder to keep the prepared ratings in. Set RECJAX_CACHE to a folder where you may write."
+        ) from error
 
 
 def _cache_key(config: MovieTweetings) -> str:

@@ -11,14 +11,18 @@ What was found with Orbax 0.12.8, and is dealt with here:
 - It refuses arrays without elements: they are rebuilt from their description.
 - Its barriers wait for all processes. Here one process writes alone, and each may read alone.
 - It writes a traceback to the log for each error that it also raises.
+- After a save that failed, TensorStore reports the other arrays' results to an event loop that is closed by then:
+  one more traceback on standard error for each array.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,7 @@ def write(folder: Path, arrays: Arrays) -> None:
     Raises:
       OSError: the disk is full or refuses.
     """
+    _ignore_late_results()
     encoded = _encoded(arrays)
     save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), encoded)
     try:
@@ -120,6 +125,17 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
             yield checkpointer
     finally:
         log.removeFilter(_not_from_orbax)
+
+
+@functools.cache  # once in a process
+def _ignore_late_results() -> None:
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

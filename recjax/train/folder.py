@@ -62,6 +62,8 @@ class RunFolder:
 
     def _check(self) -> None:
         if self.config_file.exists():
+            if not any((self.path / "checkpoints").glob("[0-9]*")):
+                return  # it died before its first checkpoint: there is nothing to protect or to resume
             differing = changes(read_config(self.path), self._config)
             if differing:
                 raise ConfigError(

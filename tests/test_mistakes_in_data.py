@@ -1,0 +1,187 @@
+"""Data that are wrong, damaged, missing or of something else: one paragraph, exit status 3, no harm done."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
+
+from recjax.data import blocks
+from recjax.data.batch import Bags
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def id_out_of_range(block):
+    block.bags["x"].ids[137] = 10
+
+
+def id_negative_in_a_bag(block):
+    block.bags["y"].lengths[137] += 1
+    at = int(block.bags["y"].lengths[:137].sum())
+    block.bags["y"] = Bags(np.insert(block.bags["y"].ids, at, -1), block.bags["y"].lengths)
+
+
+def nan_in_dense(block):
+    block.dense[137, 1] = np.nan
+
+
+def infinite_weight(block):
+    block.weights[137] = np.inf
+
+
+def label_two(block):
+    block.labels[137] = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "patterns"),
+    [
+        (id_out_of_range, [r"id 10 of feature 'x' in sample 437 \(row 53 of the batch\)", "10 rows, ids 0 to 9"]),
+        (id_negative_in_a_bag, [r"id -1 of feature 'y' in sample 437 \(row 53 of the batch\)", "20 rows, ids 0 to 19"]),
+        (nan_in_dense, [r"dense feature 'd1' is nan in sample 437 \(row 53 of the batch\)", "clean the source file"]),
+        (infinite_weight, [r"weights is inf in sample 437 \(row 53 of the batch\)"]),
+        (label_two, [r"the label of sample 437 is 2\.0; labels must be 0 or 1"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_value_that_cannot_be_stops_the_run_where_it_stands(preset, tmp_path, change, patterns):
+    """The wrong value stands in row 137 of the second block of 300: sample 437, row 53 of the batch of step 7."""
+    data = prepare(tmp_path / "data", change)
+    command = ("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run")
+    assert_refused(inside(*command), 3, *patterns, "repare the data again|Correct the column")
+    assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5], "a step's metrics are read one step late"
+    before = contents(tmp_path / "run")
+    assert_refused(inside(*command), 3, *patterns)
+    assert contents(tmp_path / "run") == before
+
+
+def test_the_schema_decides_what_is_out_of_range(preset, tmp_path):
+    """The data are right, but the manifest's table is too short: as if the vocabulary had changed since."""
+    data = prepare(tmp_path / "data")
+    manifest = json.loads((data / "recjax.json").read_text())
+    manifest["schema"]["features"][0]["rows"] = 9
+    parts = (manifest["dataset"], manifest["schema"], manifest["splits"])
+    manifest["fingerprint"] = blocks._fingerprint(*parts)
+    (data / "recjax.json").write_text(json.dumps(manifest))
+    done = inside("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run")
+    assert_refused(done, 3, r"id 9 of feature 'x' in sample \d+ .*9 rows, ids 0 to 8")
+
+
+def cut(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[300] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "patterns"),
+    [
+        ("*-train*", cut, [r"blocks-train\S+ is \d+ bytes long instead of \d+"]),
+        ("*-test*", os.unlink, [r"blocks-test\S+ is missing"]),
+        ("*-train*", flip, [r"block 0 of split 'train' at .* cannot be read", r"Damaged: \S*blocks-train"]),
+        ("recjax.json", cut, [r"recjax\.json is damaged"]),
+        ("recjax.json", os.unlink, ["the folder exists, but holds no prepared data"]),
+    ],
+)
+def test_damaged_data(preset, good, tmp_path, name, damage, patterns):
+    data = shutil.copytree(good, tmp_path / "data")
+    damage(next(data.rglob(name)))
+    command = ("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run", "--json")
+    assert_refused(inside(*command), 3, *patterns, "[Pp]repare (the data|them)( again)?", "recjax data prepare")
+    shutil.rmtree(data)
+    shutil.copytree(good, data)
+    assert inside(*command).result["steps"] == 10
+
+
+def test_data_of_another_dataset_or_made_with_other_options(preset, good, tmp_path):
+    command = ("train", preset, "data=movietweetings", "--out", tmp_path / "run")
+    done = inside(*command, f"data.path={good}")
+    assert_refused(done, 3, "holds the dataset 'own', but the config asks for 'movietweetings'", "Set data.path")
+    made = tmp_path / "made"
+    assert inside("data", "prepare", "movietweetings", "--out", made, "threshold=7").status == 0
+    done = inside(*command, f"data.path={made}")
+    assert_refused(done, 3, "prepared with threshold=7, but the config says 8", "Set data.threshold=7")
+
+
+def test_data_that_have_changed_since_the_checkpoint(preset, good, tmp_path):
+    command = ("train", preset, *OWN, "--out", tmp_path / "run")
+    assert inside(*command, "train.steps=5", f"data.path={good}").status == 0
+    other = prepare(tmp_path / "other", lambda block: block.labels.fill(1))
+    pattern = "checkpoint 5 was trained on data with fingerprint .* but the data now have .*Point data.path at the data"
+    assert_refused(inside(*command, f"data.path={other}"), 3, pattern)
+    assert_refused(inside("eval", tmp_path / "run", f"data.path={other}"), 3, pattern)
+    moved = shutil.copytree(good, tmp_path / "moved")
+    assert inside(*command, f"data.path={moved}", "--json").result["steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "patterns"),
+    [
+        (["prepare", "movietweetings", "--out", "{file}"], 3, ["exists and is not prepared data", "nothing was chang"]),
+        (["prepare", "movietweetings", "--out", "{full}"], 3, ["exists and is not prepared data"]),
+        (["prepare", "movietweetings", "--out", "{file}/new"], 1, ["Not a directory", "Nothing of it was kept"]),
+        (["prepare", "movietweetings", "--out", "{good}"], 3, ["already holds prepared data of other", "--overwrite"]),
+        (["prepare", "movietweetings", "--out", "{new}", "--from", "{new}"], 3, ["is not a folder", "--from"]),
+        (["prepare", "movietweetings", "--out", "{new}", "--from", "{full}"], 3, [r"ratings\.dat"]),
+        (["prepare", "movietweeting", "--out", "{new}"], 2, ["Did you mean movietweetings"]),
+        (["prepare", "synthetic", "--out", "{new}"], 2, ["nothing to prepare"]),
+        (["prepare", "movietweetings", "--out", "{new}", "treshold=7"], 2, ["Did you mean threshold"]),
+        (["info", "movietweeting"], 2, ["Did you mean movietweetings"]),
+        (["info", "{full}"], 3, ["holds no prepared data"]),
+        (["info", "{good}", "seed=1"], 2, ["whose options are fixed", "Leave out 'seed=1'"]),
+        (["info", "synthetic", "sed=1"], 2, ["unknown key 'sed'. Did you mean seed"]),
+    ],
+)
+def test_data_verbs(good, tmp_path, arguments, status, patterns):
+    places = {"file": tmp_path / "file", "full": tmp_path / "full", "new": tmp_path / "new", "good": good}
+    places["file"].write_text("mine")
+    places["full"].mkdir()
+    (places["full"] / "notes.txt").write_text("mine")
+    before = contents(tmp_path) | contents(good)
+    assert_refused(inside("data", *(a.format(**places) for a in arguments)), status, *patterns)
+    assert contents(tmp_path) | contents(good) == before
+    assert sorted(os.listdir(tmp_path)) == ["file", "full"]
+
+
+def test_a_raw_file_with_a_wrong_line_is_named_with_the_line(tmp_path):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    raw.mkdir()
+    (raw / "movies.dat").write_text("7::Seven (1995)::Crime\n")
+    lines = [f"{user}::7::{user % 11}::{1000 + user}" for user in range(50)]
+    (raw / "ratings.dat").write_text("\n".join([*lines[:20], "20::7::eight::1020", *lines[21:]]) + "\n")
+    command = ("data", "prepare", "movietweetings", "--from", raw, "--out", out, "--json")
+    assert_refused(inside(*command), 3, r"ratings\.dat:21: rating \(field 3\) is 'eight'", "Mend the line or remove it")
+    assert os.listdir(tmp_path) == ["raw"]
+    (raw / "ratings.dat").write_text("\n".join(lines) + "\n")
+    assert sum(inside(*command).result["rows"].values()) == 50
+
+
+def test_a_step_that_is_not_finite_changes_nothing(preset, tmp_path):
+    """A dense value that is finite, but overflows in the model: sample 437, so step 7."""
+
+    def huge(block):
+        block.dense[137] = 3e38
+
+    data = prepare(tmp_path / "data", huge)
+    command = ("train", preset, *OWN, f"data.path={data}", "train.checkpoint_every=1", "--out")
+    done = inside(*command, tmp_path / "run")
+    last = assert_refused(done, 1, "step 7 is not finite: its loss", "samples 384 to 447 in the order of epoch 0",
+                          "was not applied", "lower train.optimizer.learning_rate", "another --out")  # fmt: skip
+    assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
+    checkpoints = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
+    assert checkpoints == ["00000005", "00000006"]
+    # The state after step 6 is that of a run that was only asked for 6 steps.
+    assert inside(*command, tmp_path / "six", "train.steps=6").status == 0
+    assert_same_arrays(arrays(tmp_path / "run", 6), arrays(tmp_path / "six", 6))
+    before = contents(tmp_path / "run")
+    again = assert_refused(inside(*command, tmp_path / "run"), 1)
+    assert again == last
+    assert contents(tmp_path / "run") == before
+    assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
