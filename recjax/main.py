@@ -45,7 +45,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            state, cursor = _start(setup, checkpoints)
+            state, cursor = _start(setup, checkpoints, folder.path)
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
@@ -67,12 +67,12 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _start(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Cursor]:
+def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor]:
     """The state of the newest intact checkpoint, or that before the first step."""
     restored = checkpoints.newest(report=_note)
     if restored is None:
         return setup.new_state(), Cursor()
-    _note(f"resuming at step {restored.step}")
+    _note(f"resuming {run} at step {restored.step}")
     return resume(setup, restored)
 
 

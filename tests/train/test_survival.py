@@ -92,7 +92,7 @@ def test_killed_at_random_steps(preset: Path, undisturbed: Path, tmp_path: Path)
     for target in sorted(random_.sample(range(2, LAST - 8), 3)):
         kill_when(lambda target=target: logged(run) >= target, preset, "--out", run)
     done = outside("train", preset, "--out", run)
-    assert done.status == 0 and "resuming at step" in done.err, done.err
+    assert done.status == 0 and f"resuming {run} at step" in done.err, done.err
     assert_same_run(run, undisturbed)
 
 
@@ -118,9 +118,9 @@ def test_killed_and_continued_elsewhere(
     run = tmp_path / "run"
     assert kill_when(lambda: logged(run) >= 33, preset, "--out", run)
     done = outside("train", preset, *change, "--out", run)
-    assert done.status == 0 and "resuming at step" in done.err, done.err
+    assert done.status == 0 and f"resuming {run} at step" in done.err, done.err
     ours, truth = arrays(run), arrays(undisturbed)
-    assert jax.tree.structure(ours) == jax.tree.structure(truth)
+    assert str(jax.tree.structure(ours)) == str(jax.tree.structure(truth))
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
     found, expected = (np.array(lines(r, "train", "step", "samples", "loss")) for r in (run, undisturbed))
@@ -152,5 +152,5 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     done = outside("train", preset, "--out", run)
     assert done.status == 0, done.err
     assert newest.name in done.err and largest.name in done.err and said in done.err, done.err
-    assert f"resuming at step {int(before.name)}" in done.err
+    assert f"resuming {run} at step {int(before.name)}" in done.err
     assert_same_run(run, undisturbed)
