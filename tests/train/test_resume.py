@@ -1,0 +1,317 @@
+"""Invariant 6: a run that is killed anywhere, and resumed by the same command, ends as if nothing had happened.
+
+The runs are real processes of the command line, killed by SIGKILL. Where one ends is compared with an undisturbed run.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from commands import (
+    arrays,
+    assert_refused,
+    assert_same_arrays,
+    inside,
+    lines_of,
+    outside,
+    start,
+    steps_of,
+)
+
+from recjax.train.checkpoint import Checkpoints
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
+
+# Three blocks of 10,000 rows in windows of two; 40 steps an epoch, the last of 16 samples; 80 steps on 8 devices.
+# The preset keeps a checkpoint every 5 steps, evaluates every 15, and logs every one.
+ROWS, BATCH, EPOCH, STEPS = 10_000, 256, 40, 80
+LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_blocks=2", "train.epochs=2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(preset, compiled_once, tmp_path_factory):
+    """A run that was never killed: its folder."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert outside("train", preset, *LONG, "--out", out).status == 0
+    return out
+
+
+def kill(command, when, before=""):
+    """Starts a command and kills it as soon as `when()` is true (or it kills itself)."""
+    with start(*command, before=before) as process:
+        while process.poll() is None and not when():
+            time.sleep(0.001)
+        process.kill()
+        _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, f"it ended before it was killed:\n{err}"
+
+
+def last_step(run):
+    """The last step in metrics.jsonl; 0 before there is one."""
+    try:
+        text = (run / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return 0
+    return max((int(step) for step in re.findall(r'"step": (\d+), "split": "train"', text)), default=0)
+
+
+def steps_kept(run):
+    return Checkpoints(run / "checkpoints", 2).steps()
+
+
+def without_speed(lines):
+    return [{key: value for key, value in line.items() if key != "samples_per_s"} for line in lines]
+
+
+def all_lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_ended_like(run, undisturbed, steps=STEPS):
+    """Bit for bit: weights, slots, optimizer, cursor, the record of every step, and the result."""
+    assert steps_kept(run) == steps_kept(undisturbed)
+    for step in steps_kept(run):
+        assert_same_arrays(arrays(run, step), arrays(undisturbed, step))
+        metas = (Checkpoints(folder / "checkpoints", 2).restore(step).meta for folder in (run, undisturbed))
+        assert next(metas) == next(metas)
+    assert steps_of(run, "train") == list(range(1, steps + 1))
+    assert without_speed(all_lines(run)) == without_speed(all_lines(undisturbed))
+    summary, expected = (json.loads((folder / "summary.json").read_text()) for folder in (run, undisturbed))
+    for key in ("steps", "samples", "eval", "eval_split", "eval_step", "chosen_by", "stopped_early", "config_hash"):
+        assert summary[key] == expected[key], key
+    left = {path.name for path in run.rglob(".*")}
+    assert left == {".lock"}, "nothing unfinished is left"
+
+
+def test_the_undisturbed_run_visits_every_sample_once_an_epoch(undisturbed):
+    """The truth that the other tests compare with: positions by arithmetic, and the short batch at an epoch's end."""
+    positions = [line["samples"] for line in lines_of(undisturbed, "train")]
+    assert positions == [
+        epoch * ROWS + min((step + 1) * BATCH, ROWS) for epoch in range(2) for step in range(EPOCH)
+    ] and positions[-1] == 2 * ROWS  # fmt: skip
+    assert steps_of(undisturbed, "validation") == [15, 30, 45, 60, 75, 80]
+
+
+def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    run = tmp_path / "run"
+    command = ("train", preset, *LONG, "--out", run)
+    done = 0
+    for _ in range(5):
+        target = min(done + rng.randint(1, 20), STEPS - 5)
+        delay_s = rng.random() * 0.03
+        if rng.random() < 0.2:  # at any moment of the start
+            target, delay_s = 0, rng.random() * 5
+        print(f"killed {delay_s:.3f} s after step {target}")
+
+        def due(target=target, delay_s=delay_s):
+            if last_step(run) < target:
+                return False
+            time.sleep(delay_s)
+            return True
+
+        kill(command, due)
+        done = last_step(run)
+    print(f"died at step {done} with checkpoints {steps_kept(run)}")
+    assert outside(*command).status == 0
+    assert_ended_like(run, undisturbed)
+
+
+# Python that a command runs first: it dies by its own hand at an exact place, counted from the start of its process.
+# Here every checkpoint is complete before the next step; elsewhere training goes on while it is written.
+DIES = """
+import os, signal
+from recjax.train import checkpoint, writers
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def save(self, *arguments, start=checkpoint.Checkpoints.save, **options):
+    start(self, *arguments, **options)
+    self.wait()
+checkpoint.Checkpoints.save = save
+
+def at_rename(number, done, rename=os.rename):
+    # of a checkpoint's folder: an unfinished one gets its name, or an old one loses it
+    def counted(source, target):
+        nonlocal number
+        number -= os.path.basename(os.path.dirname(source)) == "checkpoints"
+        if done:
+            rename(source, target)
+        if number == 0:
+            die()
+        if not done:
+            rename(source, target)
+    os.rename = counted
+
+def in_write(number, write=checkpoint.array_store.write):
+    def counted(folder, arrays):
+        nonlocal number
+        number -= 1
+        if number == 0:
+            write(folder, {key: arrays[key] for key in list(arrays)[:1]})
+            die()
+        write(folder, arrays)
+    checkpoint.array_store.write = counted
+
+def at_line(step, half=False, write=writers.MetricsFile.write):
+    def watched(self, line):
+        if line["step"] == step:
+            if half:
+                self._file.write(b'{"step": %d, "split": "tr' % step)
+            die()
+        write(self, line)
+    writers.MetricsFile.write = watched
+"""
+
+
+def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
+    """Each process of the chain goes on where the one before died, and dies somewhere else."""
+    run = tmp_path / "run"
+    command = ("train", preset, *LONG, "--out", run)
+    for place, resumes_at, dies_at, kept in (
+        ("at_line(1)", 0, 0, []),  # before anything is learnt
+        ("in_write(1)", 0, 5, []),  # in the middle of the first checkpoint
+        ("at_rename(2, done=False)", 0, 10, [5]),  # the second is complete, but has no name yet
+        ("at_rename(2, done=True)", 5, 15, [5, 10, 15]),  # the third has its name, and one too many is there
+        ("at_line(38)", 15, 37, [30, 35]),  # in the middle of the epoch
+        ("at_line(40, half=True)", 35, 39, [30, 35]),  # in the middle of a line, before the epoch's short last batch
+        ("at_line(41)", 35, 40, [35, 40]),  # the epoch has ended
+        ("at_rename(2, done=True)", 40, 45, [40, 45]),  # an old checkpoint has lost its name and is to be removed
+    ):
+        assert max(steps_kept(run), default=0) == resumes_at, place
+        kill(command, lambda: False, f"{DIES}\n{place}")
+        assert last_step(run) == dies_at, place
+        assert set(kept) <= set(steps_kept(run)), place
+    assert inside(*command).status == 0
+    assert_ended_like(run, undisturbed)
+
+
+def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path):
+    """Found by watching the folder, not by a place in the program."""
+    run = tmp_path / "run"
+    command = ("train", preset, *LONG, "--out", run)
+
+    def unfinished():
+        folder = run / "checkpoints"
+        return folder.exists() and any(name.startswith(".unfinished-") for name in os.listdir(folder))
+
+    hits = 0
+    for more in (0, 5, 15):
+        at = max(steps_kept(run), default=0) + more
+        kill(command, lambda at=at: last_step(run) > at and unfinished())
+        hits += unfinished()
+    assert hits, "not one kill fell into a checkpoint: this test shows nothing"
+    assert inside(*command).status == 0
+    assert_ended_like(run, undisturbed)
+
+
+@pytest.fixture(scope="module")
+def died(preset, undisturbed, tmp_path_factory):
+    """A run that died at step 44, with checkpoints of the steps 35 and 40 and the best one; not to be changed."""
+    run = tmp_path_factory.mktemp("died") / "run"
+    kill(("train", preset, *LONG, "--out", run), lambda: False, f"{DIES}\nat_line(44)")
+    assert last_step(run) == 43 and steps_kept(run)[-2:] == [35, 40]
+    return run
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip, "is altered: its sha256 differs from the manifest's"),
+        (lambda file: os.truncate(file, file.stat().st_size // 2), r"is truncated: it has [\d,]+ of [\d,]+ bytes"),
+        (os.unlink, "is missing"),
+    ],
+    ids=["flipped bit", "truncated file", "missing file"],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    preset, undisturbed, died, tmp_path, damage, words
+):  # fmt: skip
+    run = shutil.copytree(died, tmp_path / "run")
+    newest = run / "checkpoints" / "00000040"
+    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    damage(largest)
+    done = inside("train", preset, *LONG, "--out", run)
+    assert done.status == 0
+    name = re.escape(str(largest.relative_to(newest)))
+    told = rf"^checkpoint {newest} is damaged: {name} {words}\. The one before it, of step 35, is used instead"
+    assert re.search(told, done.err, re.MULTILINE), done.err
+    assert f"resuming {run} at step 35\n" in done.err
+    assert_ended_like(run, undisturbed)
+
+
+def test_no_intact_checkpoint_is_an_error_that_changes_nothing(preset, died, tmp_path):
+    run = shutil.copytree(died, tmp_path / "run")
+    for step in steps_kept(run):
+        flip(run / "checkpoints" / f"{step:08}" / "manifest.json")
+    before = (run / "metrics.jsonl").read_bytes()
+    done = inside("train", preset, *LONG, "--out", run)
+    damaged = [rf"in {step:08}, manifest\.json does not match the checksum" for step in (35, 40)]
+    assert_refused(done, 1, "none of the [23] checkpoints in .* is intact", *damaged, "start anew with another --out")
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_best_checkpoint_ends_the_run_with_its_name(preset, undisturbed, tmp_path):
+    run = shutil.copytree(undisturbed, tmp_path / "run")
+    best = json.loads((run / "summary.json").read_text())["eval_step"]
+    assert best != STEPS, "the last step is best: this test shows nothing"
+    flip(run / "checkpoints" / f"{best:08}" / "manifest.json")
+    done = inside("train", preset, *LONG, "--out", run)
+    assert_refused(done, 1, rf"checkpoint \S*{best:08} is damaged: manifest\.json", "Restore it from a backup")
+
+
+def test_another_mesh_and_another_plan(preset, undisturbed, died, tmp_path):
+    run = shutil.copytree(died, tmp_path / "run")
+    done = outside("train", preset, *LONG, "--out", run, "mesh.devices=3", "plan=data_parallel")
+    assert done.status == 0 and f"resuming {run} at step 40\n" in done.err
+    assert steps_of(run, "train") == list(range(1, STEPS + 1))
+    ours, theirs = lines_of(run, "train"), lines_of(undisturbed, "train")
+    assert [line["samples"] for line in ours] == [line["samples"] for line in theirs]
+    assert [line["loss"] for line in ours[:40]] == [line["loss"] for line in theirs[:40]]
+    np.testing.assert_allclose([x["loss"] for x in ours], [x["loss"] for x in theirs], rtol=1e-5, atol=0)
+    left, right = arrays(run, STEPS), arrays(undisturbed, STEPS)
+    assert left.keys() == right.keys()
+    assert any((left[key] != right[key]).any() for key in left), "not one bit differs: this was the same mesh"
+    for key in left:
+        np.testing.assert_allclose(left[key], right[key], rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+EARLY = (
+    *LONG[:3],
+    "train.epochs=20",
+    "train.eval_every=10",
+    "train.patience=3",
+    "embedding.optimizer.learning_rate=0.3",
+)
+
+
+def test_early_stopping_and_the_best_checkpoint_survive(preset, tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    summary = inside("train", preset, *EARLY, "--out", whole, "--json").result
+    best, last = summary["eval_step"], summary["steps"]
+    assert summary["stopped_early"] and last == best + 30, "it stops three evaluations after the best one"
+    command = ("train", preset, *EARLY, "--out", run)
+    kill(command, lambda: last_step(run) > best + 12)  # after the first miss
+    assert best in steps_kept(run)
+    kill(command, lambda: False, f"{DIES}\nat_line({last})")  # one step before it stops
+    assert best in steps_kept(run)
+    assert inside(*command).status == 0
+    assert_ended_like(run, whole, last)
+    # Stopped is stopped: the same command trains no further.
+    again = inside(*command, "--json").result
+    assert (again["steps"], again["eval_step"], again["eval"]) == (last, best, summary["eval"])
+    assert_ended_like(run, whole, last)
