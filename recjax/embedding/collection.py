@@ -7,6 +7,7 @@ A group's buffer is one array [O * R, D], owner-major. On disk and in tests a ta
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from typing import Any
 
@@ -24,6 +25,7 @@ from recjax.mesh import MODEL_AXES, replicated, sharded
 Tables = dict[str, jax.Array]  # group name -> [O * R, D]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
+EXPORT_BYTES = 1 << 26  # of a table copied at a time: bounds the device's temporary of an export
 
 
 def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
@@ -103,6 +105,7 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     Returns:
       table name -> {"rows": [V, D], slot name: [V]}, in storage order. The arrays own their memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
+      The devices need room for one chunk of a table beside it, not for a copy.
     """
     out: dict[str, dict[str, np.ndarray]] = {}
     for group in bound.groups:
@@ -121,8 +124,12 @@ def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
             continue
         seen.add(owner)
         first, stop = table.split.start(owner), table.split.start(owner + 1)
-        # jnp.copy makes the host's view one of the copy, never of the buffer that the next step donates
-        full[first:stop] = np.asarray(jnp.copy(shard.data[table.offset : table.offset + stop - first]))
+        chunk = max(1, EXPORT_BYTES // (math.prod(array.shape[1:]) * array.dtype.itemsize))
+        for start in range(first, stop, chunk):
+            size = min(chunk, stop - start)
+            # The host's view is one of this copy, never of the buffer that the next step donates.
+            piece = jax.lax.dynamic_slice_in_dim(shard.data, table.offset + start - first, size)
+            full[start : start + size] = np.asarray(piece)
     return full
 
 

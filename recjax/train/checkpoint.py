@@ -75,7 +75,7 @@ class Checkpoints:
     def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
         """Starts to write a checkpoint in the background; waits first for one that is still being written.
 
-        When it is complete, what is no longer needed goes: all but the newest `keep` and the pinned one;
+        When it is complete, what is no longer needed goes: all but the newest `keep` and those that they pin;
         those that `newest` found damaged; and those of later steps, which belong to a course that the run
         left when it went back to an earlier checkpoint.
 
@@ -85,16 +85,16 @@ class Checkpoints:
             or `close` returns. They are not copied.
           meta: JSON values, taken over before this returns.
           pinned: a step whose checkpoint (this or an earlier one) is kept besides the newest, such as the
-            best one so far. It holds until the next `save`, so give it each time.
+            best one so far. It is kept as long as this one, since a run that goes back to this one needs it again.
 
         Raises:
           TrainingError: the save *before* this one failed: no space, no permission. This one is not begun.
           TypeError: arrays or meta that cannot be stored.
         """
-        content = {"step": step, "arrays": array_store.describe(arrays), "meta": meta}
+        content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta}
         content = json.loads(json.dumps(content))
         self.wait()
-        self._saving = self._worker.submit(self._save, step, arrays, content, pinned)
+        self._saving = self._worker.submit(self._save, step, arrays, content)
 
     def wait(self) -> None:
         """Returns when no checkpoint is being written any more.
@@ -201,7 +201,7 @@ class Checkpoints:
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
         return {step: folders[step] for step in sorted(folders)}
 
-    def _save(self, step: int, arrays: Arrays, content: dict[str, Any], pinned: int | None) -> None:
+    def _save(self, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
         """Runs in the background thread."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
@@ -219,7 +219,7 @@ class Checkpoints:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             self._damaged.discard(step)
-            self._retire(step, pinned)
+            self._retire(step)
         except OSError as error:
             raise disk_error(final, error, array_store.size_bytes(arrays)) from error
 
@@ -233,10 +233,11 @@ class Checkpoints:
         if replaced.exists():
             self._delete(replaced)
 
-    def _retire(self, step: int, pinned: int | None) -> None:
+    def _retire(self, step: int) -> None:
         folders = self._folders()
-        intact = [other for other in folders if other <= step and other not in self._damaged]
-        for other in set(folders) - set(intact[-self._keep :]) - {pinned}:
+        kept = [other for other in folders if other <= step and other not in self._damaged][-self._keep :]
+        pinned = {manifest.peek(folders[other]).get("pinned") for other in kept}
+        for other in set(folders) - set(kept) - pinned:
             self._delete(folders[other])
             self._damaged.discard(other)
 

@@ -27,7 +27,7 @@ class Cursor:
     Attributes:
       step: steps done.
       position: global sample index of the next sample.
-      capacities: sizes of the routing arrays; see `route.grow`.
+      capacities: sizes of the routing arrays, for one layout of the tables; see `route.grow`.
       best_step: step with the best validation metric so far, None before the first evaluation.
       best_value: that metric.
       misses: evaluations since then.
@@ -86,6 +86,7 @@ class Loop:
 
         Raises:
           TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
+          DataError: all samples of a step have weight 0.
         """
         train, setup = self.setup.config.train, self.setup
         pending: Callable[[], None] | None = None
@@ -128,7 +129,13 @@ class Loop:
 
         def read() -> None:
             if not bool(result["ok"]):
-                raise TrainingError(_not_finite(step, first, size, self.samples_per_epoch, result))
+                place = _place(first, size, self.samples_per_epoch)
+                if not counted.batch.weights.any():
+                    raise DataError(
+                        f"step {step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
+                        "samples out when preparing the data, or raise train.batch_size."
+                    )
+                raise TrainingError(_not_finite(step, place, result))
             loss = float(result["loss"])
             self.progress.update(step, first + size, loss)
             if step % self.setup.config.train.log_every == 0 or step == self.total:
@@ -162,6 +169,7 @@ class Loop:
 
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
         with self.progress.paused():
+            self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
             arrays = states.to_host(state, self.setup.bound)
             self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=cursor.best_step)
 
@@ -175,10 +183,12 @@ def total_steps(setup: Setup) -> int:
 
 def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
     """What a checkpoint says of itself, beside its arrays."""
+    groups = setup.bound.groups
     return {
         "cursor": dataclasses.asdict(cursor),
         "config_hash": machinery.config_hash(setup.config, ignore=FREE_ON_RESUME),
         "row_order": rows.NAME,
+        "layout": {"devices": setup.bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}},
         "tables": {
             table.spec.name: {
                 "rows": table.spec.rows,
@@ -186,7 +196,7 @@ def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
                 "optimizer": table.spec.optimizer.kind,
                 "slots": sorted(group.slots()),
             }
-            for group in setup.bound.groups
+            for group in groups
             for table in group.tables
         },
         "data": setup.source.fingerprint,
@@ -219,10 +229,17 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
             "Resume it with the version that wrote it."
         )
     cursor = Cursor(**meta["cursor"])
+    if meta["layout"] != now["layout"]:
+        cursor.capacities = {}  # those of fewer devices or other groups would pad every exchange from now on
     return setup.saved_state(restored.arrays, restored.step), cursor
 
 
-def _not_finite(step: int, first: int, size: int, samples_per_epoch: int, result: dict[str, jax.Array]) -> str:
+def _place(first: int, size: int, samples_per_epoch: int) -> str:
+    epoch, offset = divmod(first, samples_per_epoch)
+    return f"samples {offset} to {offset + size - 1} in the order of epoch {epoch}"
+
+
+def _not_finite(step: int, place: str, result: dict[str, jax.Array]) -> str:
     found = [
         f"{int(result[key])} of its {what}"
         for key, what in (("bad_dense", "dense gradients"), ("bad_tables", "table gradients"))
@@ -230,10 +247,9 @@ def _not_finite(step: int, first: int, size: int, samples_per_epoch: int, result
     ]
     if int(result["bad_loss"]):
         found.insert(0, f"its loss ({float(result['loss'])})")
-    epoch, offset = divmod(first, samples_per_epoch)
     return (
-        f"step {step} is not finite: {' and '.join(found)}. It covers samples {offset} to {offset + size - 1} in the "
-        f"order of epoch {epoch}. The step was not applied and no checkpoint was written after it, so the run can be "
-        "resumed. A learning rate that is too high is the usual cause: lower train.optimizer.learning_rate or "
-        "embedding.optimizer.learning_rate and start anew in another --out."
+        f"step {step} is not finite: {' and '.join(found)}. It covers {place}. The step was not applied and no "
+        "checkpoint was written after it, so the run can be resumed. A learning rate that is too high is the usual "
+        "cause: lower train.optimizer.learning_rate or embedding.optimizer.learning_rate and start anew in another "
+        "--out."
     )

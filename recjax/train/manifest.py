@@ -97,6 +97,14 @@ def verify(folder: Path) -> dict[str, Any]:
     return content
 
 
+def peek(folder: Path) -> dict[str, Any]:
+    """The manifest's content, unverified; {} if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads((folder / _MANIFEST).read_bytes())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
 def _files_in(folder: Path) -> list[str]:
     """Paths of all files below `folder`, relative to it, sorted."""
     paths = (Path(parent) / name for parent, _, names in os.walk(folder, onerror=_raise) for name in names)

@@ -49,7 +49,8 @@ def create(
 
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any]:
-    dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), nnx.state(model, nnx.Param))
+    # Copies: the first step donates them, and the model keeps its own for the next state that is made of it.
+    dense = jax.tree.map(lambda x: jnp.array(x, dtype), nnx.state(model, nnx.Param))
     return dense, tx.init(dense)
 
 

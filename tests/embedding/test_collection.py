@@ -186,3 +186,24 @@ def test_arrays_of_another_model_are_refused(name, key, change, message):
         saved[name][key] = change(saved[name][key])
     with pytest.raises(TrainingError, match=message):
         import_tables(bound_to(TABLES, "row_wise", 2), mesh_of(2), saved)
+
+
+def test_an_export_copies_a_chunk_at_a_time(monkeypatch):
+    tables = (TableSpec("large", 3000, 16, ADAGRAD), TableSpec("small", 7, 16, ADAGRAD))
+    bound = bound_to(tables, "row_wise", 2)
+    buffers, slots = initialise(bound, mesh_of(2), 0)
+    whole = export_tables(bound, buffers, slots)
+    copied = []
+
+    def watched(x, original=np.asarray):
+        copied.append(x.nbytes)
+        return original(x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collection, "EXPORT_BYTES", 100 * 16 * 4, raising=False)
+        patch.setattr(collection.np, "asarray", watched)
+        pieces = export_tables(bound, buffers, slots)
+    assert max(copied) <= 100 * 16 * 4
+    for name, arrays in whole.items():
+        for key, array in arrays.items():
+            assert pieces[name][key].tobytes() == array.tobytes()

@@ -103,9 +103,10 @@ def test_the_newest_are_kept_and_the_pinned_one(tmp_path):
             (30, 20, [20, 30]),
             (40, 20, [20, 30, 40]),
             (50, 20, [20, 40, 50]),
-            (60, 60, [50, 60]),
+            (60, 60, [20, 50, 60]),  # 50 still pins 20
             (70, 60, [60, 70]),
-            (80, None, [70, 80]),
+            (80, None, [60, 70, 80]),
+            (90, None, [80, 90]),
         ):
             checkpoints.save(step, *state(step), pinned=pinned)
             checkpoints.wait()

@@ -1,0 +1,87 @@
+"""The loop's own promises, with small parts around it: states, copies, capacities, what a step without a loss says."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from recjax.data.batch import Batch
+from recjax.data.synthetic import SyntheticSource
+from recjax.embedding import route
+from recjax.errors import DataError
+from recjax.presets import load
+from recjax.train import loop as loops
+from recjax.train import state as states
+from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.loop import Cursor, Loop, describe, resume
+from recjax.train.setup import Setup, make_setup
+from recjax.train.writers import MetricsFile
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+SMALL = ("data.rows=400,300", "data.train_rows=2000", "data.validation_rows=300", "data.test_rows=300", "train.steps=2")
+
+
+def setup(*overrides: str, source: Any = None) -> Setup:
+    config = load("synthetic", (*SMALL, "train.batch_size=200", "mesh.devices=2", "plan=row_wise", *overrides))
+    return make_setup(config, source)
+
+
+def fit(made: Setup, folder: Path) -> None:
+    with Checkpoints(folder / "checkpoints", 2) as checkpoints, MetricsFile(folder / "metrics.jsonl", None) as log:
+        Loop(made, checkpoints, log).fit(made.new_state(), Cursor())
+
+
+def test_training_takes_nothing_away_from_the_next_state():
+    made = setup()
+    state = made.new_state()
+    before = states.to_host(state, made.bound)
+    counted = next(made.counted("train", 200))
+    made.train_step(state, made.place(counted, route.grow({}, counted.needs)))  # donates the state
+    after = states.to_host(made.new_state(), made.bound)
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+
+
+def test_the_host_never_holds_two_copies_of_the_state(tmp_path, monkeypatch):
+    writing = []
+
+    def watched(self: Checkpoints, *arguments: Any, original: Any = Checkpoints.save, **options: Any) -> None:
+        original(self, *arguments, **options)
+        writing.append(self)
+
+    def copy(*arguments: Any, original: Any = states.to_host) -> Any:
+        assert all(checkpoints._saving is None for checkpoints in writing), "the one before is still being written"
+        return original(*arguments)
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    monkeypatch.setattr(loops.states, "to_host", copy)
+    fit(setup("train.checkpoint_every=1"), tmp_path)
+    assert len(writing) == 2
+
+
+def test_capacities_are_kept_on_the_same_layout_only():
+    one, many = setup("mesh.devices=1"), setup("mesh.devices=8")
+    cursor = Cursor(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640})
+    saved = Restored(1, states.to_host(one.new_state(), one.bound), describe(one, cursor))
+    assert resume(one, saved)[1] == cursor
+    assert resume(many, saved)[1] == dataclasses.replace(cursor, capacities={})
+
+
+class Unweighted(SyntheticSource):
+    """Its first 200 training rows have weight 0."""
+
+    def read(self, split: str, index: int) -> Batch:
+        block = super().read(split, index)
+        weights = block.weights.copy()
+        weights[:200] = 0
+        return dataclasses.replace(block, weights=weights)
+
+
+def test_a_step_whose_weights_are_all_zero_is_named(tmp_path):
+    config = load("synthetic", (*SMALL, "train.batch_size=200")).data
+    made = setup("train.shuffle=false", source=Unweighted(config))
+    with pytest.raises(DataError, match=r"step 1 has no loss: .* weight 0\. It covers samples 0 to 199 .* epoch 0"):
+        fit(made, tmp_path)
