@@ -229,7 +229,7 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
             "Resume it with the version that wrote it."
         )
     cursor = Cursor(**meta["cursor"])
-    if meta["layout"] != now["layout"]:
+    if meta.get("layout") != now["layout"]:
         cursor.capacities = {}  # those of fewer devices or other groups would pad every exchange from now on
     return setup.saved_state(restored.arrays, restored.step), cursor
 
