@@ -49,16 +49,18 @@ def fit(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     return main.train(config, out)
 
 
-def evaluate(out: Path | str, *overrides: str) -> dict[str, Any]:
+def evaluate(out: Path | str, *overrides: str, split: str = "test", step: int | None = None) -> dict[str, Any]:
     """Evaluates the newest checkpoint of a run folder, and returns the metrics.
 
     Args:
       out: the run folder.
       *overrides: texts "dotted.key=value", for example another "mesh.devices".
+      split: "train", "validation" or "test".
+      step: a step that has a checkpoint; None takes the newest.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
     from recjax import main
 
-    return main.evaluate(out, overrides)
+    return main.evaluate(out, overrides, split, step)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from recjax import __version__
 from recjax.errors import ConfigError, RecjaxError
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
@@ -81,9 +82,9 @@ def _train(options: argparse.Namespace) -> None:
     from recjax.train.summary import results
 
     config = presets.load(options.preset, options.overrides)
-    out = options.out or runs.default_out(config)
+    out = options.out or presets.default_out(config)
     summary = runs.train(config, out)
-    _print(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\n{out}/curves.png shows how")
+    _print(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -106,7 +107,7 @@ def _show(options: argparse.Namespace) -> None:
         for key, value in machinery.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
-        return "\n".join([*lines, f"\nhash {machinery.config_hash(config)}"])
+        return "\n".join([*lines, f"\nrun folder, unless --out names one: {presets.default_out(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
 
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"example: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"recjax {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     def verb(of: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:

@@ -46,8 +46,8 @@ class _Node:
 def override(config: T, assignments: Sequence[str]) -> T:
     """A copy of `config` with values replaced.
 
-    Assignments act in order, and the new config is checked once, after the last: two settings that must change
-    together can be given in either order.
+    The choice of a nested config acts before the settings inside it, wherever it stands; otherwise assignments act in
+    order. The new config is checked once, after the last: two settings that must change together need no order.
 
     Args:
       config: a config dataclass.
@@ -59,7 +59,8 @@ def override(config: T, assignments: Sequence[str]) -> T:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
     """
     root = _open(config)
-    for assignment in assignments:
+    # A choice has fewer dots than the settings inside it; sorting is stable.
+    for assignment in sorted(assignments, key=lambda assignment: assignment.partition("=")[0].count(".")):
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(

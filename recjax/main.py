@@ -21,13 +21,8 @@ from recjax.train.folder import RunFolder, changes, read_config
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
-from recjax.train.summary import summarise
+from recjax.train.summary import figures, summarise
 from recjax.train.writers import MetricsFile
-
-
-def default_out(config: presets.RunConfig) -> Path:
-    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes."""
-    return Path("runs") / f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
 
 
 def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str, Any]:
@@ -35,13 +30,15 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
 
     Args:
       config: from `presets.load`, or built in Python.
-      out: the run folder; see `RunFolder` for what it will hold. None takes `default_out`.
+      out: the run folder; see `RunFolder` for what it will hold. None takes `presets.default_out`.
 
     Returns:
       The content of summary.json.
     """
     began = time.monotonic()
-    with RunFolder(Path(out or default_out(config)), config) as folder:
+    if not isinstance(config, presets.RunConfig):
+        raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
+    with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
@@ -49,7 +46,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
-                    "for. Raise train.steps (or train.epochs), or choose another --out."
+                    "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
                 )
             with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
@@ -57,6 +54,8 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
                 result = metrics.evaluate(*setup.scores(chosen, "test"))
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
+        if outcome.samples_per_s is None:  # nothing was left to train: the figures of the training stay
+            summary |= figures(folder.path / "summary.json")
         write_json(folder.path / "summary.json", summary)
         title = f"{config.model.kind} on {config.data.kind}"
         draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
@@ -72,8 +71,14 @@ def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainStat
     restored = checkpoints.newest(report=_note)
     if restored is None:
         return setup.new_state(), Cursor()
-    _note(f"resuming {run} at step {restored.step}")
-    return resume(setup, restored)
+    state, cursor = resume(setup, restored)
+    if cursor.stopped:
+        _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
+    elif cursor.step == total_steps(setup):
+        _note(f"{run} has trained all its {cursor.step} steps: nothing is left to train")
+    else:
+        _note(f"resuming {run} at step {cursor.step}")
+    return state, cursor
 
 
 def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
@@ -112,4 +117,6 @@ def evaluate(
     if restored is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resume(setup, restored)
+    if step is None and cursor.best_step not in (None, cursor.step):
+        _note(f"this is the newest checkpoint, of step {cursor.step}; validation chose --step {cursor.best_step}")
     return {"step": cursor.step, "split": split, **metrics.evaluate(*setup.scores(state, split))}

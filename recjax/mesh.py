@@ -64,12 +64,18 @@ def make_mesh(config: MeshConfig) -> Mesh:
         kind = devices[0].platform
         if kind == "cpu":
             how = (
-                "JAX had started before recjax could make host devices: restart the process (or notebook kernel) and "
-                f"build the mesh first, or call jax.config.update('jax_num_cpu_devices', {wanted}) at its very top"
+                "Host devices can only be made before JAX starts, and it has started in this process: restart it (or "
+                "the notebook's kernel) and run the largest mesh first, or call "
+                f"jax.config.update('jax_num_cpu_devices', {wanted}) at its very top."
             )
         else:
-            how = f"set mesh.devices={len(devices)}, or mesh.platform=cpu for {wanted} host devices"
-        raise DeviceError(f"mesh.devices={wanted}, but JAX sees {len(devices)} {kind} device(s). To mend it, {how}.")
+            how = f"Set mesh.devices={len(devices)}, or mesh.platform=cpu for {wanted} host devices."
+        raise DeviceError(f"mesh.devices={wanted}, but JAX sees {len(devices)} {kind} device(s). {how}")
+    if jax.process_count() > 1:
+        raise DeviceError(
+            f"JAX runs {jax.process_count()} processes, but this version of recjax drives all devices from one. Start "
+            "one process on one machine."
+        )
     return jax.make_mesh((1, 1, wanted), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:wanted])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from recjax import config as machinery
@@ -62,6 +63,11 @@ FREE_ON_RESUME = (
     "train.log_every",
     "train.workers",
 )
+
+
+def default_out(config: RunConfig) -> Path:
+    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes."""
+    return Path("runs") / f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
 
 
 def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -118,11 +118,13 @@ def test_override_reads_values_by_type(assignment: str, expected: Root) -> None:
     ]
 
 
-def test_override_acts_in_order() -> None:
-    assert changed("model.dim=3", "model=cross", "model.layers=7") == Root(model=Cross(dim=8, layers=7))
+def test_override_acts_in_order_but_a_choice_before_the_settings_inside_it() -> None:
+    assert changed("model.dim=3", "model=cross", "model.layers=7") == Root(model=Cross(dim=3, layers=7))
     assert changed("seed=1", "seed=2").seed == 2
     assert cfg.override(Root(optimizer=Adam(rate=9.0)), ["optimizer=adam"]) == Root()
-    assert changed("teacher=cross", "teacher.dim=2", "teacher=none").teacher is None
+    assert changed("teacher=cross", "teacher=none").teacher is None
+    with pytest.raises(ConfigError, match="teacher.dim"):
+        changed("teacher=cross", "teacher.dim=2", "teacher=none")
 
 
 def test_override_leaves_the_original_alone() -> None:

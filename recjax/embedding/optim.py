@@ -37,7 +37,8 @@ class SlotSpec:
     shape: tuple[int, ...] = ()
 
 
-def _check_rate(rate: float) -> None:
+def check_rate(rate: float) -> None:
+    """Refuses a learning rate that is not positive and finite (ConfigError)."""
     if not 0 < rate < math.inf:
         raise ConfigError(f"learning_rate is {rate}; it must be positive and finite.")
 
@@ -50,7 +51,7 @@ class Sgd:
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
@@ -76,7 +77,7 @@ class RowWiseAdagrad:
     initial_accumulator: float = 0.0  # s of a row that was never touched
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
         for name, value in (("eps", self.eps), ("initial_accumulator", self.initial_accumulator)):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}; it must be finite and not negative.")

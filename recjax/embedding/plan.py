@@ -14,6 +14,7 @@ Plan file:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 from pathlib import Path
@@ -123,7 +124,11 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     path = Path(choice)
     try:
         if not path.is_file():
-            raise ConfigError(f"plan={choice}: not one of auto, {', '.join(PLACEMENTS)}, and no such plan file exists.")
+            near = difflib.get_close_matches(choice, ("auto", *PLACEMENTS), n=1)
+            raise ConfigError(
+                f"plan={choice}: there is no plan file of that name, and it is not one of auto, "
+                f"{', '.join(PLACEMENTS)}. " + (f"Did you mean {near[0]}?" if near else "Choose one of these.")
+            )
         plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error

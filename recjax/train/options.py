@@ -7,12 +7,8 @@ from typing import ClassVar, Literal
 
 import optax
 
+from recjax.embedding.optim import check_rate
 from recjax.errors import ConfigError
-
-
-def _check_rate(rate: float) -> None:
-    if not rate > 0:
-        raise ConfigError(f"learning_rate is {rate}; it must be positive.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +19,7 @@ class DenseSgd:
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
 
     def build(self) -> optax.GradientTransformation:
         """The optax transformation."""
@@ -36,11 +32,13 @@ class DenseAdagrad:
 
     kind: ClassVar[str] = "adagrad"
     learning_rate: float = 0.01
-    initial_accumulator: float = 0.1
-    eps: float = 1e-7
+    initial_accumulator: float = 0.1  # sum of squares before the first step
+    eps: float = 1e-7  # added under the root
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
+        if self.initial_accumulator < 0 or self.eps < 0:
+            raise ConfigError("initial_accumulator and eps must not be negative.")
 
     def build(self) -> optax.GradientTransformation:
         """The optax transformation."""
@@ -53,12 +51,14 @@ class DenseAdam:
 
     kind: ClassVar[str] = "adam"
     learning_rate: float = 1e-3
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
+    b1: float = 0.9  # decay of the mean of the gradients
+    b2: float = 0.999  # decay of the mean of their squares
+    eps: float = 1e-8  # added to the root
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1 and self.eps >= 0):
+            raise ConfigError("b1 and b2 must be at least 0 and below 1, and eps not negative.")
 
     def build(self) -> optax.GradientTransformation:
         """The optax transformation."""

@@ -20,6 +20,7 @@ from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import route
 from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
 from recjax.mesh import make_mesh
 from recjax.presets import RunConfig
 from recjax.train import state as states
@@ -125,6 +126,12 @@ def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Seq
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
+    samples = int(source.row_counts("train").sum())
+    if "train" in splits and config.train.batch_size > samples:
+        raise ConfigError(
+            f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples. Set it "
+            "to that at most."
+        )
     tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables)
     mesh = make_mesh(config.mesh)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from recjax import __version__
@@ -52,6 +54,15 @@ def summarise(
         "config_hash": machinery.config_hash(config, FREE_ON_RESUME),
         "versions": versions(),
     }
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """How fast the training was, from an earlier summary.json; nothing if there is none that can be read."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        return {key: earlier[key] for key in ("samples_per_s", "seconds", "compilations")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def versions() -> dict[str, str]:

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+import recjax
 from recjax.data.batch import Batch
 from recjax.data.synthetic import SyntheticSource
 from recjax.embedding import route
-from recjax.errors import DataError
+from recjax.errors import ConfigError, DataError
 from recjax.presets import load
 from recjax.train import loop as loops
 from recjax.train import state as states
@@ -85,3 +86,14 @@ def test_a_step_whose_weights_are_all_zero_is_named(tmp_path):
     made = setup("train.shuffle=false", source=Unweighted(config))
     with pytest.raises(DataError, match=r"step 1 has no loss: .* weight 0\. It covers samples 0 to 199 .* epoch 0"):
         fit(made, tmp_path)
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    config = recjax.load("synthetic", "train.batch_size=1e9", "mesh.devices=1")
+    with pytest.raises(ConfigError, match="train.batch_size is 1,000,000,000, but the training split has 262,144"):
+        recjax.fit(config, tmp_path / "run")
+
+
+def test_fit_takes_a_config_not_a_name(tmp_path):
+    with pytest.raises(ConfigError, match="recjax.load"):
+        recjax.fit("synthetic", tmp_path / "run")

@@ -42,14 +42,14 @@ def undisturbed(preset, compiled_once, tmp_path_factory):
     return out
 
 
-def kill(command, when, before=""):
+def kill(command, when, before="", may_end=False):
     """Starts a command and kills it as soon as `when()` is true (or it kills itself)."""
     with start(*command, before=before) as process:
         while process.poll() is None and not when():
             time.sleep(0.001)
         process.kill()
         _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL, f"it ended before it was killed:\n{err}"
+    assert process.returncode == -signal.SIGKILL or may_end, f"it ended before it was killed:\n{err}"
 
 
 def last_step(run):
@@ -99,7 +99,7 @@ def test_the_undisturbed_run_visits_every_sample_once_an_epoch(undisturbed):
 
 
 def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
-    seed = random.SystemRandom().randrange(10**6)
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     print(f"seed {seed}")
     rng = random.Random(seed)
     run = tmp_path / "run"
@@ -118,7 +118,7 @@ def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
             time.sleep(delay_s)
             return True
 
-        kill(command, due)
+        kill(command, due, may_end=target == 0)  # a fast machine may be done before the delay is over
         done = last_step(run)
     print(f"died at step {done} with checkpoints {steps_kept(run)}")
     assert outside(*command).status == 0
