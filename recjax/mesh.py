@@ -51,9 +51,10 @@ def make_mesh(config: MeshConfig) -> Mesh:
         _prepare_backend(config)
     try:
         devices = jax.devices() if config.platform == "auto" else jax.devices(config.platform)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names a platform without devices
+        why = str(error) or f"the environment says JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}"
         raise DeviceError(
-            f"mesh.platform={config.platform}: JAX finds no such device ({error}). Install recjax with the extra for "
+            f"mesh.platform={config.platform}: JAX finds no such device ({why}). Install recjax with the extra for "
             "your accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
         ) from error
     wanted = config.devices or len(devices)
