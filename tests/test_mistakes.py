@@ -4,6 +4,7 @@ Nothing half-written is trusted by a later run: the corrected command works in t
 test_mistakes_in_data.py; disks that refuse are in test_disks.py.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -199,6 +200,15 @@ def test_two_runs_in_one_folder(preset, clean, tmp_path):
     assert inside("train", preset, *SMALL, "--out", tmp_path / "run", "--json").result["eval"] == clean
 
 
+def test_a_file_system_without_locks(preset, tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    done = inside("train", preset, *SMALL, "--out", tmp_path)
+    assert_refused(done, 1, "cannot be locked against other processes: No locks available", "another file system")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "patterns"),
     [
@@ -264,6 +274,14 @@ def test_a_plan_that_cannot_be_saved(preset, tmp_path):
 
 
 # --- devices ---
+
+
+def test_an_environment_that_asks_for_devices_that_are_not_there(preset, tmp_path):
+    command = ("train", preset, *SMALL, "mesh.platform=auto", "--out", tmp_path)
+    done = outside(*command, env={"JAX_PLATFORMS": "rocm"})
+    assert_refused(
+        done, 4, "mesh.platform=auto with JAX_PLATFORMS=rocm: JAX finds no such device", "set mesh.platform=cpu"
+    )
 
 
 @pytest.mark.slow

@@ -150,6 +150,8 @@ class Checkpoints:
             try:
                 restored = _read(folder, step)
             except manifest.Damage as damage:
+                if not folder.exists():  # a run that goes on has removed it meanwhile, and so has newer ones
+                    return self.newest(report)
                 damages[folder] = str(damage)
                 self._damaged.add(step)
                 continue
@@ -184,6 +186,8 @@ class Checkpoints:
         try:
             return _read(folders[step], step)
         except manifest.Damage as damage:
+            if not folders[step].exists():
+                return self.restore(step)
             raise TrainingError(
                 f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
                 f"the others there: {others}."

@@ -49,10 +49,16 @@ class RunFolder:
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self._lock.close()
             raise TrainingError(
                 f"another process is training in {path}. Wait for it, stop it, or choose another --out."
+            ) from error
+        except OSError as error:
+            self._lock.close()
+            raise TrainingError(
+                f"the run folder {path} cannot be locked against other processes: {error.strerror}. Choose an --out on "
+                "another file system."
             ) from error
         try:
             self._check()

@@ -192,3 +192,21 @@ def test_a_renamed_folder_and_arrays_of_another_shape_are_damage(tmp_path):
     rewrite_manifest(tmp_path / "00000010", lambda content: content["arrays"].update(step="int32[2]"))
     with pytest.raises(TrainingError, match=r"array 'step' should be int32\[2\]"):
         Checkpoints(tmp_path, 2).restore(10)
+
+
+def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
+    """While 20 is read, the run saves 30 and 40 and removes it."""
+    save(tmp_path, 10, 20)
+    verify = manifest.verify
+
+    def slow(folder):
+        if folder.name == "00000020":
+            save(tmp_path, 30, 40, keep=2)
+        return verify(folder)
+
+    monkeypatch.setattr(manifest, "verify", slow)
+    assert Checkpoints(tmp_path, 2).newest(no_report).step == 40
+    shutil.rmtree(tmp_path)
+    save(tmp_path, 10, 20)
+    with pytest.raises(TrainingError, match="no checkpoint of step 20; the steps that it has: 30, 40"):
+        Checkpoints(tmp_path, 2).restore(20)
