@@ -37,7 +37,7 @@ def test_too_few_accelerators(monkeypatch):
         platform = "gpu"
 
     monkeypatch.setattr(jax, "devices", lambda *_: [Gpu(), Gpu()])
-    message = r"mesh\.devices=3, but JAX sees 2 gpu .* set mesh\.devices=2, or mesh\.platform=cpu for 3 host devices"
+    message = r"mesh\.devices=3, but JAX sees 2 gpu .* Set mesh\.devices=2, or mesh\.platform=cpu for 3 host devices"
     with pytest.raises(DeviceError, match=message):
         make_mesh(MeshConfig(3))
 

@@ -111,9 +111,9 @@ def test_wrong_usage(arguments, pattern):
          ["embedding.dim=16", "model.bottom=16"]),
         (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
-        (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "restart the process"], []),
+        (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "in this process: restart it"], []),
         (["mesh.platform=gpu"], 4, ["mesh.platform=gpu: JAX finds no such device", "cuda12"], []),
-        (["plan=nowhere.json"], 2, ["plan=nowhere.json: not one of auto, row_wise, data_parallel"], []),
+        (["plan=nowhere.json"], 2, ["plan=nowhere.json: there is no plan file of that name.* auto, row_wise"], []),
         (["data=prepared"], 3, ["Give it as data.path=DIR"], []),
         (["data=prepared", "data.path=nowhere"], 3, ["no prepared data at nowhere: there is no such folder",
                                                       "recjax data prepare"], []),
@@ -153,7 +153,10 @@ def test_a_run_of_another_config(preset, tmp_path):
         assert words in last
     assert "none" not in last, "settings that only one of two kinds has are left out"
     assert_refused(
-        inside(*command, "train.steps=1"), 2, "already trained 2 steps, more than the 1", "Raise train.steps"
+        inside(*command, "train.steps=1"),
+        2,
+        "already trained 2 steps, more than the 1",
+        "ask for more steps \\(train.steps",
     )
     assert {**contents(tmp_path), "config.json": before["config.json"]} == before
     assert inside(*command, "mesh.devices=3", "plan=data_parallel", "train.log_every=5").status == 0
