@@ -76,7 +76,7 @@ def draw_curves(
         if chosen_step is not None:
             panel.axvline(chosen_step, color=_CHOSEN, linewidth=1.2, alpha=0.8, label=f"chosen: step {chosen_step:,}")
         if panel.get_legend_handles_labels()[0]:
-            panel.legend(frameon=False, fontsize=9)
+            panel.legend(fontsize=9, framealpha=0.9, edgecolor="none")  # lines behind it do not cross its text
 
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
