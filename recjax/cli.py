@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from recjax import __version__
 from recjax.errors import ConfigError, RecjaxError
@@ -40,6 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
     if rest:
         options.overrides += rest
+    status = _run(options)
+    for stream in (sys.stdout, sys.stderr):
+        _settle(stream)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         options.run(options)
         sys.stdout.flush()
@@ -48,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted. Give the same command to go on; a run resumes from its last checkpoint.", 1)
     except BrokenPipeError:  # the reader of our output (head, say) has left
-        sys.stderr.close()
         return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
@@ -63,6 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             1,
         )
     return 0
+
+
+def _settle(stream: TextIO) -> None:
+    """Lets go of what a stream that nobody can read still holds: Python would fail over it once more at its end."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -312,7 +312,9 @@ def test_a_learning_rate_that_is_far_too_high(preset, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_the_run_goes_on_later(preset, tmp_path):
     command = ("train", preset, "mesh.devices=2", "train.steps=60", "--json", "--out")
-    with start(*command, tmp_path / "run") as process:
+    # A process that was started in the background, as CI may be, ignores SIGINT, and so do its children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    with start(*command, tmp_path / "run", before=heed) as process:
         while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "00000020").exists():
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
