@@ -11,8 +11,8 @@ What was found with Orbax 0.12.8, and is dealt with here:
 - It refuses arrays without elements: they are rebuilt from their description.
 - Its barriers wait for all processes. Here one process writes alone, and each may read alone.
 - It writes a traceback to the log for each error that it also raises.
-- After a save that failed, TensorStore reports the other arrays' results to an event loop that is closed by then:
-  one more traceback on standard error for each array.
+- After a save that failed, the other arrays' failures are told as well, some to an event loop that is closed by then:
+  more tracebacks on standard error.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _orbax() -> Iterator[ocp.Checkpointer]:
         log.removeFilter(_not_from_orbax)
 
 
-@functools.cache  # once in a process
+@functools.cache  # once in a process: they may come after `write` has returned
 def _ignore_late_results() -> None:
     before = sys.unraisablehook
 
@@ -136,6 +136,7 @@ def _ignore_late_results() -> None:
             before(unraisable)
 
     sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(lambda record: " in OCDBT database at " not in record.getMessage())
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

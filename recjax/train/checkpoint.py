@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -220,7 +221,9 @@ class Checkpoints:
                 manifest.seal(unfinished, content)
                 self._put(unfinished, final)
             except BaseException:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                for _ in range(10):  # TensorStore's threads write on for a moment after a save has failed
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    time.sleep(0.02)
                 raise
             self._damaged.discard(step)
             self._retire(step)

@@ -1,5 +1,6 @@
 """Checkpoints in real processes: kills at any moment, and disks that refuse."""
 
+import logging
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import checkpoint_support
 import pytest
@@ -128,3 +130,22 @@ def test_no_permission_is_one_paragraph(what):
             expected = f"TrainingError cannot read {target}: Permission denied. Make the run folder readable"
         assert done.stdout.startswith(expected) and done.stdout.count("\n") == 1, done.stdout + done.stderr
         assert names(directory) == ["00000010"]
+
+
+def test_late_failures_of_a_save_are_not_told_and_all_others_are(tmp_path, caplog, monkeypatch):
+    """As Orbax's tasks and TensorStore's threads tell them, now and then, after a save that failed."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    array_store._ignore_late_results.cache_clear()
+    save(tmp_path, 10)
+    failure = ValueError('OUT_OF_RANGE: Error writing "tables.t" in OCDBT database at local file "x": File too large')
+    log = logging.getLogger("asyncio")
+    log.error(f"Task exception was never retrieved\nfuture: <Task finished exception={failure!r}>")
+    log.error("Task exception was never retrieved\nfuture: <Task finished exception=ValueError('mine')>")
+    late, other = (SimpleNamespace(exc_value=RuntimeError(text)) for text in ("Event loop is closed", "mine"))
+    for unraisable in (late, other):
+        sys.unraisablehook(unraisable)
+    assert len(caplog.messages) == 1 and "mine" in caplog.messages[0]
+    assert told == [other]
+    monkeypatch.undo()
+    array_store._ignore_late_results.cache_clear()
