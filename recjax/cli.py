@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
+            setattr(sys, name, open(os.devnull, "w"))  # until the process ends
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
     options, rest = parser.parse_known_args(arguments)

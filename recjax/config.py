@@ -94,7 +94,7 @@ def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
         config that fails.
     """
     try:
-        return typing.cast(T, _build(_from_plain(cls, json.loads(text, object_pairs_hook=_unique), "")))
+        return typing.cast(T, _build(_from_plain(cls, json.loads(text, object_pairs_hook=unique_keys), "")))
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{source}:{error.lineno}: not valid JSON ({error.msg}). The file may be cut short: restore it, or write "
@@ -304,7 +304,7 @@ def _from_plain(cls: type, plain: Any, key: str) -> _Node:
     return node
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The JSON object of these pairs; ConfigError if a key stands twice in it."""
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):

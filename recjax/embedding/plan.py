@@ -20,6 +20,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from recjax.config import unique_keys
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.rows import RowOrder, Split
 from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
@@ -63,16 +64,10 @@ class Plan:
           ConfigError: not JSON, another format, an unknown or repeated key, an unknown placement, or
             something that this version cannot place (it says what it can).
         """
-
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            keys = [key for key, _ in pairs]
-            if len(set(keys)) < len(keys):
-                twice = next(key for key in keys if keys.count(key) > 1)
-                raise ConfigError(f"{source}: the key {twice!r} stands twice in one object. Remove one of them.")
-            return dict(pairs)
-
         try:
-            raw = json.loads(text, object_pairs_hook=unique)
+            raw = json.loads(text, object_pairs_hook=unique_keys)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
         except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write a plan with "

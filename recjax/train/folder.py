@@ -41,7 +41,7 @@ class RunFolder:
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] = open(path / ".lock", "w")  # noqa: SIM115 (held until __exit__)
+            self._lock: IO[str] = open(path / ".lock", "w")  # held until __exit__
         except OSError as error:
             raise TrainingError(
                 f"the run folder {path} cannot be written: {error.strerror}. Choose an --out where you may write, or "

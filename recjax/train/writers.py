@@ -53,7 +53,7 @@ class MetricsFile:
         if kept != old:
             write_whole(path, kept)
         try:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            self._file = open(path, "ab", buffering=0)  # closed by close
         except OSError as error:
             raise disk_error(path, error, 0) from error
 
