@@ -95,9 +95,10 @@ def test_damaged_data(preset, good, tmp_path, name, damage, patterns):
     damage(next(data.rglob(name)))
     command = ("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run", "--json")
     assert_refused(inside(*command), 3, *patterns, "[Pp]repare (the data|them)( again)?", "recjax data prepare")
-    shutil.rmtree(data)
-    shutil.copytree(good, data)
-    assert inside(*command).result["steps"] == 10
+    if damage is flip:  # found in the middle of the run, so that it has left the most behind
+        shutil.rmtree(data)
+        shutil.copytree(good, data)
+        assert inside(*command).result["steps"] == 10
 
 
 def test_data_of_another_dataset_or_made_with_other_options(preset, good, tmp_path):
