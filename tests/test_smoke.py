@@ -1,4 +1,4 @@
-"""A whole run in a few seconds, from Python: train, resume on another mesh, evaluate. Also run on the newest JAX."""
+"""A whole run, short, from Python: train, resume on another mesh, evaluate. Also run on the newest JAX."""
 
 import json
 from pathlib import Path

@@ -103,7 +103,7 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     """Copies tables and slots to the host, unpadded.
 
     Returns:
-      table name -> {"rows": [V, D], slot name: [V]}, in storage order. The arrays own their memory:
+      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. The arrays own their memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
       The devices need room for one chunk of a table beside it, not for a copy.
     """

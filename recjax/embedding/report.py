@@ -19,7 +19,8 @@ def describe_plan(
     Returns:
       "tables": for each its placement, rows, dim, optimizer, bytes of rows and slots over all devices
       and on the fullest one, ids looked up per step (None if a jagged feature uses it), and why;
-      "devices": for each device the bytes it holds; "imbalance": most bytes over mean bytes.
+      "devices": how many; "bytes_per_device": what each holds; "imbalance": most bytes over mean bytes;
+      "groups": names of the groups that exchange together. Bytes are those of float32 tables.
     """
     bound = bind(plan, tables, features, devices)
     per_device = [0] * devices
