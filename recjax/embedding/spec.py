@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.errors import ConfigError
 
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
 
 
@@ -58,7 +58,7 @@ class FeatureSpec:
       bag: ids per sample H if fixed, None if jagged.
       pooling: "sum" adds the weighted rows of a bag; "mean" divides that sum by the number of ids in
         the bag, as FBGEMM does (weights scale rows, they do not enter the divisor). An empty bag
-        pools to zeros.
+        pools to zeros. "none" keeps the rows of a bag apart, for models that look at sequences.
       weighted: whether ids carry weights.
     """
 
