@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.optim import Slots
+from recjax.embedding.optim import At, Slots
 from recjax.embedding.plan import Group
 from recjax.embedding.route import FeatureRouting, GroupRouting
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec
@@ -128,9 +128,12 @@ def update(
     touched: jax.Array,
     grads: jax.Array,
     step: jax.Array,
+    rate: jax.Array,
     ok: jax.Array,
 ) -> tuple[jax.Array, Slots]:
     """Applies one exact optimizer update to the touched rows, or none at all unless `ok`.
+
+    An optimizer with `every_row` updates all rows; its tables are small enough for a dense gradient.
 
     Args:
       group: the table group.
@@ -139,16 +142,25 @@ def update(
       touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
       grads: the gradients beside it, scaled to the mean loss.
       step: int32, steps done before this one.
+      rate: the schedule's factor on the learning rate.
       ok: bool, whether the global step is finite.
     """
     with jax.named_scope("sparse_update"):
-        if group.placement == "data_parallel":
-            changed_R = touched & ok
+        at = At(step, rate, lambda x_UxD: jnp.mean(x_UxD, axis=-1))
+        every_row: bool = group.optimizer.every_row
+        if every_row and group.placement == "row_wise":
+            grads = (
+                jnp.zeros_like(table_RxD)
+                .at[touched]
+                .set(grads, mode="drop", unique_indices=True, indices_are_sorted=True)
+            )
+        if every_row or group.placement == "data_parallel":
+            changed_R = jnp.broadcast_to(ok, group.rows) if every_row else touched & ok
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
                 return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-            new_RxD, new_R = group.optimizer.update(table_RxD, slots_R, grads, step)
+            new_RxD, new_R = group.optimizer.apply(table_RxD, slots_R, grads, at)
             return choose(new_RxD, table_RxD), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
 
         def gather(x: jax.Array) -> jax.Array:
@@ -160,5 +172,5 @@ def update(
         # A step that is not ok aims every write past the end, which changes nothing and stays in place.
         target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
         rows_MxD, old_M = gather(table_RxD), {k: gather(v) for k, v in slots_R.items()}
-        new_MxD, new_M = group.optimizer.update(rows_MxD, old_M, grads, step)
+        new_MxD, new_M = group.optimizer.apply(rows_MxD, old_M, grads, at)
         return scatter(table_RxD, new_MxD), {k: scatter(slots_R[k], v) for k, v in new_M.items()}

@@ -119,10 +119,11 @@ def make_train_step(
             }
             ok = state.ok & (sum(bad.values()) == 0)
 
+        rate = jnp.float32(1)
         tables, slots = {}, {}
         for group in bound.groups:
             tables[group.name], slots[group.name] = update(
-                group, state.tables[group.name], state.slots[group.name], *sent[group.name], state.step, ok
+                group, state.tables[group.name], state.slots[group.name], *sent[group.name], state.step, rate, ok
             )
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
