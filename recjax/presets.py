@@ -11,7 +11,7 @@ from recjax import config as machinery
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.synthetic import Synthetic
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
 from recjax.embedding.spec import Pooling
 from recjax.errors import ConfigError
 from recjax.mesh import MeshConfig
@@ -25,7 +25,7 @@ class EmbeddingConfig:
 
     dim: int = 16  # D, columns of every table
     pooling: Pooling = "sum"  # how a bag's rows become one vector
-    optimizer: RowWiseAdagrad | Sgd = RowWiseAdagrad()  # of the tables; exact and sparse
+    optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
 
     def __post_init__(self) -> None:
         if self.dim < 1:

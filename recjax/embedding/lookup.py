@@ -26,8 +26,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.optim import At, Slots
 from recjax.embedding.bound import Group
+from recjax.embedding.optim import At, Slots
 from recjax.embedding.route import FeatureRouting, GroupRouting
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec
 from recjax.errors import ConfigError
@@ -185,6 +185,8 @@ def update(
 ) -> tuple[jax.Array, Slots]:
     """Applies one exact optimizer update to the touched rows, or none at all unless `ok`.
 
+    An optimizer with `every_row` updates all rows; its tables are small enough for a dense gradient.
+
     Args:
       group: the table group.
       table_RxW: this device's part of the buffer; donated by the step, written in place.
@@ -200,7 +202,7 @@ def update(
         if group.optimizer.every_row and group.sharding != "copies":
             grads = jnp.zeros_like(table_RxW).at[touched].set(grads, mode="drop", unique_indices=True)
         if group.optimizer.every_row or group.sharding == "copies":
-            changed_R = (touched | group.optimizer.every_row) & ok if group.sharding == "copies" else ok
+            changed_R = jnp.broadcast_to(ok, group.rows) if group.optimizer.every_row else touched & ok
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
                 return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)

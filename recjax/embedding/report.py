@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recjax.embedding.plan import Plan, bind
+from recjax.embedding.bound import bind
+from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 ITEM_BYTES = 4  # tables are float32

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
@@ -29,7 +29,7 @@ class TableSpec:
     name: str
     rows: int
     dim: int
-    optimizer: Sgd | RowWiseAdagrad
+    optimizer: SparseOptimizer
     init_scale: float | None = None
 
     def __post_init__(self) -> None:

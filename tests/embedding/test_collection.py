@@ -10,9 +10,10 @@ import pytest
 from support import mesh_of
 
 from recjax.embedding import collection
+from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import BoundPlan, bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 

@@ -15,9 +15,10 @@ from support import mesh_of
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
+from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.lookup import coalesce, fetch, pool, send_gradients, update
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import BoundPlan, Group, bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -32,11 +33,12 @@ class Counting:
     """Subtracts the gradient; counts how often a row was touched, even by a zero gradient, and sums its gradients."""
 
     kind: ClassVar[str] = "counting"
+    every_row: bool = False
 
     def slots(self, dim):
         return {"touches": SlotSpec(0.0), "sums": SlotSpec(0.0, (dim,))}
 
-    def update(self, rows_UxD, slots, grads_UxD, step):
+    def apply(self, rows_UxD, slots, grads_UxD, at):
         return rows_UxD - grads_UxD, {"touches": slots["touches"] + 1, "sums": slots["sums"] + grads_UxD}
 
 
@@ -234,7 +236,9 @@ def test_only_touched_rows_change(plan, ok):
         unique, sums = np.zeros(R, bool), np.full((R, D), 9, np.float32)
         unique[touched], sums[touched] = True, grads
     jitted = jax.jit(functools.partial(update, group))
-    new, slots = jitted(table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.asarray(ok))
+    new, slots = jitted(
+        table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(ok)
+    )
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
         expected[touched] -= np.array(grads, np.float32)
@@ -258,7 +262,7 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         rows, arrived = fetch(group, table, asked)
         touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
-        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.asarray(True))
+        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(True))
 
     spec = P(MODEL_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(MODEL_AXES)), out_specs=(spec, spec))

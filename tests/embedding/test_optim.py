@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from recjax.embedding import reference
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import At, RowWiseAdagrad, Sgd
 from recjax.errors import ConfigError
+
+
+def at(step, rate=1):
+    return At(jnp.int32(step), jnp.float32(rate), lambda x_UxD: jnp.mean(x_UxD, axis=-1))
 
 
 def run(optimizer, rows, *grads):
@@ -17,7 +21,7 @@ def run(optimizer, rows, *grads):
     rows = jnp.asarray(rows, jnp.float32)
     slots = {n: jnp.full(len(rows), s.initial, jnp.float32) for n, s in optimizer.slots(rows.shape[1]).items()}
     for step, grad in enumerate(grads):
-        rows, slots = optimizer.update(rows, slots, jnp.asarray(grad, jnp.float32), jnp.int32(step))
+        rows, slots = optimizer.apply(rows, slots, jnp.asarray(grad, jnp.float32), at(step))
     assert rows.dtype == jnp.float32 and all(s.dtype == jnp.float32 for s in slots.values())
     return rows.tolist(), {name: slot.tolist() for name, slot in slots.items()}
 
@@ -63,7 +67,7 @@ def test_updates_equal_the_oracle(optimizer):
     with jax.enable_x64(True):
         for step in range(4):
             grad = rng.normal(size=(20, 5)) * (rng.random((20, 1)) < 0.8)
-            rows, slots = optimizer.update(jnp.asarray(rows), slots, jnp.asarray(grad), jnp.int32(step))
+            rows, slots = optimizer.apply(jnp.asarray(rows), slots, jnp.asarray(grad), at(step))
             truth, truth_slots = reference.update(optimizer, truth, truth_slots, grad, np.ones(20, bool))
             assert rows.dtype == jnp.float64
     np.testing.assert_allclose(rows, truth, rtol=1e-13)

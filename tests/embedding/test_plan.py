@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, BoundPlan, Plan, Segment, bind, make_plan
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 

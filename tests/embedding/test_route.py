@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import BoundPlan, Group, Plan, Segment, bind, make_plan
+from recjax.embedding.plan import Plan, Segment, make_plan
 from recjax.embedding.route import Routing, count, grow, pad
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
