@@ -1,7 +1,7 @@
 """The tables of a model as arrays: initial values, and the way out to checkpoints and back.
 
-A group's buffer is one array [parts * R, width], part by part (see `bound.Group`). On disk and in tests a table is one unpadded
-[V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
+A group's buffer is one array [parts * R, width], part by part (see `bound.Group`). On disk and in tests a
+table is one unpadded [V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
     column = part if group.sharding == "columns" else jnp.int32(0)
     tables, R, W = group.tables, group.rows, group.width
     first = group.columns.start(column)
-    used_W = jnp.arange(W) < group.columns.start(column + 1) - first
+    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
 
     def constants(values: list[Any]) -> jax.Array:  # one for each table
         return jnp.stack([jnp.asarray(v) for v in values])
@@ -95,7 +95,7 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
         if W < group.dim:
             values = jnp.pad(values, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
             values = jax.lax.dynamic_slice_in_dim(values, first, W, axis=1)
-        values = jnp.where(used_C[:, None] & used_W, values, 0).astype(dtype)
+        values = jnp.where(used_C[:, None] & used_W[None], values, 0).astype(dtype)
         return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode

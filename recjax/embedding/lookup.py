@@ -228,6 +228,6 @@ def _row_mean(group: Group, x_UxW: jax.Array) -> jax.Array:
     if group.sharding != "columns":
         return jnp.mean(x_UxW, axis=-1)
     split, device = group.columns, jax.lax.axis_index(MODEL_AXES)
-    used_W = jnp.arange(group.width) < split.start(device + 1) - split.start(device)
+    used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(device + 1) - split.start(device)
     # All devices hold the same rows in the same order, since each was asked for all of them.
-    return jax.lax.psum(jnp.where(used_W, x_UxW, 0).sum(axis=-1), MODEL_AXES) / group.dim
+    return jax.lax.psum(jnp.where(used_W[None], x_UxW, 0).sum(axis=-1), MODEL_AXES) / group.dim

@@ -189,8 +189,9 @@ def _accumulate(gradients: Callable[[Inputs], Any], zero: Any, inputs: Inputs, p
     slices = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), samples)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
-        *floats, features = part
-        return jax.tree.map(jnp.add, total, gradients(Inputs(*floats, Routing(groups, features)))), None
+        dense_BxK, labels_B, weights_B, features = part
+        found = gradients(Inputs(dense_BxK, labels_B, weights_B, Routing(groups, features)))
+        return jax.tree.map(jnp.add, total, found), None
 
     return jax.lax.scan(add, zero, slices)[0]
 
