@@ -22,6 +22,7 @@ from recjax.embedding.plan import bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
 from recjax.train import state as states
+from recjax.train.setup import dims
 from recjax.train.step import make_predict, make_train_step, place
 
 
@@ -45,8 +46,7 @@ class Problem:
     seed: int = 0
 
     def build(self, dtype: Any) -> nnx.Module:
-        names = tuple(f.name for f in self.features)
-        return self.model.build(self.dense, names, self.tables[0].dim, dtype=jnp.dtype(dtype), seed=self.seed)
+        return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
 
 
 def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps: int, batch_size: int,
@@ -131,8 +131,8 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
         matrices, touched = {}, {t.name: np.zeros(t.rows, bool) for t in problem.tables}
         for f in problem.features:
             rows = by_name[f.table].rows
-            matrices[f.name] = reference.bag_matrix(batch.bags[f.name], batch.size, rows, f.pooling, dtype)
-            touched[f.table] |= reference.touched_rows(batch.bags[f.name], rows)
+            matrices[f.name] = reference.bag_matrix(batch.bags[f.reads], batch.size, rows, f.pooling, dtype)
+            touched[f.table] |= reference.touched_rows(batch.bags[f.reads], rows)
         x, y, w = (np.asarray(a, dtype) for a in (batch.dense, batch.labels, batch.weights))
         loss, (dense_grads, table_grads) = loss_and_grads(dense, tables, matrices, x, y, w)
         losses.append(float(loss))

@@ -107,7 +107,8 @@ def test_wrong_usage(arguments, pattern):
 @pytest.mark.parametrize(
     ("mistake", "status", "patterns", "mended"),
     [
-        (["embedding.dim=16"], 2, ["model.bottom ends in 8 but embedding.dim is 16", "end model.bottom in 16"],
+        (["embedding.dim=16"], 2, ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)",
+                                      "change embedding.dim"],
          ["embedding.dim=16", "model.bottom=16"]),
         (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),

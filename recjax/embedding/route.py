@@ -88,7 +88,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int) -> Counted:
     for group in bound.groups:
         parts = []
         for feature in group.features:
-            bags = batch.bags[feature.name]
+            bags = batch.bags[feature.reads]
             device_L = _samples(bags) // b
             if bags.lengths is not None:
                 needs[feature.name] = _largest(np.bincount(device_L, minlength=bound.devices))
@@ -140,7 +140,7 @@ def _lay_out(
     capacities: dict[str, int],
     dtype: Any,
 ) -> FeatureRouting:
-    bags, b = counted.batch.bags[feature.name], counted.local
+    bags, b = counted.batch.bags[feature.reads], counted.local
     weights_L = _pooling_weights(feature, bags)
     if bags.lengths is None:
         shape = (N * b, bags.ids.shape[1])

@@ -60,6 +60,8 @@ class FeatureSpec:
         the bag, as FBGEMM does (weights scale rows, they do not enter the divisor). An empty bag
         pools to zeros.
       weighted: whether ids carry weights.
+      source: the data feature whose ids it looks up; empty means the one of its own name. So one data
+        feature may be looked up in several tables.
     """
 
     name: str
@@ -67,6 +69,7 @@ class FeatureSpec:
     bag: int | None = 1
     pooling: Pooling = "sum"
     weighted: bool = False
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.bag is not None and self.bag < 1:
@@ -77,6 +80,11 @@ class FeatureSpec:
             raise ConfigError(
                 f"feature {self.name!r} has pooling {self.pooling!r}; choose one of {', '.join(get_args(Pooling))}."
             )
+
+    @property
+    def reads(self) -> str:
+        """Name of the data feature whose ids it looks up."""
+        return self.source or self.name
 
 
 def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
 PRECISION = jax.lax.Precision.HIGHEST
 
 

@@ -22,17 +22,34 @@ from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.mesh import make_mesh
+from recjax.models.layers import LINEAR
 from recjax.presets import RunConfig
 from recjax.train import state as states
 from recjax.train.step import Inputs, make_predict, make_train_step, place
 
 
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
-    """One table for each categorical feature of the data."""
+    """One table and lookup for each categorical feature of the data, in their order.
+
+    A model with first-order weights has behind these a table and lookup `f.linear` of D=1 for each feature f,
+    which start at 0 and look up the same ids; its config says what updates them (None: what updates the others).
+    """
     embedding = config.embedding
-    tables = tuple(TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer) for f in schema.features)
-    features = tuple(FeatureSpec(f.name, f.name, f.bag, embedding.pooling, f.weighted) for f in schema.features)
-    return tables, features
+    tables = [TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer) for f in schema.features]
+    features = [FeatureSpec(f.name, f.name, f.bag, embedding.pooling, f.weighted) for f in schema.features]
+    if config.model.first_order:
+        optimizer = getattr(config.model, "linear", None) or embedding.optimizer
+        for spec, feature in zip(tuple(tables), tuple(features), strict=True):
+            name = feature.name + LINEAR
+            tables.append(TableSpec(name, spec.rows, 1, optimizer, init_scale=0))
+            features.append(dataclasses.replace(feature, name=name, table=name, source=feature.name))
+    return tuple(tables), tuple(features)
+
+
+def dims(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> dict[str, int]:
+    """D of every lookup, by its name and in their order: what a model is built for."""
+    by_table = {t.name: t.dim for t in tables}
+    return {f.name: by_table[f.table] for f in features}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +157,7 @@ def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Seq
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     model = config.model.build(
         len(source.schema.dense),
-        tuple(f.name for f in features),
-        config.embedding.dim,
+        dims(tables, features),
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
     )
