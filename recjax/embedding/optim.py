@@ -95,3 +95,6 @@ class RowWiseAdagrad:
         s_U = slots["sum_of_squares"] + jnp.mean(jnp.square(grads_UxD), axis=-1)
         scale_U = self.learning_rate / (jnp.sqrt(s_U) + self.eps)
         return rows_UxD - scale_U[:, None] * grads_UxD, {"sum_of_squares": s_U}
+
+
+SparseOptimizer = RowWiseAdagrad | Sgd  # what a table can be updated with

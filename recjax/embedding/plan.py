@@ -107,15 +107,16 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
 
     `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
-    spreads the rows of all others.
+    spreads the rows of all others. A table that has a placement of its own gets that in either case.
 
     Raises:
-      ConfigError: no such choice or file, or a file that does not name exactly these tables.
+      ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the
+        placement of one.
     """
     if choice in PLACEMENTS:
-        return Plan({t.name: (Segment(choice, why=f"plan={choice}"),) for t in tables})
+        return Plan({t.name: (_own(t) or Segment(choice, why=f"plan={choice}"),) for t in tables})
     if choice == "auto":
-        return Plan({t.name: (_auto(t),) for t in tables})
+        return Plan({t.name: (_own(t) or _auto(t),) for t in tables})
     path = Path(choice)
     try:
         if not path.is_file():
@@ -133,7 +134,19 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
             f"{path}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
             f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
         )
+    for table in tables:
+        placed = plan.tables[table.name][0].placement
+        if table.placement not in (None, placed):
+            raise ConfigError(
+                f"{path} places table {table.name!r} {placed}, but its own setting says {table.placement}. Leave that "
+                f"to the file (embedding.tables.{table.name}.placement=none), or change the file."
+            )
     return plan
+
+
+def _own(table: TableSpec) -> Segment | None:
+    why = f"embedding.tables.{table.name}.placement={table.placement}"
+    return Segment(table.placement, why=why) if table.placement else None
 
 
 def _auto(table: TableSpec) -> Segment:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 
 Pooling = Literal["sum", "mean"]
@@ -24,13 +24,15 @@ class TableSpec:
       optimizer: how touched rows are updated.
       init_scale: initial values are uniform in (-init_scale, init_scale); None means sqrt(1 / V),
         as facebookresearch/dlrm has it.
+      placement: where it must live; None leaves that to the plan.
     """
 
     name: str
     rows: int
     dim: int
-    optimizer: Sgd | RowWiseAdagrad
+    optimizer: SparseOptimizer
     init_scale: float | None = None
+    placement: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
