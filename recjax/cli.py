@@ -121,7 +121,8 @@ def _show(options: argparse.Namespace) -> None:
         for key, value in machinery.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
-        return "\n".join([*lines, f"\nrun folder, unless --out names one: {presets.default_out(config)}"])
+        lines += ["", f"for single names: {', '.join(machinery.named_keys(config))}"]
+        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
 

@@ -2,7 +2,7 @@
 
 One function serves device rows, replicated rows and, later, rows that live in host memory:
 
-  apply(rows_UxD, slots, grads_UxD, at) -> (rows_UxD, slots)
+  update(rows_UxD, slots, grads_UxD, step) -> (rows_UxD, slots)
 
 where row u's gradient is the *sum over the global batch* of the gradients of all its occurrences.
 Callers pass touched rows only, or mask the result: an untouched row never moves, and a row whose
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -38,21 +37,6 @@ class SlotSpec:
     shape: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class At:
-    """When and where an update happens.
-
-    Attributes:
-      step: int32 [], steps done before this one.
-      rate: [], what the schedule multiplies the learning rate with in this step.
-      row_mean: [U, D] -> [U], the mean over all D columns of each row, also where this device holds only some.
-    """
-
-    step: jax.Array
-    rate: jax.Array
-    row_mean: Callable[[jax.Array], jax.Array]
-
-
 def check_rate(rate: float) -> None:
     """Refuses a learning rate that is not positive and finite (ConfigError)."""
     if not 0 < rate < math.inf:
@@ -65,7 +49,6 @@ class Sgd:
 
     kind: ClassVar[str] = "sgd"
     learning_rate: float = 0.1
-    every_row: bool = False  # dense-optimizer mode: each step updates every row of the table, touched or not
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
@@ -75,10 +58,10 @@ class Sgd:
         del dim
         return {}
 
-    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
         """One step on U rows; see the module's docstring."""
-        rate = self.learning_rate * jnp.asarray(at.rate, rows_UxD.dtype)
-        return rows_UxD - rate * grads_UxD, slots
+        del step
+        return rows_UxD - self.learning_rate * grads_UxD, slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +75,6 @@ class RowWiseAdagrad:
     learning_rate: float = 0.1
     eps: float = 1e-8  # added to the root of the accumulator
     initial_accumulator: float = 0.0  # s of a row that was never touched
-    every_row: bool = False  # dense-optimizer mode: each step updates every row of the table, touched or not
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
@@ -107,11 +89,12 @@ class RowWiseAdagrad:
         del dim
         return {"sum_of_squares": SlotSpec(self.initial_accumulator)}
 
-    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def update(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, step: jax.Array) -> Updated:
         """One step on U rows; see the module's docstring."""
-        s_U = slots["sum_of_squares"] + at.row_mean(jnp.square(grads_UxD))
-        scale_U = (self.learning_rate * jnp.asarray(at.rate, rows_UxD.dtype)) / (jnp.sqrt(s_U) + self.eps)
+        del step
+        s_U = slots["sum_of_squares"] + jnp.mean(jnp.square(grads_UxD), axis=-1)
+        scale_U = self.learning_rate / (jnp.sqrt(s_U) + self.eps)
         return rows_UxD - scale_U[:, None] * grads_UxD, {"sum_of_squares": s_U}
 
 
-SparseOptimizer = RowWiseAdagrad | Sgd
+SparseOptimizer = RowWiseAdagrad | Sgd  # what a table can be updated with

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,32 +104,23 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
     return (Segment(**items[0]),)
 
 
-def make_plan(choice: str, tables: tuple[TableSpec, ...], placements: Mapping[str, str] | None = None) -> Plan:
+def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
 
     `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
     spreads the rows of all others: only distinct rows travel, so spreading them evens out bytes and lookups
     best, and replicating more would not save bytes. Tables that are placed table-wise go to the device that
-    has the least bytes and lookups, the heaviest first (see `bound.bind`).
-
-    Args:
-      choice: the config's `plan`.
-      tables: the model's tables.
-      placements: table name -> its placement, where the config asks for one; it goes before `choice`.
+    has the least bytes and lookups, the heaviest first (see `bound.bind`). A table that has a placement of its
+    own gets that in any case.
 
     Raises:
-      ConfigError: no such choice or file, a file that does not name exactly these tables, or one that contradicts
-        `placements`.
+      ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the
+        placement of one.
     """
-    asked = placements or {}
-    if choice in (*PLACEMENTS, "auto"):
-
-        def segment(table: TableSpec) -> Segment:
-            if table.name in asked:
-                return Segment(asked[table.name], why="its own setting in the config")
-            return _auto(table) if choice == "auto" else Segment(choice, why=f"plan={choice}")
-
-        return Plan({t.name: (segment(t),) for t in tables})
+    if choice in PLACEMENTS:
+        return Plan({t.name: (_own(t) or Segment(choice, why=f"plan={choice}"),) for t in tables})
+    if choice == "auto":
+        return Plan({t.name: (_own(t) or _auto(t),) for t in tables})
     path = Path(choice)
     try:
         if not path.is_file():
@@ -148,12 +138,19 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], placements: Mapping[st
             f"{path}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
             f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
         )
-    for name, placement in asked.items():
-        if (planned := plan.tables[name][0].placement) != placement:
+    for table in tables:
+        placed = plan.tables[table.name][0].placement
+        if table.placement not in (None, placed):
             raise ConfigError(
-                f"{path}: places table {name!r} {planned}, but the config asks for {placement}. Change one of them."
+                f"{path} places table {table.name!r} {placed}, but its own setting says {table.placement}. Leave that "
+                f"to the file (embedding.tables.{table.name}.placement=none), or change the file."
             )
     return plan
+
+
+def _own(table: TableSpec) -> Segment | None:
+    why = f"embedding.tables.{table.name}.placement={table.placement}"
+    return Segment(table.placement, why=why) if table.placement else None
 
 
 def _auto(table: TableSpec) -> Segment:

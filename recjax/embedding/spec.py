@@ -24,6 +24,7 @@ class TableSpec:
       optimizer: how touched rows are updated.
       init_scale: initial values are uniform in (-init_scale, init_scale); None means sqrt(1 / V),
         as facebookresearch/dlrm has it.
+      placement: where it must live; None leaves that to the plan.
     """
 
     name: str
@@ -31,6 +32,7 @@ class TableSpec:
     dim: int
     optimizer: SparseOptimizer
     init_scale: float | None = None
+    placement: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:

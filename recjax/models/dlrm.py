@@ -51,8 +51,8 @@ class DLRMConfig:
             more = f" and {len(other) - 5} more" if len(other) > 5 else ""
             raise ConfigError(
                 f"model.bottom ends in {x}, but the embeddings of these features have another dimension: {named}"
-                f"{more}. The dot interaction needs all equal: change embedding.dim (or that of those tables) or the end "
-                "of model.bottom, or take model.interaction=cat."
+                f"{more}. The dot interaction needs all equal: change embedding.dim (or that of those tables) or the "
+                "end of model.bottom, or take model.interaction=cat."
             )
         return DLRM(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))
 
