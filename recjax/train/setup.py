@@ -83,8 +83,8 @@ def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, 
         rows, other_rows = schema.feature(name).rows, schema.feature(other).rows
         if rows != other_rows:
             raise ConfigError(
-                f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}; to share a table, equal ids must mean "
-                "the same in both. Prepare the data with one vocabulary for both features."
+                f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}. A shared table needs one vocabulary "
+                "for both features, so that equal ids mean the same: prepare the data with that, or do not share."
             )
     return shares
 
@@ -97,9 +97,10 @@ def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpe
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """The end of an error message: the names that exist, the most similar first."""
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names)}."
+    """The end of an error message: the names that are most similar, or else the first ones."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names[:10])}{more}."
 
 
 def dims(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> dict[str, int]:
