@@ -143,7 +143,8 @@ def _plan(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
     _print(options, described, lambda: plan_table(described))
 
 

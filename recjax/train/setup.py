@@ -20,7 +20,8 @@ from recjax.data.batch import Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import route
-from recjax.embedding.plan import BoundPlan, Plan, bind, make_plan
+from recjax.embedding.bound import BoundPlan, bind
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.mesh import make_mesh
