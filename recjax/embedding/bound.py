@@ -213,8 +213,8 @@ def _owners(
             continue
         if int(owner) >= devices:
             raise ConfigError(
-                f"the plan puts table {table.name!r} on device {owner}, but the mesh has only {devices}, counted from 0. "
-                'Write "owners": "all" to let recjax choose, or use more devices.'
+                f"the plan puts table {table.name!r} on device {owner}, but the mesh has only {devices}, counted from "
+                '0. Write "owners": "all" to let recjax choose, or use more devices.'
             )
         owners[table.name] = int(owner)
         loads[int(owner)] += load[table.name]

@@ -28,7 +28,7 @@ from recjax.mesh import make_mesh
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import state as states
-from recjax.train.step import Inputs, make_predict, make_train_step, place
+from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
 
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
@@ -92,8 +92,8 @@ def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, 
         rows, other_rows = schema.feature(name).rows, schema.feature(other).rows
         if rows != other_rows:
             raise ConfigError(
-                f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}. A shared table needs one vocabulary "
-                "for both features, so that equal ids mean the same: prepare the data with that, or do not share."
+                f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}; to share a table, equal ids must "
+                "mean the same in both. Prepare the data with one vocabulary for both features."
             )
     return shares
 
@@ -153,16 +153,18 @@ class Setup:
     @functools.cached_property
     def train_step(self) -> Callable[..., Any]:
         """See `make_train_step`."""
-        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx)
+        train = self.config.train
+        options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor)
+        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options)
 
     @functools.cached_property
     def predict(self) -> Callable[..., Any]:
         """See `make_predict`."""
         return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
 
-    def counted(self, split: str, batch_size: int, **options: Any) -> Iterator[route.Counted]:
-        """Batches of a split, checked and counted by worker threads ahead of time."""
-        count = functools.partial(route.count, bound=self.bound, batch_size=batch_size)
+    def counted(self, split: str, batch_size: int, parts: int = 1, **options: Any) -> Iterator[route.Counted]:
+        """Batches of a split, checked and counted by worker threads ahead of time; `parts` as for `route.count`."""
+        count = functools.partial(route.count, bound=self.bound, batch_size=batch_size, parts=parts)
         workers = self.config.train.workers
         return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
 

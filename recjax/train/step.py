@@ -40,6 +40,9 @@ class StepOptions:
     schedule: Callable[[jax.Array], Any] = lambda step: 1.0
 
 
+PLAIN = StepOptions()
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Inputs:
@@ -89,7 +92,7 @@ def make_train_step(
     bound: BoundPlan,
     mesh: Mesh,
     tx: optax.GradientTransformation,
-    options: StepOptions = StepOptions(),  # noqa: B008 (frozen)
+    options: StepOptions = PLAIN,
 ) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
@@ -125,8 +128,7 @@ def make_train_step(
         if options.accumulate == 1:
             loss, dense_grads, row_grads = gradients(inputs)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, (inputs.labels_B[0], state.dense, rows))
-            zeros = jax.lax.pcast(zeros, BATCH_AXES, to="varying")
+            zeros = jax.tree.map(jnp.zeros_like, (inputs.labels_B[0], dense_here, rows))
             loss, dense_grads, row_grads = _accumulate(gradients, zeros, inputs, options.accumulate)
         with jax.named_scope("dense_grads"):
             dense_grads, loss, weight = jax.lax.psum((dense_grads, loss, jnp.sum(inputs.weights_B)), BATCH_AXES)

@@ -131,3 +131,16 @@ def test_built_in_models_take_no_sequences(tmp_path):
     done = inside("train", "synthetic", "embedding.features.sparse_1.pooling=none", "--out", tmp_path / "run")
     assert_refused(done, 2, "pooling is none for sparse_1, but model=dlrm takes one vector", "sparse_1.pooling=mean")
     assert_refused(inside("plan", "synthetic", "embedding.pooling=none"), 2, "none for sparse_0, sparse_1, sparse_2")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_the_readme_model_trains(tmp_path):
+    readme = (Path(recjax.__file__).parent.parent / "README.md").read_text()
+    code = readme.split("## Your own model")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "plain.py").write_text(code)
+    done = inside(
+        "train", tmp_path / "plain.py", "train.steps=2", "model.hidden=8", "--out", tmp_path / "run", "--json"
+    )
+    assert done.result["steps"] == 2
+    assert inside("eval", tmp_path / "run", "--json").result["step"] == 2

@@ -7,8 +7,9 @@ import numpy as np
 
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import reference, route
+from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.setup import dims, specs
