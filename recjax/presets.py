@@ -87,8 +87,8 @@ class RunConfig:
 FREE_ON_RESUME = (
     "mesh",
     "plan",
-    "embedding.tables.*.placement",
     "data.path",
+    "embedding.tables.*.placement",
     "train.steps",
     "train.epochs",
     "train.eval_batch_size",

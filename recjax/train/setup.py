@@ -36,10 +36,11 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
 
     A model with first-order weights has behind these a table and lookup `f.linear` of D=1 for each feature f,
     which start at 0 and look up the same ids; its config says what updates them (None: what updates the others).
-    Features that share a table share these too.
+    Features that share a table share these too. They are always pooled: by sum where the feature itself is not.
 
     Raises:
-      ConfigError: settings of a table or feature that does not exist, or a table that cannot be shared.
+      ConfigError: settings of a table or feature that does not exist, a table that cannot be shared, or a feature that
+        is not pooled although the model takes no sequences.
     """
     embedding = config.embedding
     table_of = _shares(embedding.features, schema)
@@ -52,12 +53,19 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     for f in schema.features:
         pooling = embedding.features.get(f.name, FeatureConfig()).pooling or embedding.pooling
         features.append(FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted))
-    if config.model.first_order:
+    unpooled = [f.name for f in features if f.pooling == "none"]
+    if unpooled and not getattr(config.model, "sequences", False):
+        raise ConfigError(
+            f"pooling is none for {', '.join(unpooled)}, but model={config.model.kind} takes one vector for each "
+            f"feature. Set embedding.features.{unpooled[0]}.pooling=mean (or sum), or use a model of your own that "
+            "takes sequences: see `Your own model` in the README."
+        )
+    if getattr(config.model, "first_order", False):
         optimizer = getattr(config.model, "linear", None) or embedding.optimizer
         tables += [TableSpec(t.name + LINEAR, t.rows, 1, optimizer, init_scale=0) for t in tables]
-        features += [
-            dataclasses.replace(f, name=f.name + LINEAR, table=f.table + LINEAR, source=f.name) for f in features
-        ]
+        for spec in tuple(features):
+            first = dataclasses.replace(spec, name=spec.name + LINEAR, table=spec.table + LINEAR, source=spec.name)
+            features.append(dataclasses.replace(first, pooling="sum") if spec.pooling == "none" else first)
     names = [t.name for t in tables]
     for name, own in embedding.tables.items():
         if name not in names:
@@ -98,9 +106,10 @@ def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpe
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """The end of an error message: the names that exist, the most similar first."""
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names)}."
+    """The end of an error message: the names that are most similar, or else the first ones."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names[:10])}{more}."
 
 
 def dims(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> dict[str, int]:
