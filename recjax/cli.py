@@ -121,7 +121,8 @@ def _show(options: argparse.Namespace) -> None:
         for key, value in machinery.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
-        return "\n".join([*lines, f"\nrun folder, unless --out names one: {presets.default_out(config)}"])
+        lines += ["", f"for single names: {', '.join(machinery.named_keys(config))}"]
+        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
 
@@ -142,7 +143,8 @@ def _plan(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
     _print(options, described, lambda: plan_table(described))
 
 
@@ -246,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
 
     weights = verbs.add_parser("weights", help="take weights from, or give them to, other libraries")
     ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
-    take = verb(ways, "import", _import_weights, "make a run of the weights of a facebookresearch/dlrm or TorchRec model",
+    take = verb(ways, "import", _import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
                 "weights import dlrm.npz dlrm_criteo_kaggle data.path=prepared/ --out runs/imported")  # fmt: skip
     take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
     take.add_argument("preset", help=preset)

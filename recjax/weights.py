@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from recjax import main
 from recjax.embedding.rows import RowOrder
 from recjax.errors import ConfigError
 from recjax.models.state_dicts import Entry, entries, recognise
@@ -21,6 +21,7 @@ from recjax.train.checkpoint import Checkpoints
 from recjax.train.files import disk_error
 from recjax.train.folder import RunFolder
 from recjax.train.loop import Cursor, describe
+from recjax.train.saved import open_run
 from recjax.train.setup import Setup, dims, make_setup, specs
 
 
@@ -81,14 +82,18 @@ def export_weights(
       ConfigError: the format cannot hold this model, or the file cannot be written.
     """
     file = Path(file)
-    setup, state, cursor = main.restore(run, overrides, step)
+    setup, state, done = open_run(Path(run), overrides, (), step, report=_note)
     found = _entries(form, setup)
     arrays = states.to_host(state, setup.bound)
     del state
     theirs = {e.key: np.ascontiguousarray(e.out(_ours(arrays, e))) for e in found}
     _write(file, theirs)
     values = sum(x.size for x in theirs.values())
-    return {"file": str(file), "format": form, "step": cursor.step, "arrays": len(theirs), "values": values}
+    return {"file": str(file), "format": form, "step": done, "arrays": len(theirs), "values": values}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:

@@ -17,8 +17,9 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference, route
+from recjax.embedding.bound import bind
 from recjax.embedding.collection import initial_rows
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
 from recjax.presets import EmbeddingConfig, RunConfig

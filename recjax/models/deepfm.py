@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded, full_precision, pair_sum, unequal
 
@@ -23,7 +23,7 @@ class DeepFMConfig:
     kind: ClassVar[str] = "deepfm"
     first_order: ClassVar[bool] = True
     deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
-    linear: RowWiseAdagrad | Sgd | None = None  # optimizer of the first-order weights; none: that of the embeddings
+    linear: SparseOptimizer | None = None  # optimizer of the first-order weights; none: that of the embeddings
 
     def __post_init__(self) -> None:
         check_logit("deep", self.deep)

@@ -111,7 +111,7 @@ def changes(then: RunConfig, now: RunConfig) -> list[str]:
 
     Where a part is of another kind, the settings that only one of the two kinds has are left out.
     """
-    differing = [d for d in machinery.diff(then, now) if not _free(d[0])]
+    differing = [d for d in machinery.diff(then, now) if not machinery.matches(d[0], FREE_ON_RESUME)]
     keys = {key for key, _, _ in differing}
     return [
         f"{key}: {written(old)} there, {written(new)} here"
@@ -138,7 +138,3 @@ def read_config(path: Path) -> RunConfig:
             f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
         ) from error
     return machinery.from_json(RunConfig, text, source=str(file))
-
-
-def _free(key: str) -> bool:
-    return any(key == free or key.startswith(free + ".") for free in FREE_ON_RESUME)

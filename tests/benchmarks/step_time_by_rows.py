@@ -18,8 +18,9 @@ from flax import nnx
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
+from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import MeshConfig, make_mesh
 from recjax.models.dlrm import DLRMConfig

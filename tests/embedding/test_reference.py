@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recjax.data.batch import Bags
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import RowWiseAdagrad, Rule, Sgd
 from recjax.embedding.reference import bag_matrix, touched_rows, update
 
 FIXED = Bags(np.array([[1, 2], [0, 0]]))
@@ -54,5 +54,5 @@ def test_update_by_hand():
     assert new.tolist() == [[-3, 10], [3, 4]]
     assert slots["sum_of_squares"].tolist() == [16, 7]
     assert table.tolist() == [[1, 2], [3, 4]]  # the input is left alone
-    with pytest.raises(TypeError, match="does not know object"):
-        update(object(), table, {}, grad, touched)
+    with pytest.raises(TypeError, match="does not know Rule"):
+        update(Rule(), table, {}, grad, touched)

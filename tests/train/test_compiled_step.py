@@ -13,8 +13,9 @@ from support import Problem, mesh_of, problem
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import route
+from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import BoundPlan, bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.state import TrainState
