@@ -23,9 +23,15 @@ from recjax.embedding.lookup import Sequence
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
+from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train import state as states
+<<<<<<< HEAD
 from recjax.train.setup import dims
 from recjax.train.step import StepOptions, make_predict, make_train_step, place
+=======
+from recjax.train.setup import dims, specs
+from recjax.train.step import make_predict, make_train_step, place
+>>>>>>> models
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -54,16 +60,17 @@ class Problem:
 
 def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps: int, batch_size: int,
             pooling: Any = "sum", tx: Any = None) -> Problem:  # fmt: skip
-    """`steps` shuffled batches of a source, with one table for each feature."""
+    """`steps` shuffled batches of a source, with the tables that a run of the model would have."""
     stream = batches(source, "train", batch_size, seed=1, shuffle=True, workers=0)
-    schema = source.schema
+    config = RunConfig(model=model, embedding=EmbeddingConfig(dim, pooling, optimizer))
+    tables, features = specs(config, source.schema)
     return Problem(
         list(itertools.islice(stream, steps)),
         batch_size,
-        tuple(TableSpec(f.name, f.rows, dim, optimizer) for f in schema.features),
-        tuple(FeatureSpec(f.name, f.name, f.bag, pooling, f.weighted) for f in schema.features),
+        tables,
+        features,
         model,
-        len(schema.dense),
+        len(source.schema.dense),
         tx or optax.sgd(0.05),
     )
 
