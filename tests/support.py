@@ -25,13 +25,8 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train import state as states
-<<<<<<< HEAD
-from recjax.train.setup import dims
-from recjax.train.step import StepOptions, make_predict, make_train_step, place
-=======
 from recjax.train.setup import dims, specs
-from recjax.train.step import make_predict, make_train_step, place
->>>>>>> models
+from recjax.train.step import StepOptions, make_predict, make_train_step, place
 
 
 def mesh_of(devices: int) -> Mesh:
