@@ -72,20 +72,27 @@ def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps:
 
 @dataclasses.dataclass
 class Result:
-    """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path."""
+    """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path.
+
+    The oracle also tells the norm of all gradients in each step, before clipping.
+    """
 
     losses: list[float]
     tables: dict[str, dict[str, np.ndarray]]
     dense: dict[str, np.ndarray]
+    norms: list[float] = dataclasses.field(default_factory=list)
 
 
-def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any) -> Result:
-    """Trains with the product's own step on a mesh of `devices`."""
+def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None) -> Result:
+    """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint."""
     mesh = mesh_of(devices)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     bound = bind(plan, problem.tables, problem.features, devices)
     model = problem.build(dtype)
-    state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
+    if start is None:
+        state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
+    else:
+        state = states.from_host(start, 0, model, bound, mesh, problem.tx, dtype)
     step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx, problem.options)
     parts = problem.options.accumulate
     counted = [route.count(b, bound, problem.batch_size, parts) for b in problem.batches]
@@ -136,7 +143,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
 
         return jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
 
-    losses = []
+    losses, norms = [], []
     by_name = {t.name: t for t in problem.tables}
     for step, batch in enumerate(problem.batches):
         matrices: dict[str, Any] = {}
@@ -152,6 +159,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
         loss, (dense_grads, table_grads) = loss_and_grads(dense, tables, matrices, x, y, w)
         losses.append(float(loss))
         leaves, structure = jax.tree.flatten((dense_grads, table_grads))
+        norms.append(float(np.sqrt(sum(np.square(g).sum() for g in leaves))))
         clipped = reference.clip([np.asarray(g) for g in leaves], problem.options.clip_norm)
         dense_grads, table_grads = jax.tree.unflatten(structure, clipped)
         rate = float(problem.options.schedule(jnp.int32(step)))
@@ -162,7 +170,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 t.optimizer, tables[t.name], slots[t.name], table_grads[t.name], touched[t.name], step, rate
             )
     named = {t.name: {"rows": tables[t.name], **slots[t.name]} for t in problem.tables}
-    return Result(losses, named, states._named_leaves(dense))
+    return Result(losses, named, states._named_leaves(dense), norms)
 
 
 def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:
