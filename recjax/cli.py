@@ -249,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     weights = verbs.add_parser("weights", help="take weights from, or give them to, other libraries")
     ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     take = verb(ways, "import", _import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
-                "weights import dlrm.npz dlrm_criteo_kaggle data.path=prepared/ --out runs/imported")  # fmt: skip
+                "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
     take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
     take.add_argument("preset", help=preset)
     overrides(take)

@@ -43,13 +43,12 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
       ConfigError: the file is no such state dict, or does not have exactly the arrays that the model needs.
     """
     file = Path(file)
-    with RunFolder(Path(out), config) as folder, _open(file) as theirs:
+    with _open(file) as theirs, RunFolder(Path(out), config) as folder:
         if any((folder.path / "checkpoints").glob("[0-9]*")):
             raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
         setup = make_setup(config)
         with _named(file):
             form, prefix = recognise(theirs.files)
-        with _named(file):
             wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
         arrays = states.to_host(setup.new_state(), setup.bound)
@@ -113,7 +112,9 @@ def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key:
     """Puts one of their arrays in the place of ours; gives the number of its values."""
     at, name = (arrays["tables"][entry.name], "rows") if entry.table else (arrays["dense"], "")
     name = name or _parameter(arrays, entry.name)
-    old, new = at[name], theirs[key]
+    old = at[name]
+    with _reading(file):
+        new = theirs[key]
     shape = entry.out(np.broadcast_to(old[:0].sum(), old.shape)).shape  # without a copy of a table
     if new.shape != shape:
         raise ConfigError(
@@ -158,19 +159,27 @@ def _named(file: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _open(file: Path) -> Any:
-    """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
+def _reading(file: Path) -> Any:
+    """Turns what a damaged or foreign file raises into a ConfigError."""
     try:
-        opened = np.load(file, allow_pickle=False)
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array, not several by name")
-        with opened:
-            yield opened
+        yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
-            "v.cpu().numpy() for k, v in state_dict.items()}})."
+            "v.cpu().numpy() for k, v in state_dict.items()})."
         ) from error
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Any:
+    """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
+    with contextlib.ExitStack() as stack:
+        with _reading(file):
+            opened = np.load(stack.enter_context(open(file, "rb")), allow_pickle=False)
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array, not several by name")
+            stack.enter_context(opened)
+        yield opened
 
 
 def _write(file: Path, arrays: dict[str, np.ndarray]) -> None:
