@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from recjax import config as machinery
+from recjax import preset_files
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.synthetic import Synthetic
@@ -80,8 +81,8 @@ def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
       ConfigError: unknown preset or key (with the nearest valid names), or a value of the wrong type.
     """
-    path = machinery.find_preset(preset)
-    config, _ = machinery.load_preset_module(path)
+    path = preset_files.find_preset(preset)
+    config, _ = preset_files.load_preset_module(path)
     if not isinstance(config, RunConfig):
         raise ConfigError(
             f"{path}: `config` is a {type(config).__name__}, not a RunConfig. Start the file with "
