@@ -148,6 +148,41 @@ def _plan(options: argparse.Namespace) -> None:
     _print(options, described, lambda: plan_table(described))
 
 
+def _sweep(options: argparse.Namespace) -> None:
+    from recjax import preset_files
+    from recjax.sweep import report, run
+    from recjax.sweep.file import read_sweep
+    from recjax.train.files import write_whole
+
+    sweep = read_sweep(preset_files.find_sweep(options.file), options.out)
+    if options.dry_run:
+        lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
+        _print(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))
+        return
+    runs, results_file = sweep.runs, sweep.out / "results.jsonl"
+    if options.index is not None:
+        if not 0 <= options.index < len(runs):
+            raise ConfigError(f"--index {options.index}: {sweep.file} has the runs 0 to {len(runs) - 1}.")
+        results = run.train_all(runs[options.index : options.index + 1])
+    elif options.results:
+        results = [run.result(r) for r in runs]
+    else:
+        results = run.train_all(runs, results_file)
+    result: dict[str, Any] = {"out": str(sweep.out), "runs": report.ordered(sweep, results)}
+    text = report.table(sweep, results)
+    if options.index is None and sweep.out.is_dir():  # tasks that share the folder leave these files to --results
+        write_whole(results_file, run.results_text(results))
+        if report.draw(sweep, results, sweep.out / "sweep.png"):
+            text += f"\n\npicture: {sweep.out}/sweep.png"
+    _print(options, result, lambda: text)
+    if failed := [str(r["index"]) for r in results if r["status"] == "failed"]:
+        raise RecjaxError(
+            f"{len(failed)} of {len(results)} runs failed: {', '.join(failed)}. `recjax sweep FILE --dry-run` prints "
+            "their lines, counted from 0; what each said stands above. The same command tries them again, and skips "
+            "those that are done."
+        )
+
+
 def _prepare(options: argparse.Namespace) -> None:
     from recjax import config as machinery
     from recjax.data import datasets
@@ -232,6 +267,15 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("preset", help=preset)
     overrides(plan)
     plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+
+    sweep = verb(verbs, "sweep", _sweep, "train every run of a sweep file, skipping those that are done",
+                 "sweep size --dry-run")  # fmt: skip
+    sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
+    sweep.add_argument("--out", type=Path, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    which = sweep.add_mutually_exclusive_group()
+    which.add_argument("--dry-run", action="store_true", help="print the line of every run, and do none")
+    which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
+    which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
 
     data = verbs.add_parser("data", help="prepare raw files, or describe data")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -13,7 +13,7 @@ from recjax import presets
 from recjax.data.baselines import references
 from recjax.errors import ConfigError
 from recjax.presets import FREE_ON_RESUME
-from recjax.train import metrics
+from recjax.train import metrics, tensorboard
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
@@ -38,6 +38,8 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     began = time.monotonic()
     if not isinstance(config, presets.RunConfig):
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
+    if config.train.tensorboard:
+        tensorboard.require()
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
@@ -48,7 +50,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
                     "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
                 )
-            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step) as log:
+            with MetricsFile(folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = metrics.evaluate(*setup.scores(chosen, "test"))

@@ -98,6 +98,7 @@ FREE_ON_RESUME = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.log_every",
+    "train.tensorboard",
     "train.workers",
 )
 

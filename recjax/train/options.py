@@ -131,6 +131,7 @@ class TrainConfig:
     checkpoint_every: int = 0  # steps between further checkpoints; 0: only where there is an evaluation
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
     log_every: int = 10  # steps between lines of metrics.jsonl
+    tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
     workers: int = 2  # threads that read and route ahead
 
     def __post_init__(self) -> None:
