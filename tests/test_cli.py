@@ -65,7 +65,9 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    assert [verb for verb in ("train", "eval", "show", "plan", "sweep", "data", "weights") if f"\n    {verb} " not in text] == []
+    assert [
+        verb for verb in ("train", "eval", "show", "plan", "sweep", "data", "weights") if f"\n    {verb} " not in text
+    ] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 
 
@@ -136,7 +138,7 @@ def test_eval_gives_the_metrics_of_a_checkpoint(run):
     out, done = run
     summary = done.result
     result = inside("eval", out, "--step", summary["eval_step"], "--json").result
-    assert result == {"step": summary["eval_step"], "split": "test", **summary["eval"]}
+    assert result.items() >= {"step": summary["eval_step"], "split": "test", **summary["eval"]}.items()
     newest = inside("eval", out, "mesh.devices=3", "--split", "validation", "--json").result
     assert (newest["step"], newest["split"], newest["samples"]) == (7, "validation", 600)
     text = inside("eval", out).out

@@ -13,7 +13,7 @@ from recjax import config as machinery
 from recjax.embedding import route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.presets import FREE_ON_RESUME
-from recjax.train import metrics
+from recjax.train import evaluation
 from recjax.train import state as states
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.setup import Setup
@@ -150,7 +150,7 @@ class Loop:
         if not self.has_validation:
             return
         with self.progress.paused():
-            result = metrics.evaluate(*self.setup.scores(state, "validation"))
+            result = evaluation.measure(self.setup, state, "validation")
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = result[by]
