@@ -6,9 +6,10 @@ A group's buffer is one array [O * R, D], owner-major. On disk and in tests a ta
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import math
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,12 +21,12 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.plan import BoundPlan, BoundTable, Group
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
+from recjax.lazy import Index, LazyArray, as_lazy, block_of
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [O * R, D]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
-EXPORT_BYTES = 1 << 26  # of a table copied at a time: bounds the device's temporary of an export
 
 
 def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
@@ -99,15 +100,50 @@ def _sharding(group: Group, mesh: Mesh) -> Any:
     return sharded(mesh, MODEL_AXES) if group.placement == "row_wise" else replicated(mesh)
 
 
-def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, np.ndarray]]:
-    """Copies tables and slots to the host, unpadded.
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A rectangle of a table that lies in one owner's part of the group's buffer.
+
+    Attributes:
+      owner: whose part.
+      rows: its storage positions.
+      columns: its columns.
+      at: row and column of the part where it starts.
+    """
+
+    owner: int
+    rows: slice
+    columns: slice
+    at: tuple[int, int]
+
+
+def pieces(group: Group, table: BoundTable) -> Iterator[Piece]:
+    """Where every row and column of a table lies. An array of one value a row has the rows alone."""
+    for owner in range(group.owners):
+        first, stop = table.split.start(owner), table.split.start(owner + 1)
+        if first < stop:
+            yield Piece(owner, slice(first, stop), slice(0, group.dim), (table.offset, 0))
+
+
+def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
+    """(owner, index within `part`, start within the owner's buffer) of all that a part of a table consists of."""
+    for piece in pieces(group, table):
+        box = tuple(zip(part, (piece.rows, piece.columns), piece.at, strict=False))  # rows alone, if that is all
+        spans = [(max(p.start, b.start), min(p.stop, b.stop)) for p, b, _ in box]
+        if all(start < stop for start, stop in spans):
+            inside = tuple(slice(a - p.start, z - p.start) for (a, z), (p, _, _) in zip(spans, box, strict=True))
+            yield piece.owner, inside, tuple(at + a - b.start for (a, _), (_, b, at) in zip(spans, box, strict=True))
+
+
+def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray]]:
+    """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
     Returns:
-      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. The arrays own their memory:
+      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
-      The devices need room for one chunk of a table beside it, not for a copy.
+      The devices need room for one part of a table beside it, not for a copy.
     """
-    out: dict[str, dict[str, np.ndarray]] = {}
+    out: dict[str, dict[str, LazyArray]] = {}
     for group in bound.groups:
         arrays = {"rows": tables[group.name], **slots[group.name]}
         for table in group.tables:
@@ -115,43 +151,47 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
-    full = np.empty((table.spec.rows, *array.shape[1:]), array.dtype)
-    seen: set[int] = set()
-    for shard in array.addressable_shards:
-        owner = (shard.index[0].start or 0) // group.rows
-        if owner in seen:  # a replicated table: one copy is enough
-            continue
-        seen.add(owner)
-        first, stop = table.split.start(owner), table.split.start(owner + 1)
-        chunk = max(1, EXPORT_BYTES // (math.prod(array.shape[1:]) * array.dtype.itemsize))
-        for start in range(first, stop, chunk):
-            size = min(chunk, stop - start)
+def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
+    owned = {_owner(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
+
+    def read(part: Index) -> np.ndarray:
+        out = np.empty([axis.stop - axis.start for axis in part], array.dtype)
+        for owner, inside, start in _overlaps(group, table, part):
             # The host's view is one of this copy, never of the buffer that the next step donates.
-            piece = jax.lax.dynamic_slice_in_dim(shard.data, table.offset + start - first, size)
-            full[start : start + size] = np.asarray(piece)
-    return full
+            size = [axis.stop - axis.start for axis in inside]
+            out[inside] = np.asarray(jax.lax.dynamic_slice(owned[owner], start, size))
+        return out
+
+    shape = (table.spec.rows, *array.shape[1:])
+    return LazyArray(shape, array.dtype, read, block_of(shape, array.dtype))
+
+
+def _owner(group: Group, index: Index) -> int:
+    return (index[0].start or 0) // group.rows
 
 
 def import_tables(
-    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], dtype: Any = jnp.float32
+    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray | LazyArray]], dtype: Any = jnp.float32
 ) -> tuple[Tables, GroupSlots]:
-    """The inverse of `export_tables`, onto any mesh and plan.
+    """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
     """
     tables: Tables = {}
     slots: GroupSlots = {}
+    for group in bound.groups:  # all are checked before the first is read
+        for name, tail in (("rows", (group.dim,)), *((n, s.shape) for n, s in group.slots().items())):
+            _check(group, saved, name, tail, dtype)
     for group in bound.groups:
         tables[group.name] = _import(group, mesh, saved, "rows", (group.dim,), dtype)
         slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 
-def _import(
-    group: Group, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], name: str, tail: tuple[int, ...], dtype: Any
-) -> jax.Array:
+def _check(
+    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, tail: tuple[int, ...], dtype: Any
+) -> None:
     for table in group.tables:
         array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *tail)
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
@@ -161,12 +201,31 @@ def _import(
                 f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
             )
 
-    def block(index: Any) -> np.ndarray:
-        owner = (index[0].start or 0) // group.rows
-        out = np.zeros((group.rows, *tail), dtype)
-        for table in group.tables:
-            first, stop = table.split.start(owner), table.split.start(owner + 1)
-            out[table.offset : table.offset + stop - first] = saved[table.spec.name][name][first:stop]
-        return out
 
-    return jax.make_array_from_callback((group.owners * group.rows, *tail), _sharding(group, mesh), block)
+def _import(
+    group: Group,
+    mesh: Mesh,
+    saved: dict[str, dict[str, np.ndarray | LazyArray]],
+    name: str,
+    tail: tuple[int, ...],
+    dtype: Any,
+) -> jax.Array:
+    shape, sharding = (group.owners * group.rows, *tail), _sharding(group, mesh)
+    indices = sharding.addressable_devices_indices_map(shape)
+    blocks = {device: jnp.zeros(sharding.shard_shape(shape), dtype, device=device) for device in indices}
+    for table in group.tables:
+        array = as_lazy(saved[table.spec.name][name])
+        for part in array.parts():
+            values = array.read(part)
+            for owner, inside, start in _overlaps(group, table, part):
+                for device, index in indices.items():
+                    if _owner(group, index) == owner:
+                        piece = jax.device_put(values[inside], device)
+                        blocks[device] = _write(blocks[device], piece, start)
+            jax.block_until_ready(list(blocks.values()))  # or parts would pile up
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
+
+
+@functools.partial(jax.jit, donate_argnums=0)  # in place: no second copy of a table at any time
+def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(block, piece, start)

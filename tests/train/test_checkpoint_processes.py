@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import checkpoint_support
 import pytest
-from checkpoint_support import assert_same, names, no_report, save, state
+from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
 from recjax.train import array_store
 from recjax.train.checkpoint import Checkpoints
@@ -24,7 +24,7 @@ SUPPORT = str(Path(checkpoint_support.__file__).parent)
 WRITER = """
 import itertools, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, state
+from checkpoint_support import Checkpoints, in_memory, state
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
     checkpoints.save(1, *state(1, 20_000))
     checkpoints.wait()
@@ -57,7 +57,7 @@ def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
         left = names(tmp_path / str(i))
         unfinished += any(name.startswith(".unfinished-") for name in left)
         with Checkpoints(tmp_path / str(i), 2) as checkpoints:
-            restored = checkpoints.newest(no_report)
+            restored = checkpoints.newest(no_report, in_memory)
             assert restored.step == max(int(name[:8]) for name in left if name[0] != ".")
             expected, meta = state(restored.step, 20_000)
             assert_same(restored.arrays, expected)
@@ -70,7 +70,7 @@ def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
 FULL = """
 import pathlib, resource, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, state
+from checkpoint_support import Checkpoints, in_memory, state
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
     checkpoints.save(10, *state(10))
     checkpoints.wait()
@@ -90,13 +90,13 @@ def test_a_full_disk_is_one_paragraph_and_leaves_the_checkpoint_before(tmp_path)
     assert f"it needs {needed:,} bytes" in last and "are free there" in last and "Free some space" in last
     assert "absl" not in done.stderr and "_SignalingThread" not in done.stderr, "Orbax logs no tracebacks of its own"
     assert names(tmp_path) == ["00000010"]
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 10
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 10
 
 
 FORBIDDEN = """
 import os, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, state
+from checkpoint_support import Checkpoints, in_memory, state
 import orbax.checkpoint
 if os.geteuid() == 0:
     os.setuid(65534)  # root may write anywhere
@@ -105,7 +105,7 @@ try:
         with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
             checkpoints.save(20, *state(20))
     else:
-        Checkpoints(pathlib.Path(sys.argv[1]), 2).newest(print)
+        Checkpoints(pathlib.Path(sys.argv[1]), 2).newest(print, in_memory)
 except Exception as error:
     print(type(error).__name__, error)
 """

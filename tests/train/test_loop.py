@@ -53,12 +53,12 @@ def test_the_host_never_holds_two_copies_of_the_state(tmp_path, monkeypatch):
         original(self, *arguments, **options)
         writing.append(self)
 
-    def copy(*arguments: Any, original: Any = states.to_host) -> Any:
+    def copy(*arguments: Any, original: Any = states.export) -> Any:
         assert all(checkpoints._saving is None for checkpoints in writing), "the one before is still being written"
         return original(*arguments)
 
     monkeypatch.setattr(Checkpoints, "save", watched)
-    monkeypatch.setattr(loops.states, "to_host", copy)
+    monkeypatch.setattr(loops.states, "export", copy)
     fit(setup("train.checkpoint_every=1"), tmp_path)
     assert len(writing) == 2
 
