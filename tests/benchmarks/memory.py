@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from recjax import main as runs
 from recjax.presets import load
-from recjax.train import loop
+from recjax.train import loop, metrics
 from recjax.train import setup as setups
 
 GIB = 2**30
@@ -36,12 +38,12 @@ def status(field: str) -> float:
 
 
 class Phases:
-    """Peak and time of each phase of this process; what lies between them is "training"."""
+    """Peak and time of each phase of this process; what lies between them is "other"."""
 
     def __init__(self) -> None:
-        """Begins with "training"."""
+        """Begins with "other"."""
         self.peaks: dict[str, list[float]] = {}
-        self._stack = ["start"]
+        self._stack = ["other"]
         self._began = time.perf_counter()
 
     def end(self) -> None:
@@ -70,7 +72,7 @@ class Phases:
         @functools.wraps(original)
         def watched(*arguments: Any, **options: Any) -> Any:
             with self.phase(name):
-                return original(*arguments, **options)
+                return jax.block_until_ready(original(*arguments, **options))
 
         setattr(owner, function, watched)
 
@@ -101,7 +103,7 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> None:
     phases.watch(loop.Loop, "_save", "save")
     phases.watch(loop.Loop, "_evaluate", "evaluate")
     phases.watch(loop.Loop, "fit", "train")
-    phases.watch(runs.metrics, "evaluate", "evaluate")
+    phases.watch(metrics, "evaluate", "evaluate")
     if what == "evaluate":
         runs.evaluate(folder)
     else:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from support import mesh_of
 
+from recjax import lazy
 from recjax.embedding import collection
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import BoundPlan, bind, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
-from recjax.lazy import load
+from recjax.lazy import LazyArray, load
 
 ADAGRAD = RowWiseAdagrad(0.1, initial_accumulator=0.25)
 USER = TableSpec("user", 1003, 6, ADAGRAD)
@@ -187,3 +189,37 @@ def test_arrays_of_another_model_are_refused(name, key, change, message):
         saved[name][key] = change(saved[name][key])
     with pytest.raises(TrainingError, match=message):
         import_tables(bound_to(TABLES, "row_wise", 2), mesh_of(2), saved)
+
+
+@pytest.mark.parametrize(("devices", "plan"), [(2, "row_wise"), (3, "data_parallel"), (8, "row_wise")])
+def test_parts_are_all_that_an_export_reads_and_an_import_takes(devices, plan, monkeypatch):
+    """Whatever the blocks of the store; the host-copy path is `load` of the same arrays."""
+    saved, mesh = some_tables(), mesh_of(devices)
+    bound = bound_to(TABLES, plan, devices)
+    whole = load(export_tables(bound, *import_tables(bound, mesh, saved)))
+    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    read = []
+
+    def stored(array: np.ndarray, block: tuple[int, ...]) -> LazyArray:
+        def part(index: Any) -> np.ndarray:
+            read.append(array[index].nbytes)
+            return array[index]
+
+        return LazyArray(array.shape, array.dtype, part, block)
+
+    for block in ((1, 1), (13, 6), (200, 1), (41, 4)):
+        parted = {
+            name: {key: stored(x, block[: x.ndim]) for key, x in arrays.items()} for name, arrays in saved.items()
+        }
+        read.clear()
+        exported = export_tables(bound, *import_tables(bound, mesh, parted))
+        assert sum(read) == sum(x.nbytes for arrays in saved.values() for x in arrays.values()), "each byte once"
+        assert max(read) <= 1000
+        for name, arrays in saved.items():
+            for key, array in arrays.items():
+                parts = list(exported[name][key].parts())
+                assert len(parts) >= array.nbytes // 1000
+                for part in parts:
+                    got = exported[name][key].read(part)
+                    assert got.nbytes <= 1000 and got.tobytes() == array[part].tobytes()
+                assert whole[name][key].tobytes() == array.tobytes()

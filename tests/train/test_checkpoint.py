@@ -7,13 +7,16 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
 from recjax import lazy
 from recjax.errors import TrainingError
+from recjax.lazy import LazyArray, block_of
 from recjax.train import array_store, manifest
 from recjax.train.checkpoint import Checkpoints
 
@@ -54,6 +57,46 @@ def test_arrays_larger_than_a_chunk_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr(lazy, "PART_BYTES", 1000)
     save(tmp_path, 1)
     assert_same(Checkpoints(tmp_path, 2).newest(no_report, in_memory).arrays, state(1)[0])
+
+
+def test_lazy_arrays_are_written_and_read_by_parts(tmp_path, monkeypatch):
+    """Two parts are under way at most, and they are read in order; the files are those of the same arrays in memory."""
+    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    rows, read = np.random.default_rng(0).normal(size=(211, 16)).astype(np.float32), []
+
+    def part(index):
+        read.append(index[0].start)
+        return rows[index].copy()
+
+    block = block_of(rows.shape, rows.dtype)
+    assert block == (16, 16)  # 14 blocks of 16 rows, although 211 is a prime
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(1, {"t": {"rows": LazyArray(rows.shape, rows.dtype, part, block)}}, {})
+        checkpoints.wait()
+        assert read == list(range(0, 211, 16))
+        checkpoints.save(2, {"t": {"rows": rows}}, {})
+
+    def kept(restored):
+        array = restored.arrays["t"]["rows"]
+        assert isinstance(array, LazyArray) and array.block == block
+        assert array.read((slice(30, 40), slice(3, 5))).tobytes() == rows[30:40, 3:5].tobytes()
+        return array.load()
+
+    for step in (1, 2):
+        assert Checkpoints(tmp_path, 2).restore(step, kept).tobytes() == rows.tobytes()
+
+
+def test_orbax_reads_ours_and_we_read_orbax_s(tmp_path):
+    """With its own defaults for zarr chunks, with compression and chunks of its choice."""
+    arrays, meta = state(5, rows=1009)
+    save(tmp_path, 5)
+    theirs = ocp.PyTreeCheckpointer().restore(tmp_path / "00000005" / "state")
+    jax.tree.map(np.testing.assert_array_equal, theirs, state(5)[0])
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=2000), arrays)  # single rows, for 1009 is a prime
+    ocp.PyTreeCheckpointer().save(tmp_path / "theirs", arrays, save_args=chunks)
+    read = array_store.read(tmp_path / "theirs", array_store.describe(arrays))
+    assert read["tables"]["user"].block == (1, 8)
+    assert_same(lazy.load(read), arrays)
 
 
 def test_restored_arrays_are_the_caller_s_own(tmp_path):
@@ -205,6 +248,26 @@ def test_a_save_returns_at_once_and_the_next_one_waits(tmp_path, monkeypatch):
     assert checkpoints.steps() == [10, 20]
     assert all(name.startswith("checkpoint") for name in running)
     assert not any(thread.name.startswith("checkpoint") for thread in threading.enumerate())
+
+
+def test_arrays_may_change_once_they_are_read(tmp_path, monkeypatch):
+    """While files are flushed and their checksums taken; and a save that fails keeps nobody waiting."""
+    go, seal = threading.Event(), manifest.seal
+    monkeypatch.setattr(manifest, "seal", lambda *arguments: (go.wait(10), seal(*arguments)))
+    arrays, meta = state(10)
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.wait_for_arrays()  # of nothing
+        checkpoints.save(10, arrays, meta)
+        checkpoints.wait_for_arrays()
+        arrays["tables"]["user"][:] = 0
+        assert checkpoints.steps() == []
+        go.set()
+    assert_same(Checkpoints(tmp_path, 2).restore(10, in_memory).arrays, state(10)[0])
+    monkeypatch.setattr(array_store, "write", lambda *_: os.mkdir("/dev/null/x"))
+    checkpoints.close()
+    with pytest.raises(TrainingError, match="Not a directory"), Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(20, *state(20))
+        checkpoints.wait_for_arrays()
 
 
 def test_meta_is_taken_over_before_save_returns(tmp_path):

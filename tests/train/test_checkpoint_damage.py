@@ -206,7 +206,18 @@ def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manifest, "verify", slow)
     assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 40
+    monkeypatch.undo()
     shutil.rmtree(tmp_path)
+    save(tmp_path, 10, 20)
+
+    def slowly(restored):  # it is gone after it was verified, and before its arrays are read
+        if restored.step == 20:
+            save(tmp_path, 30, 40, keep=2)
+        return in_memory(restored)
+
+    assert Checkpoints(tmp_path, 2).newest(no_report, slowly).step == 40
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(manifest, "verify", slow)
     save(tmp_path, 10, 20)
     with pytest.raises(TrainingError, match="no checkpoint of step 20; the steps that it has: 30, 40"):
         Checkpoints(tmp_path, 2).restore(20, in_memory)

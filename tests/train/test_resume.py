@@ -196,10 +196,11 @@ def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
     assert_ended_like(run, undisturbed)
 
 
-def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path):
-    """Found by watching the folder, not by a place in the program."""
+@pytest.mark.parametrize("copy", ["always", "never"])
+def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path, copy):
+    """Found by watching the folder, not by a place in the program; from a copy, and straight from the devices."""
     run = tmp_path / "run"
-    command = ("train", preset, *LONG, "--out", run)
+    command = ("train", preset, *LONG, f"train.checkpoint_copy={copy}", "--out", run)
 
     def unfinished():
         folder = run / "checkpoints"
