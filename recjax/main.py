@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from recjax import presets
 from recjax.data.baselines import references
@@ -69,10 +72,10 @@ def _note(text: str) -> None:
 
 def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor]:
     """The state of the newest intact checkpoint, or that before the first step."""
-    restored = checkpoints.newest(report=_note)
-    if restored is None:
+    resumed = checkpoints.newest(report=_note, use=functools.partial(resume, setup))
+    if resumed is None:
         return setup.new_state(), Cursor()
-    state, cursor = resume(setup, restored)
+    state, cursor = resumed
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
     elif cursor.step == total_steps(setup):
@@ -87,8 +90,8 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
-    arrays = checkpoints.restore(cursor.best_step).arrays
-    return setup.saved_state(arrays, cursor.best_step), cursor.best_step
+    jax.tree.map(jax.Array.delete, state)  # there is memory for one
+    return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
 
 
 def evaluate(

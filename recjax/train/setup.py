@@ -28,6 +28,7 @@ from recjax.mesh import make_mesh
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import state as states
+from recjax.train.checkpoint import Restored
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
 
@@ -146,9 +147,9 @@ class Setup:
         """The state before the first step."""
         return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
 
-    def saved_state(self, arrays: dict[str, Any], step: int) -> states.TrainState:
-        """The state that a checkpoint of `step` holds."""
-        return states.from_host(arrays, step, self.model, self.bound, self.mesh, self.tx, self.dtype)
+    def saved_state(self, saved: Restored) -> states.TrainState:
+        """The state that a checkpoint holds."""
+        return states.from_host(saved.arrays, saved.step, self.model, self.bound, self.mesh, self.tx, self.dtype)
 
     @functools.cached_property
     def train_step(self) -> Callable[..., Any]:
