@@ -17,7 +17,10 @@ from recjax.embedding.plan import Placement
 from recjax.embedding.spec import Pooling
 from recjax.errors import ConfigError
 from recjax.mesh import MeshConfig
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.deepfm import DeepFMConfig
 from recjax.models.dlrm import DLRMConfig
+from recjax.models.wide_deep import WideDeepConfig
 from recjax.named import Named
 from recjax.train.options import TrainConfig
 
@@ -71,7 +74,7 @@ class RunConfig:
 
     seed: int = 0  # of initial weights and of the order of the samples
     data: MovieTweetings | Synthetic | Prepared = Synthetic()  # what to train on
-    model: DLRMConfig = DLRMConfig()  # the dense part
+    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
@@ -94,7 +97,9 @@ FREE_ON_RESUME = (
     "train.eval_batch_size",
     "train.checkpoint_every",
     "train.keep_checkpoints",
+    "train.checkpoint_copy",
     "train.log_every",
+    "train.tensorboard",
     "train.workers",
 )
 

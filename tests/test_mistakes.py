@@ -258,8 +258,8 @@ def test_eval_of_data_without_the_split(preset, tmp_path):
         (lambda text: "[]", ["not a plan", "recjax plan PRESET --save FILE"]),
         (lambda text: text.replace('"owners"', '"owner"'), ["table 'sparse_0': unknown key 'owner'"]),
         (
-            lambda text: text.replace('"row_wise"', '"table_wise"'),
-            ["placement is 'table_wise'; choose one of row_wise"],
+            lambda text: text.replace('"row_wise"', '"table_wide"'),
+            ["placement is 'table_wide'; choose one of row_wise"],
         ),
         (lambda text: text.replace("sparse_0", "sparse_9"), ["sparse_9, but the model has sparse_0"]),
         (lambda text: text.replace('"tier": "device"', '"tier": "host"'), ["tier='host' is not built yet"]),

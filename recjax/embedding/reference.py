@@ -33,6 +33,24 @@ def bag_matrix(bags: Bags, samples: int, rows: int, pooling: Pooling, dtype: typ
     return matrix
 
 
+def sequence_matrices(bags: Bags, samples: int, rows: int, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
+    """The un-pooled form: matrices M [B, H, V], one for each place in a bag, and a mask [B, H] of places with an id.
+
+    Place h of each bag, times its weight, is M[:, h] @ table. H is the longest bag's.
+    """
+    lengths = np.full(samples, bags.ids.shape[1]) if bags.lengths is None else bags.lengths
+    ids, weights = bags.ids.ravel(), None if bags.weights is None else bags.weights.ravel()
+    matrices: np.ndarray = np.zeros((samples, int(lengths.max(initial=0)), rows), dtype)
+    mask = np.zeros(matrices.shape[:2], bool)
+    place = 0
+    for i in range(samples):
+        for h in range(int(lengths[i])):
+            matrices[i, h, int(ids[place])] = 1.0 if weights is None else float(weights[place])
+            mask[i, h] = True
+            place += 1
+    return matrices, mask
+
+
 def touched_rows(bags: Bags, rows: int) -> np.ndarray:
     """Mask [V]: rows that occur in the batch at all, whatever their gradient."""
     mask = np.zeros(rows, bool)

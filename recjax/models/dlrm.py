@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models.layers import Mlp, dot_interaction
+from recjax.models.layers import Mlp, check_logit, check_widths, dot_interaction, unequal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +25,8 @@ class DLRMConfig:
     interaction_itself: bool = False  # dot: also each vector with itself
 
     def __post_init__(self) -> None:
-        if not self.bottom or not self.top or min(*self.bottom, *self.top) < 1:
-            raise ConfigError("bottom and top need at least one layer each, of width 1 or more.")
-        if self.top[-1] != 1:
-            raise ConfigError(f"top ends in {self.top[-1]} outputs; it must end in 1, the logit.")
+        check_widths("bottom", self.bottom, least=1)
+        check_logit("top", self.top)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DLRM:
         """Makes the module.
@@ -46,12 +43,10 @@ class DLRMConfig:
         if dense < 1:
             raise ConfigError("DLRM needs at least one dense feature for its bottom MLP; the data have none.")
         x = self.bottom[-1]
-        if self.interaction == "dot" and (other := {name: dim for name, dim in dims.items() if dim != x}):
-            named = ", ".join(f"{name} ({dim})" for name, dim in itertools.islice(other.items(), 5))
-            more = f" and {len(other) - 5} more" if len(other) > 5 else ""
+        if self.interaction == "dot" and (other := unequal(dims, x)):
             raise ConfigError(
-                f"model.bottom ends in {x}, but the embeddings of these features have another dimension: {named}"
-                f"{more}. The dot interaction needs all equal: change embedding.dim (or that of those tables) or the "
+                f"model.bottom ends in {x}, but the embeddings of these features have another dimension: {other}. "
+                "The dot interaction needs all equal: change embedding.dim (or that of those tables) or the "
                 "end of model.bottom, or take model.interaction=cat."
             )
         return DLRM(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))

@@ -1,15 +1,10 @@
-"""From a config to tables and lookups."""
+"""From a config to tables and lookups; `test_models.py` shows that the lookups read what they should."""
 
 import dataclasses
 from typing import Any, ClassVar
 
-import numpy as np
-
 from recjax.data.synthetic import Synthetic
-from recjax.embedding import reference, route
-from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.setup import dims, specs
@@ -55,23 +50,3 @@ def test_first_order_weights_are_second_tables_of_the_same_features():
         )
         names = ["sparse_0", "sparse_1", "sparse_0.linear", "sparse_1.linear"]
         assert list(dims(tables, features).items()) == list(zip(names, [8, 8, 1, 1], strict=True))
-
-
-def test_a_lookup_reads_the_ids_of_its_source():
-    """The mean of each row's number over a bag, read back through the routing of the second table."""
-    tables, features = specs_of(FirstOrder())
-    batch = DATA.open().read("train", 0)
-    bound = bind(make_plan("data_parallel", tables), tables, features, 1)
-    counted = route.count(batch, bound, batch.size)
-    routing = route.pad(counted, bound, counted.needs)
-    group = next(g for g in bound.groups if g.dim == 1)
-    table = group.table("sparse_1.linear")
-    slots = routing.groups[group.name].slots_NxOxC[0, 0]
-    numbers = np.zeros(group.rows + 1)
-    numbers[table.offset : table.offset + 20] = table.order.row(np.arange(20))
-    lookup = routing.features["sparse_1.linear"]
-    picked = np.append(numbers[slots], 0)[lookup.inverse] * lookup.weights
-    found = np.bincount(lookup.segments, picked, minlength=batch.size)[: batch.size]
-    expected = reference.bag_matrix(batch.bags["sparse_1"], batch.size, 20, "mean") @ np.arange(20)
-    assert expected.std() > 1
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
