@@ -83,6 +83,14 @@ def test_first_order_tables_have_settings_and_are_shared_too():
     )
 
 
+def test_first_order_weights_of_a_feature_that_is_not_pooled_are_summed():
+    class Takes(FirstOrder):
+        sequences = True
+
+    features = specs(config({}, {"C3": FeatureConfig(pooling="none")}, Takes()), SCHEMA)[1]
+    assert [f.pooling for f in features] == ["sum", "none", "sum", "sum", "sum", "sum"]
+
+
 @pytest.mark.parametrize(
     ("tables", "features", "words"),
     [
