@@ -121,7 +121,8 @@ def _show(options: argparse.Namespace) -> None:
         for key, value in machinery.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
-        return "\n".join([*lines, f"\nrun folder, unless --out names one: {presets.default_out(config)}"])
+        lines += ["", f"for single names: {', '.join(machinery.named_keys(config))}"]
+        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
 
@@ -142,7 +143,8 @@ def _plan(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
     _print(options, described, lambda: plan_table(described))
 
 
@@ -195,6 +197,21 @@ def _info(options: argparse.Namespace) -> None:
 
     described = datasets.describe(options.dataset, options.overrides)
     _print(options, described, lambda: datasets.table(described))
+
+
+def _import_weights(options: argparse.Namespace) -> None:
+    from recjax import presets, weights
+
+    config = presets.load(options.preset, options.overrides)
+    made = weights.import_weights(options.file, config, options.out)
+    _print(options, made, lambda: f"{made['format']} weights, {made['values']:,} values, are step 0 of {options.out}")
+
+
+def _export_weights(options: argparse.Namespace) -> None:
+    from recjax import weights
+
+    made = weights.export_weights(options.run_folder, options.format, options.out, options.overrides, options.step)
+    _print(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
 
 
 def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
@@ -272,6 +289,22 @@ def _parser() -> argparse.ArgumentParser:
     info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
     overrides(info)
+
+    weights = verbs.add_parser("weights", help="take weights from, or give them to, other libraries")
+    ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
+    take = verb(ways, "import", _import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
+                "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
+    take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
+    take.add_argument("preset", help=preset)
+    overrides(take)
+    take.add_argument("--out", type=Path, required=True, help="run folder to make; eval and train go on from there")
+    give = verb(ways, "export", _export_weights, "write the weights of a run as another library's state dict",
+                "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
+    give.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    overrides(give)
+    give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
+    give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
+    give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     return parser
 
 

@@ -3,7 +3,7 @@
 A config is a frozen dataclass whose fields are bool, int, float, str, Literal, `tuple[X, ...]` of those,
 `X | None`, or another such dataclass. A field that is one choice among several is a union of dataclasses, each
 with a `ClassVar[str]` called `kind`: `model: DLRMConfig | DCNv2Config` is chosen by `model=dcnv2`, and its own
-fields are then set by `model.dim=16`.
+fields are then set by `model.dim=16`. A field that maps names to dataclasses is a `Named` (see `named.py`).
 
 Nothing here knows which configs exist. Every mistake is a ConfigError that names the dotted key
 (`train.batch_size`), the value and the remedy.
@@ -18,10 +18,12 @@ import hashlib
 import json
 import typing
 from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse
 from recjax.errors import ConfigError
+from recjax.named import Named, entry_class, split_name
 
 T = TypeVar("T")
 
@@ -31,12 +33,17 @@ class _Node:
     """A config taken apart, so that all changes are made before the checks of any `__post_init__` run.
 
     Attributes:
-      cls: the dataclass to build again.
+      cls: the dataclass to build again, or Named[X].
       values: field name -> leaf value, or _Node for a nested config.
     """
 
-    cls: type
+    cls: Any
     values: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """Field name (of a Named: name of an entry) -> annotation."""
+        entry = entry_class(self.cls)
+        return _annotations(self.cls) if entry is None else dict.fromkeys(self.values, entry)
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
@@ -137,7 +144,7 @@ def config_hash(config: object, ignore: Collection[str] = ()) -> str:
 
     Args:
       config: a config dataclass.
-      ignore: dotted keys that do not count; "mesh" leaves out everything under it too.
+      ignore: dotted keys that do not count, as for `matches`.
 
     Raises:
       ConfigError: a value does not fit its annotation.
@@ -147,6 +154,16 @@ def config_hash(config: object, ignore: Collection[str] = ()) -> str:
     changed = ({} if tag is None else {"kind": tag}) | _changed(node, _defaults(node.cls), frozenset(ignore))
     canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
+
+
+def matches(key: str, names: Collection[str]) -> bool:
+    """Whether `names` has the key or a group that it lies in: "mesh" has "mesh.devices"; a "*" stands for any text."""
+    return any(fnmatchcase(key, pattern) for name in names for pattern in (name, name + ".*"))
+
+
+def named_keys(config: object) -> list[str]:
+    """The keys that can be set for any name, which stands as NAME in them: "tables.NAME.dim"."""
+    return [key for key in _keys(_open(config)) if ".NAME." in key]
 
 
 # Taking configs apart and building them.
@@ -188,6 +205,8 @@ def _opened(value: Any, annotation: Any, path: str) -> Any:
     """The value of one field as a _Node keeps it."""
     if type(value) in _classes(annotation):
         return _open(value, path)
+    if type(value) is Named and (entry := entry_class(annotation)) is not None:
+        return _Node(annotation, {name: _opened(each, entry, _join(path, name)) for name, each in value.items()})
     return _checked(value, annotation, path, repr(value))
 
 
@@ -203,28 +222,30 @@ def _build(node: _Node, key: str = "") -> object:
     """Builds the config, innermost first, so that a failing check is reported with the config's own path."""
     values = {name: _build(v, _join(key, name)) if isinstance(v, _Node) else v for name, v in node.values.items()}
     try:
-        return node.cls(**values)
+        return node.cls(**values) if entry_class(node.cls) is None else Named(values)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}" if key else str(error)) from error
 
 
-def _walk(node: _Node, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, leaf value or kind)."""
+def _walk(node: _Node, key: str = "", entry: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, leaf value or kind); of an entry of a Named only what is set."""
     if (tag := kind(node.cls)) is not None:
         yield key or "kind", tag
     for name, value in node.values.items():
         if isinstance(value, _Node):
-            yield from _walk(value, _join(key, name))
-        else:
+            yield from _walk(value, _join(key, name), entry_class(node.cls) is not None)
+        elif value is not None or not entry:
             yield _join(key, name), value
 
 
 def _changed(node: _Node, defaults: dict[str, Any], ignore: Collection[str], key: str = "") -> dict[str, Any]:
     """What of the node differs from `defaults` (name -> leaf or _Node), as nested dicts that JSON can store."""
     changed = {}
+    if (entry := entry_class(node.cls)) is not None:
+        defaults = dict.fromkeys(node.values, _open(entry()))
     for name, value in node.values.items():
         path, default = _join(key, name), defaults.get(name, dataclasses.MISSING)
-        if path in ignore:
+        if matches(path, ignore):
             continue
         if not isinstance(value, _Node):
             # As JSON, because True == 1 == 1.0 in Python.
@@ -276,7 +297,10 @@ def _from_plain(cls: type, plain: Any, key: str) -> _Node:
         classes = _classes(annotation)
         if isinstance(value, dict) and len(classes) > 1:
             classes = [choice for choice in classes if kind(choice) == value.get("kind")]
-        if isinstance(value, dict) and classes:
+        if isinstance(value, dict) and (entry := entry_class(annotation)) is not None:
+            entries = {each: _from_plain(entry, inner, _join(path, each)) for each, inner in value.items()}
+            node.values[name] = _Node(annotation, entries)
+        elif isinstance(value, dict) and classes:
             node.values[name] = _from_plain(classes[0], value, path)
         else:
             written = json.dumps(value)
@@ -298,13 +322,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _assign(root: _Node, key: str, text: str) -> None:
     """Sets one value inside `root`; ConfigError if the key is unknown or the text does not fit."""
-    *groups, leaf = key.split(".")
     node: Any = root
-    for name in groups:
-        node = node.values.get(name) if isinstance(node, _Node) else None
-    if not isinstance(node, _Node) or leaf not in node.values:
+    parts = key.split(".")
+    while len(parts) > 1 and isinstance(node, _Node):
+        if (entry := entry_class(node.cls)) is None:
+            node = node.values.get(parts.pop(0))
+        else:
+            name, parts = split_name(parts, entry)
+            node = node.values.setdefault(name, _open(entry()))
+    leaf = parts[0]
+    annotation = node.fields().get(leaf, entry_class(node.cls)) if isinstance(node, _Node) else None
+    if annotation is None:
         raise ConfigError(_unknown_key(root, key))
-    annotation = _annotations(node.cls)[leaf]
     for choice in _classes(annotation):
         if kind(choice) == text:
             node.values[leaf] = _open(choice(), key)
@@ -313,7 +342,9 @@ def _assign(root: _Node, key: str, text: str) -> None:
         node.values[leaf] = parse(text, annotation)
     except WrongTypeError:
         if (sample := example(annotation)) is None:
-            inner = ", ".join(_join(key, name) for name in _annotations(_classes(annotation)[0]))
+            entry = entry_class(annotation)
+            group, cls = (key, _classes(annotation)[0]) if entry is None else (key + ".NAME", entry)
+            inner = ", ".join(_join(group, name) for name in _annotations(cls))
             raise ConfigError(f"{key}={text}: {key} is a group of settings. Set one of them: {inner}.") from None
         raise ConfigError(
             f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={sample}."
@@ -322,8 +353,8 @@ def _assign(root: _Node, key: str, text: str) -> None:
 
 def _unknown_key(root: _Node, key: str) -> str:
     """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
-    if (choice := dict(_by_kind(root)).get(key)) is not None:
-        return f"unknown key {key!r}: it exists only with {choice}. Give {choice} before it."
+    if choices := [assignment for known, assignment in _by_kind(root) if known == key]:
+        return f"unknown key {key!r}: it exists only with {either(choices)}. Give that too."
     leaf = key.rpartition(".")[2]
 
     def likeness(candidate: str) -> float:
@@ -337,17 +368,19 @@ def _unknown_key(root: _Node, key: str) -> str:
 
 def _keys(node: _Node, key: str = "") -> Iterator[str]:
     """Yields every key that can be set: all leaves, and the nested configs that are chosen by kind."""
-    for name, annotation in _annotations(node.cls).items():
+    for name, annotation in node.fields().items():
         path, value = _join(key, name), node.values[name]
         if example(annotation) is not None:
             yield path
         if isinstance(value, _Node):
             yield from _keys(value, path)
+        if (entry := entry_class(annotation)) is not None:
+            yield from _keys(_open(entry()), _join(path, "NAME"))
 
 
 def _by_kind(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
     """Yields (dotted key, assignment that makes it exist) for the fields of every kind that can be chosen."""
-    for name, annotation in _annotations(node.cls).items():
+    for name, annotation in node.fields().items():
         path, value = _join(key, name), node.values[name]
         for choice in _classes(annotation):
             if kind(choice) is not None:

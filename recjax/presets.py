@@ -12,25 +12,60 @@ from recjax import preset_files
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.synthetic import Synthetic
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
+from recjax.embedding.plan import Placement
 from recjax.embedding.spec import Pooling
 from recjax.errors import ConfigError
 from recjax.mesh import MeshConfig
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.deepfm import DeepFMConfig
 from recjax.models.dlrm import DLRMConfig
+from recjax.models.wide_deep import WideDeepConfig
+from recjax.named import Named
 from recjax.train.options import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
+class TableConfig:
+    """What one table has for itself; None: as all have it."""
+
+    dim: int | None = None  # D, its columns
+    optimizer: SparseOptimizer | None = None  # what updates it
+    init_scale: float | None = None  # half the width of the uniform distribution of its initial values
+    placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
+
+    def __post_init__(self) -> None:
+        _check_table(self.dim, self.init_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureConfig:
+    """What one categorical feature has for itself; None: as all have it."""
+
+    pooling: Pooling | None = None  # how its bags' rows become one vector
+    share: str | None = None  # another feature of as many rows: look up its table, and have none of one's own
+
+
+@dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """The embedding tables: one for each categorical feature of the data."""
+    """The embedding tables: one for each categorical feature of the data, unless it shares another's."""
 
     dim: int = 16  # D, columns of every table
     pooling: Pooling = "sum"  # how a bag's rows become one vector
-    optimizer: RowWiseAdagrad | Sgd = RowWiseAdagrad()  # of the tables; exact and sparse
+    optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
+    init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
+    tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
+    features: Named[FeatureConfig] = Named()  # settings of single features
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ConfigError(f"dim is {self.dim}; it must be at least 1.")
+        _check_table(self.dim, self.init_scale)
+
+
+def _check_table(dim: int | None, init_scale: float | None) -> None:
+    if dim is not None and dim < 1:
+        raise ConfigError(f"dim is {dim}; it must be at least 1.")
+    if init_scale is not None and init_scale < 0:
+        raise ConfigError(f"init_scale is {init_scale}; it must not be negative.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +74,7 @@ class RunConfig:
 
     seed: int = 0  # of initial weights and of the order of the samples
     data: MovieTweetings | Synthetic | Prepared = Synthetic()  # what to train on
-    model: DLRMConfig = DLRMConfig()  # the dense part
+    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
@@ -56,6 +91,7 @@ FREE_ON_RESUME = (
     "mesh",
     "plan",
     "data.path",
+    "embedding.tables.*.placement",
     "train.steps",
     "train.epochs",
     "train.eval_batch_size",

@@ -1,7 +1,7 @@
 """The tables of a model as arrays: initial values, and the way out to checkpoints and back.
 
-A group's buffer is one array [O * R, D], owner-major. On disk and in tests a table is one unpadded
-[V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
+A group's buffer is one array [parts * R, width], part by part (see `bound.Group`). On disk and in tests a
+table is one unpadded [V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.plan import BoundPlan, BoundTable, Group
+from recjax.embedding.bound import BoundPlan, BoundTable, Group
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
-Tables = dict[str, jax.Array]  # group name -> [O * R, D]
-GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R, ...]
+Tables = dict[str, jax.Array]  # group name -> [parts * R, width]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [parts * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 EXPORT_BYTES = 1 << 26  # of a table copied at a time: bounds the device's temporary of an export
 
@@ -52,35 +52,39 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
     tables: Tables = {}
     slots: GroupSlots = {}
     for group in bound.groups:
-        spec = P(MODEL_AXES) if group.placement == "row_wise" else P()
+        spec = P() if group.sharding == "copies" else P(MODEL_AXES)
         body = functools.partial(_initial_block, group, seed, dtype)
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
         sharding = _sharding(group, mesh)
         slots[group.name] = {
-            name: jnp.full((group.owners * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
+            name: jnp.full((group.parts * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots
 
 
 def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
-    """One owner's part of a group's buffer, filled by one loop whatever the number of tables."""
-    owner = jax.lax.axis_index(MODEL_AXES) if group.placement == "row_wise" else jnp.int32(0)
-    tables, R = group.tables, group.rows
+    """One device's part of a group's buffer, filled by one loop whatever the number of tables."""
+    part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
+    owner = part if group.sharding == "rows" else jnp.int32(0)
+    column = part if group.sharding == "columns" else jnp.int32(0)
+    tables, R, W = group.tables, group.rows, group.width
+    first = group.columns.start(column)
+    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
 
     def constants(values: list[Any]) -> jax.Array:  # one for each table
         return jnp.stack([jnp.asarray(v) for v in values])
 
     keys_T = constants([_key(seed, t.spec.name) for t in tables])
     scale_T = constants([jnp.float32(t.spec.scale) for t in tables])
-    offset_T = constants([jnp.int32(t.offset) for t in tables])
+    offset_T = constants([jnp.asarray(t.offsets, jnp.int32)[owner] for t in tables])
     first_T = constants([t.split.start(owner) for t in tables])
     stop_T = constants([t.split.start(owner + 1) for t in tables])
     orders = [(t.order.quotient, t.order.classes, t.order.inverse) for t in tables]
     q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
     chunk = min(R, max(1, CHUNK_FLOATS // group.dim))
 
-    def fill(i: jax.Array, block_RxD: jax.Array) -> jax.Array:
+    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
         slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
         t_C = jnp.searchsorted(offset_T, slot_C, side="right") - 1
@@ -88,15 +92,18 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
         used_C = position_C < stop_T[t_C]
         row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
         values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
-        values = jnp.where(used_C[:, None], values, 0).astype(dtype)
-        return jax.lax.dynamic_update_slice(block_RxD, values, (start, jnp.int32(0)))
+        if W < group.dim:
+            values = jnp.pad(values, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
+            values = jax.lax.dynamic_slice_in_dim(values, first, W, axis=1)
+        values = jnp.where(used_C[:, None] & used_W[None], values, 0).astype(dtype)
+        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, group.dim), dtype))
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
 
 
 def _sharding(group: Group, mesh: Mesh) -> Any:
-    return sharded(mesh, MODEL_AXES) if group.placement == "row_wise" else replicated(mesh)
+    return replicated(mesh) if group.sharding == "copies" else sharded(mesh, MODEL_AXES)
 
 
 def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, np.ndarray]]:
@@ -116,20 +123,25 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
 
 
 def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
-    full = np.empty((table.spec.rows, *array.shape[1:]), array.dtype)
+    by_column = array.ndim == 2
+    full = np.empty((table.spec.rows, *([table.spec.dim] if by_column else [])), array.dtype)
     seen: set[int] = set()
     for shard in array.addressable_shards:
-        owner = (shard.index[0].start or 0) // group.rows
-        if owner in seen:  # a replicated table: one copy is enough
+        part = (shard.index[0].start or 0) // group.rows
+        # One copy is enough of what several devices hold: a replicated table, or one float a row beside columns.
+        if part in seen or (seen and group.sharding == "columns" and not by_column):
             continue
-        seen.add(owner)
-        first, stop = table.split.start(owner), table.split.start(owner + 1)
+        seen.add(part)
+        (piece,) = group.pieces(table, part)
         chunk = max(1, EXPORT_BYTES // (math.prod(array.shape[1:]) * array.dtype.itemsize))
-        for start in range(first, stop, chunk):
-            size = min(chunk, stop - start)
+        for start in range(piece.start, piece.stop, chunk):
+            size = min(chunk, piece.stop - start)
             # The host's view is one of this copy, never of the buffer that the next step donates.
-            piece = jax.lax.dynamic_slice_in_dim(shard.data, table.offset + start - first, size)
-            full[start : start + size] = np.asarray(piece)
+            copied = np.asarray(jax.lax.dynamic_slice_in_dim(shard.data, piece.offset + start - piece.start, size))
+            if by_column:
+                full[start : start + size, piece.first : piece.last] = copied[:, : piece.last - piece.first]
+            else:
+                full[start : start + size] = copied
     return full
 
 
@@ -144,7 +156,7 @@ def import_tables(
     tables: Tables = {}
     slots: GroupSlots = {}
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, saved, "rows", (group.dim,), dtype)
+        tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), dtype)
         slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
@@ -152,8 +164,9 @@ def import_tables(
 def _import(
     group: Group, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], name: str, tail: tuple[int, ...], dtype: Any
 ) -> jax.Array:
+    by_column = len(tail) == 1
     for table in group.tables:
-        array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *tail)
+        array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *([group.dim] if by_column else []))
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
         if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
             raise TrainingError(
@@ -162,11 +175,15 @@ def _import(
             )
 
     def block(index: Any) -> np.ndarray:
-        owner = (index[0].start or 0) // group.rows
         out = np.zeros((group.rows, *tail), dtype)
         for table in group.tables:
-            first, stop = table.split.start(owner), table.split.start(owner + 1)
-            out[table.offset : table.offset + stop - first] = saved[table.spec.name][name][first:stop]
+            for piece in group.pieces(table, (index[0].start or 0) // group.rows):
+                held = saved[table.spec.name][name][piece.start : piece.stop]
+                stop = piece.offset + len(held)
+                if by_column:
+                    out[piece.offset : stop, : piece.last - piece.first] = held[:, piece.first : piece.last]
+                else:
+                    out[piece.offset : stop] = held
         return out
 
-    return jax.make_array_from_callback((group.owners * group.rows, *tail), _sharding(group, mesh), block)
+    return jax.make_array_from_callback((group.parts * group.rows, *tail), _sharding(group, mesh), block)

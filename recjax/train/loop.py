@@ -96,6 +96,7 @@ class Loop:
         stream = setup.counted(
             "train",
             train.batch_size,
+            parts=train.accumulate,
             seed=setup.config.seed,
             shuffle=train.shuffle,
             shuffle_blocks=train.shuffle_blocks,

@@ -12,8 +12,8 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from recjax.embedding.bound import BoundPlan
 from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
-from recjax.embedding.plan import BoundPlan
 from recjax.errors import TrainingError
 from recjax.mesh import replicated
 
