@@ -65,7 +65,9 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    assert [verb for verb in ("train", "eval", "show", "plan", "sweep", "data", "weights") if f"\n    {verb} " not in text] == []
+    assert [
+        verb for verb in ("train", "eval", "show", "plan", "sweep", "data", "weights") if f"\n    {verb} " not in text
+    ] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 
 
