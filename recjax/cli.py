@@ -101,11 +101,18 @@ def _train(options: argparse.Namespace) -> None:
     _print(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
 
 
+_DETAILS = ("top", "group", "calibration_bins", "calibration_by", "exact_rows")  # options that are settings of Details
+
+
 def _eval(options: argparse.Namespace) -> None:
     from recjax import main as runs
+    from recjax.train import evaluation
 
-    result = runs.evaluate(options.run_folder, options.overrides, options.split, options.step)
-    _print(options, result, lambda: "\n".join(f"{key:12} {value}" for key, value in result.items()))
+    given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
+    details = evaluation.Details(by=tuple(options.by), **given)
+    splits = tuple(dict.fromkeys(options.split or ["test"]))
+    result = runs.evaluate(options.run_folder, options.overrides, splits, options.step, details)
+    _print(options, result, lambda: evaluation.to_text(result))
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -252,11 +259,25 @@ def _parser() -> argparse.ArgumentParser:
     overrides(train)
     train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
 
-    evaluate = verb(verbs, "eval", _eval, "evaluate a checkpoint of a run", "eval runs/first mesh.devices=1")
+    evaluate = verb(verbs, "eval", _eval, "evaluate a checkpoint of a run",
+                    "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
     evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
     overrides(evaluate)
-    evaluate.add_argument("--split", default="test", choices=("train", "validation", "test"), help="default: test")
+
+    def detail(name: str, help: str, **more: Any) -> None:  # without a value it is the default of evaluation.Details
+        evaluate.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
+
+    evaluate.add_argument("--split", action="append", choices=("train", "validation", "test"),
+                          help="may be given several times (default: test)")  # fmt: skip
     evaluate.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    evaluate.add_argument("--by", action="append", default=[], metavar="FEATURE",
+                          help="also the measures of each value of a feature; may be given several times")  # fmt: skip
+    detail("--top", "values of --by that stand alone, the most frequent ones (default: 20)", type=int, metavar="K")
+    detail("--group", "also the AUC within each value of a feature, such as the user (gAUC)", metavar="FEATURE")
+    detail("--calibration-bins", "points of the calibration curve (default: 20)", type=int, metavar="N")
+    detail("--calibration-by", "bins of equal weight (default) or of equal width", choices=("quantile", "width"))
+    detail("--exact-rows", "samples up to which the AUC is exact; with more it comes from a histogram, with bounds "
+           "(default: 10,000,000)", type=int, metavar="N")  # fmt: skip
 
     show = verb(verbs, "show", _show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)

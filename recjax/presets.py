@@ -97,6 +97,7 @@ FREE_ON_RESUME = (
     "train.eval_batch_size",
     "train.checkpoint_every",
     "train.keep_checkpoints",
+    "train.checkpoint_copy",
     "train.log_every",
     "train.tensorboard",
     "train.workers",

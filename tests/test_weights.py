@@ -142,7 +142,7 @@ def save(path: Path, weights: Weights) -> Path:
 def logits_of(run: Path, *overrides: str) -> np.ndarray:
     setup, state, step = open_run(run, overrides, ("test",), None, print)
     assert step == 0
-    return setup.scores(state, "test")[1]
+    return np.concatenate([logits for _, logits in setup.predictions(state, "test")])
 
 
 CASES = {

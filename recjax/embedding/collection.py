@@ -7,8 +7,8 @@ table is one unpadded [V, D] array in storage order (see `rows.py`), the same fo
 from __future__ import annotations
 
 import functools
-import math
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.bound import BoundPlan, BoundTable, Group
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
+from recjax.lazy import Index, LazyArray, as_lazy, block_of
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [parts * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
-EXPORT_BYTES = 1 << 26  # of a table copied at a time: bounds the device's temporary of an export
 
 
 def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
@@ -106,15 +106,30 @@ def _sharding(group: Group, mesh: Mesh) -> Any:
     return replicated(mesh) if group.sharding == "copies" else sharded(mesh, MODEL_AXES)
 
 
-def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, np.ndarray]]:
-    """Copies tables and slots to the host, unpadded.
+def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
+    """(part of the buffer, index within `part`, start within the former) of all that a part of a table consists of.
+
+    An array of one value a row has rows alone; beside columns, every part of the buffer holds all of it.
+    """
+    for piece in group.pieces(table):
+        lies = ((piece.start, piece.stop, piece.offset), (piece.first, piece.last, 0))
+        box = tuple(zip(part, lies, strict=False))
+        spans = [(max(p.start, start), min(p.stop, stop)) for p, (start, stop, _) in box]
+        if all(start < stop for start, stop in spans):
+            inside = tuple(slice(a - p.start, z - p.start) for (a, z), (p, _) in zip(spans, box, strict=True))
+            at = tuple(offset + a - start for (a, _), (_, (start, _, offset)) in zip(spans, box, strict=True))
+            yield piece.part, inside, at
+
+
+def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray]]:
+    """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
     Returns:
-      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. The arrays own their memory:
+      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
-      The devices need room for one chunk of a table beside it, not for a copy.
+      The devices need room for one part of a table beside it, not for a copy.
     """
-    out: dict[str, dict[str, np.ndarray]] = {}
+    out: dict[str, dict[str, LazyArray]] = {}
     for group in bound.groups:
         arrays = {"rows": tables[group.name], **slots[group.name]}
         for table in group.tables:
@@ -122,51 +137,57 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
-    by_column = array.ndim == 2
-    full = np.empty((table.spec.rows, *([table.spec.dim] if by_column else [])), array.dtype)
-    seen: set[int] = set()
-    for shard in array.addressable_shards:
-        part = (shard.index[0].start or 0) // group.rows
-        # One copy is enough of what several devices hold: a replicated table, or one float a row beside columns.
-        if part in seen or (seen and group.sharding == "columns" and not by_column):
-            continue
-        seen.add(part)
-        (piece,) = group.pieces(table, part)
-        chunk = max(1, EXPORT_BYTES // (math.prod(array.shape[1:]) * array.dtype.itemsize))
-        for start in range(piece.start, piece.stop, chunk):
-            size = min(chunk, piece.stop - start)
+def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
+    held = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
+
+    def read(part: Index) -> np.ndarray:
+        out = np.empty([axis.stop - axis.start for axis in part], array.dtype)
+        for k, inside, start in _overlaps(group, table, part):
+            if k > 0 and array.ndim == 1 and group.sharding == "columns":
+                break  # the first part of the buffer holds all of it, and the others the same
             # The host's view is one of this copy, never of the buffer that the next step donates.
-            copied = np.asarray(jax.lax.dynamic_slice_in_dim(shard.data, piece.offset + start - piece.start, size))
-            if by_column:
-                full[start : start + size, piece.first : piece.last] = copied[:, : piece.last - piece.first]
-            else:
-                full[start : start + size] = copied
-    return full
+            size = [axis.stop - axis.start for axis in inside]
+            out[inside] = np.asarray(jax.lax.dynamic_slice(held[k], start, size))
+        return out
+
+    shape = _shape(table, array.ndim - 1)
+    return LazyArray(shape, array.dtype, read, block_of(shape, array.dtype))
+
+
+def _shape(table: BoundTable, columns: int) -> tuple[int, ...]:
+    """Of an array of a whole table with one value an element (`columns` 1) or a row (0)."""
+    return (table.spec.rows, table.spec.dim)[: 1 + columns]
+
+
+def _part(group: Group, index: Index) -> int:
+    """The part of the buffer that a shard with this index of the whole is."""
+    return (index[0].start or 0) // group.rows
 
 
 def import_tables(
-    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], dtype: Any = jnp.float32
+    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray | LazyArray]], dtype: Any = jnp.float32
 ) -> tuple[Tables, GroupSlots]:
-    """The inverse of `export_tables`, onto any mesh and plan.
+    """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
     """
     tables: Tables = {}
     slots: GroupSlots = {}
+    for group in bound.groups:  # all are checked before the first is read
+        for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
+            _check(group, saved, name, columns, dtype)
     for group in bound.groups:
         tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), dtype)
         slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 
-def _import(
-    group: Group, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], name: str, tail: tuple[int, ...], dtype: Any
-) -> jax.Array:
-    by_column = len(tail) == 1
+def _check(
+    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, columns: int, dtype: Any
+) -> None:
     for table in group.tables:
-        array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *([group.dim] if by_column else []))
+        array, shape = saved.get(table.spec.name, {}).get(name), _shape(table, columns)
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
         if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
             raise TrainingError(
@@ -174,16 +195,31 @@ def _import(
                 f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
             )
 
-    def block(index: Any) -> np.ndarray:
-        out = np.zeros((group.rows, *tail), dtype)
-        for table in group.tables:
-            for piece in group.pieces(table, (index[0].start or 0) // group.rows):
-                held = saved[table.spec.name][name][piece.start : piece.stop]
-                stop = piece.offset + len(held)
-                if by_column:
-                    out[piece.offset : stop, : piece.last - piece.first] = held[:, piece.first : piece.last]
-                else:
-                    out[piece.offset : stop] = held
-        return out
 
-    return jax.make_array_from_callback((group.parts * group.rows, *tail), _sharding(group, mesh), block)
+def _import(
+    group: Group,
+    mesh: Mesh,
+    saved: dict[str, dict[str, np.ndarray | LazyArray]],
+    name: str,
+    tail: tuple[int, ...],
+    dtype: Any,
+) -> jax.Array:
+    shape, sharding = (group.parts * group.rows, *tail), _sharding(group, mesh)
+    indices = sharding.addressable_devices_indices_map(shape)
+    blocks = {device: jnp.zeros(sharding.shard_shape(shape), dtype, device=device) for device in indices}
+    for table in group.tables:
+        array = as_lazy(saved[table.spec.name][name])
+        for part in array.parts():
+            values = array.read(part)
+            for k, inside, start in _overlaps(group, table, part):
+                for device, index in indices.items():
+                    if _part(group, index) == k:
+                        piece = jax.device_put(values[inside], device)
+                        blocks[device] = _write(blocks[device], piece, start)
+            jax.block_until_ready(list(blocks.values()))  # or parts would pile up
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
+
+
+@functools.partial(jax.jit, donate_argnums=0)  # in place: no second copy of a table at any time
+def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(block, piece, start)

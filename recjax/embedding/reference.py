@@ -40,7 +40,7 @@ def sequence_matrices(bags: Bags, samples: int, rows: int, dtype: type = np.floa
     """
     lengths = np.full(samples, bags.ids.shape[1]) if bags.lengths is None else bags.lengths
     ids, weights = bags.ids.ravel(), None if bags.weights is None else bags.weights.ravel()
-    matrices = np.zeros((samples, int(lengths.max(initial=0)), rows), dtype)
+    matrices: np.ndarray = np.zeros((samples, int(lengths.max(initial=0)), rows), dtype)
     mask = np.zeros(matrices.shape[:2], bool)
     place = 0
     for i in range(samples):

@@ -130,6 +130,7 @@ class TrainConfig:
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
     checkpoint_every: int = 0  # steps between further checkpoints; 0: only where there is an evaluation
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
+    checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
     workers: int = 2  # threads that read and route ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,10 +42,11 @@ def open_run(
         )
     setup = make_setup(config, splits=splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-        restored = checkpoints.newest(report=report) if step is None else checkpoints.restore(step)
-    if restored is None:
+        use = functools.partial(resume, setup)
+        resumed = checkpoints.newest(report=report, use=use) if step is None else checkpoints.restore(step, use)
+    if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
-    state, cursor = resume(setup, restored)
+    state, cursor = resumed
     if step is None and cursor.best_step not in (None, cursor.step):
         report(f"this is the newest checkpoint, of step {cursor.step}; validation chose --step {cursor.best_step}")
     return setup, state, cursor.step

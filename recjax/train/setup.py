@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from recjax.config_values import either
-from recjax.data.batch import Schema
+from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import route
@@ -28,6 +28,7 @@ from recjax.mesh import make_mesh
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import state as states
+from recjax.train.checkpoint import Restored
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
 
@@ -146,9 +147,9 @@ class Setup:
         """The state before the first step."""
         return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
 
-    def saved_state(self, arrays: dict[str, Any], step: int) -> states.TrainState:
-        """The state that a checkpoint of `step` holds."""
-        return states.from_host(arrays, step, self.model, self.bound, self.mesh, self.tx, self.dtype)
+    def saved_state(self, saved: Restored) -> states.TrainState:
+        """The state that a checkpoint holds."""
+        return states.from_host(saved.arrays, saved.step, self.model, self.bound, self.mesh, self.tx, self.dtype)
 
     @functools.cached_property
     def train_step(self) -> Callable[..., Any]:
@@ -174,27 +175,27 @@ class Setup:
             routing = route.pad(counted, self.bound, capacities, self.dtype)
         return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
 
-    def scores(self, state: states.TrainState, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Labels, logits and weights of a whole split, [n] each, in the order of the prepared data."""
-        capacities: dict[str, int] = {}
+    def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
+        """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
         size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
-        ahead: tuple[jax.Array, int] | None = None  # a prediction under way while the next one is prepared
-        labels, logits, weights = [], [], []
-        for counted in self.counted(split, size, epochs=1):
+        return self.logits(state, self.counted(split, size, epochs=1))
+
+    def logits(self, state: states.TrainState, stream: Iterable[route.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Each counted batch of a stream, and its logits: float64 [B]."""
+        capacities: dict[str, int] = {}
+        ahead: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
+        for counted in stream:
             capacities = route.grow(capacities, counted.needs)
             prediction = self.predict(state, self.place(counted, capacities))
             if ahead:
-                logits.append(_rows(*ahead))
-            ahead = prediction, counted.batch.size
-            labels.append(counted.batch.labels)
-            weights.append(counted.batch.weights)
+                yield _rows(*ahead)
+            ahead = counted.batch, prediction
         if ahead:
-            logits.append(_rows(*ahead))
-        return np.concatenate(labels), np.concatenate(logits), np.concatenate(weights)
+            yield _rows(*ahead)
 
 
-def _rows(logits: jax.Array, count: int) -> np.ndarray:
-    return np.asarray(logits, np.float64)[:count]
+def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
+    return batch, np.asarray(logits, np.float64)[: batch.size]
 
 
 def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = ()) -> Setup:
