@@ -90,7 +90,7 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
-    jax.tree.map(jax.Array.delete, state)  # there is memory for one
+    jax.tree.map(lambda array: array.delete(), state)  # there may not be memory for two
     return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
 
 

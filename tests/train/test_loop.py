@@ -85,7 +85,7 @@ def test_tables_are_copied_for_a_checkpoint_or_training_waits(tmp_path, monkeypa
 
     def waited(self: Checkpoints, original: Any = Checkpoints.wait_for_arrays) -> None:
         original(self)
-        assert self._read.is_set()
+        assert self._arrays_read.is_set()
         events.append("waited")
 
     monkeypatch.setattr(Checkpoints, "save", watched)
