@@ -133,8 +133,8 @@ def check_chunk(chunk: Chunk, reader: Reader) -> None:
         )
     if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(reader.dense)):
         raise DataError(
-            f"{reader.name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}; they must "
-            f"be ({n},) and ({n}, {len(reader.dense)})."
+            f"{reader.name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where "
+            f"they must be ({n},) and ({n}, {len(reader.dense)})."
         )
     for feature in reader.features:
         column = chunk.columns.get(feature.name)
