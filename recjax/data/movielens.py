@@ -1,0 +1,168 @@
+"""MovieLens: the ratings of ml-100k, ml-1m and the CSV releases (ml-latest, ml-latest-small, ml-20m and later).
+
+Source: Harper, Konstan, "The MovieLens Datasets: History and Context", ACM Transactions on Interactive Intelligent
+Systems 5(4), 2015. Their terms allow research and forbid most redistribution, so no rating ships with recjax: get a
+release from grouplens.org and unpack it. The label is rating >= threshold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from recjax.data.chunk import Column
+from recjax.data.fields import Faults, Rows
+from recjax.data.keyed import read_keyed
+from recjax.data.ratings import RatingsReader, Tags, read_movies, read_ratings, split_genres
+from recjax.data.table import Form, read_rows
+from recjax.data.textfile import find
+from recjax.errors import ConfigError, DataError
+
+Variant = Literal["100k", "1m", "latest"]
+
+_RATINGS = ("user", "movie", "rating", "timestamp")
+_MOVIES = ("movie", "title", "genres")
+_GENRES = (
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
+    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Release:
+    """The files of a release: name and form."""
+
+    ratings: tuple[str, Form]
+    scale: tuple[float, float]  # least and highest rating
+    movies: tuple[str, Form]
+    users: tuple[str, Form] | None = None
+    tags: tuple[str, Form] | None = None
+
+
+_RELEASES: dict[str, _Release] = {
+    "100k": _Release(
+        ratings=("u.data", Form(_RATINGS, "\t")),
+        scale=(1, 5),
+        movies=("u.item", Form(("movie", "title", "released", "video", "url", *_GENRES), "|", encoding="latin-1")),
+        users=("u.user", Form(("user", "age", "gender", "occupation", "zip"), "|", encoding="latin-1")),
+    ),
+    "1m": _Release(
+        ratings=("ratings.dat", Form(_RATINGS, "::")),
+        scale=(1, 5),
+        movies=("movies.dat", Form(_MOVIES, "::", encoding="latin-1")),
+        users=("users.dat", Form(("user", "gender", "age", "occupation", "zip"), "::", encoding="latin-1")),
+    ),
+    "latest": _Release(
+        ratings=("ratings.csv", Form(_RATINGS, header=("userId", "movieId", "rating", "timestamp"))),
+        scale=(0.5, 5),
+        movies=("movies.csv", Form(_MOVIES, header=("movieId", "title", "genres"), quotes=True)),
+        tags=("tags.csv", Form(("user", "movie", "tag", "timestamp"), header=("userId", "movieId", "tag", "timestamp"),
+                               quotes=True)),
+    ),
+}  # fmt: skip
+
+
+def detect(folder: Path) -> Variant:
+    """Which release the files of a folder are.
+
+    Raises:
+      DataError: none, or more than one.
+    """
+    found = [
+        variant
+        for variant, release in _RELEASES.items()
+        if any((folder / f"{release.ratings[0]}{end}").exists() for end in ("", ".gz"))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Give the unpacked MovieLens release with --from.")
+    names = ", ".join(f"{release.ratings[0]} ({variant})" for variant, release in _RELEASES.items())
+    state = f"holds the files of {' and '.join(found)}" if found else "holds no MovieLens release"
+    raise DataError(
+        f"{folder} {state}. Give with --from the folder that holds one of {names}"
+        f"{', or choose one with variant=' + found[0] if found else ''}."
+    )
+
+
+def read(
+    folder: Path,
+    variant: str,
+    *,
+    name: str,
+    threshold: float,
+    validation_fraction: float,
+    tags: int,
+    skip_faults: bool,
+) -> RatingsReader:
+    """Reads a release.
+
+    Args:
+      folder: where its files are.
+      variant: "100k", "1m", "latest", or "auto" to detect it.
+      name: the dataset's name.
+      threshold: the label is rating >= threshold.
+      validation_fraction: see `RatingsReader`.
+      tags: how many of a movie's latest tags become a feature; 0 for none.
+      skip_faults: leave malformed lines out, instead of raising.
+
+    Raises:
+      DataError: a file is missing or malformed.
+      ConfigError: tags are asked for, but the release has none.
+    """
+    if variant == "auto":
+        variant = detect(folder)
+    release, faults = _RELEASES[variant], Faults(skip_faults)
+    if tags and release.tags is None:
+        raise ConfigError(f"tags={tags}, but MovieLens {variant} has no tags. Set tags=0.")
+    files = {
+        what: find(folder, of[0])
+        for what, of in (("ratings", release.ratings), ("movies", release.movies), ("users", release.users),
+                         ("tags", release.tags if tags else None))
+        if of is not None
+    }  # fmt: skip
+    genres_of = _flagged_genres if variant == "100k" else split_genres
+    movies = read_movies(files["movies"], release.movies[1], genres_of, faults)
+    users = None if release.users is None else read_keyed(files["users"], release.users[1], "user", _profile, faults)
+    ratings = read_ratings(files["ratings"], release.ratings[1], release.scale, movies, users, faults)
+    tagged = None if not tags or release.tags is None else (_read_tags(files["tags"], release.tags[1], faults), tags)
+    return RatingsReader(
+        name,
+        tuple(files.values()),
+        ratings,
+        movies,
+        users,
+        tagged,
+        threshold=threshold,
+        validation_fraction=validation_fraction,
+        skipped=faults.drain(),
+    )
+
+
+def _flagged_genres(rows: Rows) -> list[list[bytes]]:
+    """The genres of ml-100k: a column of 0 and 1 for each."""
+    flags = np.stack([rows.integers(genre, 0, 1) for genre in _GENRES[1:]], axis=1)
+    names = [genre.encode() for genre in _GENRES[1:]]
+    return [[names[at] for at in np.flatnonzero(row)] for row in flags]
+
+
+def _profile(rows: Rows) -> dict[str, Column]:
+    """What ml-100k and ml-1m tell of users; the age of ml-1m is the lower end of a range."""
+    texts = {name: Column(rows.text(name)) for name in ("gender", "occupation", "zip")}
+    return {"age": Column(rows.integers("age", 0, 150))} | texts
+
+
+def _read_tags(file: Path, form: Form, faults: Faults) -> Tags:
+    pieces = []
+    for rows in read_rows(file, form, faults):
+        rows.integers("user")
+        columns = [rows.integers("movie"), rows.integers("timestamp"), np.char.lower(rows.text("tag"))]
+        pieces.append([column[rows.ok] for column in columns])
+    if not pieces:
+        raise DataError(f"{file} holds no tag. Download or copy it again, or set tags=0.")
+    movies, times, texts = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.lexsort((times, movies))
+    return Tags(movies[order], times[order], texts[order])
