@@ -58,6 +58,7 @@ class Chunk:
       split: uint8 [n], index into `recjax.data.source.SPLITS`.
       weights: float32 [n] or None for ones.
       skipped: what `on_error=skip` left out of this chunk: kind of fault -> lines.
+      done: share of all files that is read when this chunk is (0 to 1), for the time left; None if unknown.
     """
 
     labels: np.ndarray
@@ -66,6 +67,7 @@ class Chunk:
     split: np.ndarray
     weights: np.ndarray | None = None
     skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    done: float | None = None
 
     @property
     def rows(self) -> int:
