@@ -45,8 +45,10 @@ class AvazuReader:
         self._file = find(source, "train.csv", "train")
         self._skip = skip_faults
         self.splits = days.in_words(validation_days, test_days)
-        parts = [np.unique(_day_and_hour(rows)[0][rows.ok]) for rows in self._rows(Faults(skip_faults), ("hour",))]
-        found = np.concatenate([*parts, np.zeros(0, np.int64)])
+        found, self._rows_in_all = set(), 0
+        for rows in self._rows(Faults(skip_faults), ("hour",)):
+            found |= set(_day_and_hour(rows)[0][rows.ok].tolist())
+            self._rows_in_all += len(rows)
         self._day_splits = days.choose(found, validation_days, test_days, self._file)
 
     def files(self) -> dict[str, str]:
@@ -55,12 +57,12 @@ class AvazuReader:
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
-        faults = Faults(self._skip)
+        faults, read = Faults(self._skip), 0
         for number, rows in enumerate(self._rows(faults, _COLUMNS)):
             chunk = self._chunk(rows)
-            skipped = faults.drain()
+            skipped, read = faults.drain(), read + len(rows)
             if number >= start:
-                yield dataclasses.replace(chunk, skipped=skipped)
+                yield dataclasses.replace(chunk, skipped=skipped, done=read / self._rows_in_all)
 
     def _rows(self, faults: Faults, columns: tuple[str, ...]) -> Iterator[Rows]:
         return read_rows(self._file, _FORM, faults, columns)

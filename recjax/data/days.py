@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,11 +42,11 @@ class DaySplits:
         return (days >= self.validation).astype(np.uint8) + (days >= self.test).astype(np.uint8)
 
 
-def choose(days: np.ndarray, validation_days: int, test_days: int, source: object) -> DaySplits:
+def choose(days: Iterable[int], validation_days: int, test_days: int, source: object) -> DaySplits:
     """The splits of a log that has rows on `days`.
 
     Args:
-      days: since 1970, integers in any order.
+      days: since 1970, in any order.
       validation_days: how many of its days validate.
       test_days: how many are test.
       source: the file, for the error message.
@@ -53,12 +54,12 @@ def choose(days: np.ndarray, validation_days: int, test_days: int, source: objec
     Raises:
       DataError: no day would be left to train.
     """
-    found = np.unique(days)
+    found = sorted(set(days))
     train = len(found) - validation_days - test_days
     if train < 1:
         raise DataError(
             f"{source} has rows of {len(found)} day(s), but {validation_days} validate and {test_days} are test, so "
             "none is left to train. Give the whole file, or lower validation_days and test_days."
         )
-    ends = [*found.tolist(), int(found[-1]) + 1]
+    ends = [*found, found[-1] + 1]
     return DaySplits(ends[train], ends[train + validation_days])

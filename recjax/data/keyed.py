@@ -84,4 +84,6 @@ def _take(column: Column, at: np.ndarray) -> Column:
 
 def _join(columns: list[Column]) -> Column:
     missing = [column.missing for column in columns if column.missing is not None]
-    return Column(np.concatenate([column.keys for column in columns]), missing=np.concatenate(missing) if missing else None)
+    return Column(
+        np.concatenate([column.keys for column in columns]), missing=np.concatenate(missing) if missing else None
+    )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from recjax.data.chunk import Column
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import read_keyed
-from recjax.data.ratings import RatingsReader, Tags, read_movies, read_ratings, split_genres
+from recjax.data.ratings import RatingsReader, Scale, Tags, read_movies, read_ratings, split_genres
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import find
 from recjax.errors import ConfigError, DataError
@@ -36,28 +36,28 @@ class _Release:
     """The files of a release: name and form."""
 
     ratings: tuple[str, Form]
-    scale: tuple[float, float]  # least and highest rating
+    scale: Scale
     movies: tuple[str, Form]
     users: tuple[str, Form] | None = None
     tags: tuple[str, Form] | None = None
 
 
-_RELEASES: dict[str, _Release] = {
+_RELEASES: dict[Variant, _Release] = {
     "100k": _Release(
         ratings=("u.data", Form(_RATINGS, "\t")),
-        scale=(1, 5),
+        scale=Scale(1, 5, 1),
         movies=("u.item", Form(("movie", "title", "released", "video", "url", *_GENRES), "|", encoding="latin-1")),
         users=("u.user", Form(("user", "age", "gender", "occupation", "zip"), "|", encoding="latin-1")),
     ),
     "1m": _Release(
         ratings=("ratings.dat", Form(_RATINGS, "::")),
-        scale=(1, 5),
+        scale=Scale(1, 5, 1),
         movies=("movies.dat", Form(_MOVIES, "::", encoding="latin-1")),
         users=("users.dat", Form(("user", "gender", "age", "occupation", "zip"), "::", encoding="latin-1")),
     ),
     "latest": _Release(
         ratings=("ratings.csv", Form(_RATINGS, header=("userId", "movieId", "rating", "timestamp"))),
-        scale=(0.5, 5),
+        scale=Scale(0.5, 5, 0.5),
         movies=("movies.csv", Form(_MOVIES, header=("movieId", "title", "genres"), quotes=True)),
         tags=("tags.csv", Form(("user", "movie", "tag", "timestamp"), header=("userId", "movieId", "tag", "timestamp"),
                                quotes=True)),
@@ -71,7 +71,7 @@ def detect(folder: Path) -> Variant:
     Raises:
       DataError: none, or more than one.
     """
-    found = [
+    found: list[Variant] = [
         variant
         for variant, release in _RELEASES.items()
         if any((folder / f"{release.ratings[0]}{end}").exists() for end in ("", ".gz"))
@@ -90,7 +90,7 @@ def detect(folder: Path) -> Variant:
 
 def read(
     folder: Path,
-    variant: str,
+    variant: Variant | Literal["auto"],
     *,
     name: str,
     threshold: float,

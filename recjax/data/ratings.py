@@ -31,6 +31,15 @@ _YEAR = re.compile(rb"\(([0-9]{4})\)\s*$")
 
 
 @dataclasses.dataclass(frozen=True)
+class Scale:
+    """The ratings that can be given: `least`, least + `step`, ..., `most`; multiples of the step."""
+
+    least: float
+    most: float
+    step: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Movies:
     """What is known of m movies.
 
@@ -80,14 +89,14 @@ class Ratings:
 
 
 def read_ratings(
-    file: Path, form: Form, scale: tuple[float, float], movies: Movies, users: KeyedTable | None, faults: Faults
+    file: Path, form: Form, scale: Scale, movies: Movies, users: KeyedTable | None, faults: Faults
 ) -> Ratings:
     """Reads ratings; `form` names the columns user, movie, rating and timestamp.
 
     Args:
       file: the file.
       form: how it is written.
-      scale: least and highest rating.
+      scale: which ratings there are.
       movies: those that may be rated.
       users: those that may rate; None for any.
       faults: told of malformed lines.
@@ -98,7 +107,8 @@ def read_ratings(
     pieces = []
     for rows in read_rows(file, form, faults):
         user, movie = rows.integers("user"), rows.integers("movie")
-        rating, time = rows.numbers("rating", *scale), rows.integers("timestamp")
+        rating, time = rows.numbers("rating", scale.least, scale.most), rows.integers("timestamp")
+        rows.refuse(rating % scale.step != 0, "rating", f"not a multiple of {scale.step:g}")
         rows.refuse(~np.isin(movie, movies.ids), "movie", "which the file of movies does not have")
         if users is not None:
             rows.refuse(~np.isin(user, users.ids), "user", "which the file of users does not have")
@@ -223,6 +233,7 @@ class RatingsReader:
             columns=columns,
             split=(rows >= self._train).astype(np.uint8) + (rows >= self._known).astype(np.uint8),
             skipped=skipped,
+            done=min(part.stop, len(self._labels)) / len(self._labels),
         )
 
 
@@ -251,7 +262,9 @@ def _tags_before(tags: Tags, most: int, movies: np.ndarray, times: np.ndarray) -
     """The `most` latest tags that each movie had got before each time (strictly): nothing of the future leaks."""
     # Tags are sorted by (movie, time). The tags of a movie before a time end where that pair would stand.
     starts = np.searchsorted(tags.movies, movies, "left")
-    order = np.lexsort((np.r_[np.ones(len(tags.times)), np.zeros(len(times))], np.r_[tags.times, times], np.r_[tags.movies, movies]))
+    order = np.lexsort(
+        (np.r_[np.ones(len(tags.times)), np.zeros(len(times))], np.r_[tags.times, times], np.r_[tags.movies, movies])
+    )
     is_tag = order < len(tags.times)
     before = np.empty(len(times), np.int64)
     before[order[~is_tag] - len(tags.times)] = np.cumsum(is_tag)[~is_tag]

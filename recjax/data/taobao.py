@@ -8,6 +8,7 @@ let recjax ship a row.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,8 +60,10 @@ class TaobaoReader:
         self._ads = read_keyed(self._files[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
         self._users = read_keyed(self._files[2], _form("userid", *_PROFILE), "userid", _profile, faults)
         self._skipped = faults.drain()
-        parts = [np.unique(_local_time(rows)[rows.ok] // 86400) for rows in self._rows(faults, ("time_stamp",))]
-        found = np.concatenate([*parts, np.zeros(0, np.int64)])
+        found, self._rows_in_all = set(), 0
+        for rows in self._rows(faults, ("time_stamp",)):
+            found |= set((_local_time(rows)[rows.ok] // 86400).tolist())
+            self._rows_in_all += len(rows)
         self._day_splits = days.choose(found, validation_days, test_days, self._files[0])
 
     def files(self) -> dict[str, str]:
@@ -69,14 +72,15 @@ class TaobaoReader:
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
-        faults = Faults(self._skip)
+        faults, read = Faults(self._skip), 0
         for number, rows in enumerate(self._rows(faults, _SAMPLES)):
             chunk = self._chunk(rows)
+            skipped = collections.Counter(faults.drain())
             if number == 0:
-                faults.add(self._skipped)
-            skipped = faults.drain()
+                skipped.update(self._skipped)
+            read += len(rows)
             if number >= start:
-                yield dataclasses.replace(chunk, skipped=skipped)
+                yield dataclasses.replace(chunk, skipped=skipped, done=read / self._rows_in_all)
 
     def _rows(self, faults: Faults, columns: tuple[str, ...]) -> Iterator[Rows]:
         return read_rows(self._files[0], _form(*_SAMPLES), faults, columns)
