@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from recjax.errors import DataError
+
+Encoding = Literal["utf-8", "latin-1"]
 
 _WHOLE = "^-?[0-9]{1,18}$"
 _DECIMAL = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"
@@ -55,9 +57,11 @@ class Rows:
         methods give for a row that is not ok means nothing.
     """
 
-    def __init__(self, file: Path, lines: np.ndarray, fields: dict[str, tuple[int, Any]], faults: Faults) -> None:
-        """Rows of `fields`: name -> (number of the field from 1, Arrow binary array)."""
-        self._file, self._fields, self._faults = file, fields, faults
+    def __init__(
+        self, file: Path, lines: np.ndarray, fields: dict[str, tuple[int, Any]], encoding: Encoding, faults: Faults
+    ) -> None:
+        """Rows of `fields`: name -> (number of the field from 1, Arrow binary array); see `original` for its bytes."""
+        self._file, self._fields, self._encoding, self._faults = file, fields, encoding, faults
         self.lines, self.ok = lines, np.ones(len(lines), bool)
 
     def __len__(self) -> int:
@@ -98,24 +102,23 @@ class Rows:
 
     def text(self, name: str) -> np.ndarray:
         """A field as UTF-8: bytes of fixed width [n]. A NUL byte is refused, for numpy drops it at the end."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         raw = self._fields[name][1]
-        try:
-            pc.cast(raw, pa.string())
-        except pa.ArrowInvalid:
-            self.refuse(np.array([not _is_utf8(value) for value in raw.to_pylist()]), name, "which is not UTF-8 text")
-        if (_content(raw) == 0).any():
+        content = _content(raw)
+        if (content == 0).any():
             self.refuse(_booleans(pc.match_substring(raw, b"\0")), name, "with a NUL byte in it")
-        return np.array(raw.to_pylist(), np.bytes_)
+        if self._encoding == "latin-1" or (content < 128).all():
+            return np.array(raw.to_pylist(), np.bytes_)
+        values = [original(value, self._encoding) for value in raw.to_pylist()]
+        self.refuse(np.array([not _is_utf8(value) for value in values]), name, "which is not UTF-8 text")
+        return np.array(values, np.bytes_)
 
     def refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Reports the rows where `wrong` (bool [n]) as faults of the field `name`."""
         number, raw = self._fields[name]
         for row in np.flatnonzero(wrong & self.ok).tolist():
-            text = raw[row].as_py()[:80].decode("utf-8", "backslashreplace")
-            what = f"{name} (field {number}) is {text!r}, {reason}."
+            what = f"{name} (field {number}) is {shown(raw[row].as_py(), self._encoding)}, {reason}."
             self._faults.report(self._file, int(self.lines[row]), name, what)
             self.ok[row] = False
 
@@ -144,6 +147,16 @@ class Rows:
             values, wrong = _cast(pc.if_else(fine, raw, pa.scalar(b"0", pa.binary())), dtype), ~_booleans(fine)
         self.refuse(wrong | ~((values >= least) & (values <= most)), name, f"not {what} from {least} to {most}")
         return values
+
+
+def original(raw: bytes, encoding: Encoding) -> bytes:
+    """A field of a file of this encoding as UTF-8. Arrow took it for latin-1, whatever it is, and gave that as UTF-8."""
+    return raw if encoding == "latin-1" else raw.decode().encode("latin-1")
+
+
+def shown(raw: bytes, encoding: Encoding) -> str:
+    """The beginning of a field or line as an error message shows it."""
+    return repr(original(raw, encoding).decode("utf-8", "backslashreplace")[:80])
 
 
 def open_quote(file: Path, line: int) -> DataError:

@@ -10,11 +10,11 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from recjax.data.fields import Faults, Rows, open_quote
+from recjax.data.fields import Encoding, Faults, Rows, open_quote, shown
 from recjax.data.textfile import damaged_gzip, read_bytes, unreadable
 from recjax.errors import DataError
 
@@ -39,14 +39,14 @@ class Form:
     delimiter: str = ","
     header: tuple[str, ...] = ()
     quotes: bool = False
-    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    encoding: Encoding = "utf-8"
 
 
 def read_rows(file: Path, form: Form, faults: Faults, only: tuple[str, ...] = ()) -> Iterator[Rows]:
     """The rows of a delimited text file, gzipped if its name ends in .gz.
 
     A byte order mark, Windows line ends and a missing last line end make no difference. Lines with a wrong number of
-    fields go to `faults`.
+    fields go to `faults`. Only files with a header may be larger than memory.
 
     Args:
       file: the file.
@@ -72,13 +72,20 @@ def read_rows(file: Path, form: Form, faults: Faults, only: tuple[str, ...] = ()
         try:
             piece = next(pieces, None)
         except DataError:
-            _report(malformed, file, len(names), faults)  # which has a line, and may well be the cause
+            _report(malformed, file, form, len(names), faults)  # which has a line, and may well be the cause
             raise
-        skipped = _report(malformed, file, len(names), faults)
         if piece is None:
+            _report(malformed, file, form, len(names), faults)
             return
-        lines, line = _count_lines(line, piece.num_rows, skipped)
-        rows = Rows(file, lines, {name: (number, piece[name]) for name, number in fields.items()}, faults)
+        # Arrow reads ahead: what is malformed may stand behind this piece.
+        lines = _lines(line, piece.num_rows, [row.number for row in malformed])
+        line = int(lines[-1]) + 1 if len(lines) else line
+        before = [row for row in malformed if row.number < line]
+        _report(before, file, form, len(names), faults)
+        del malformed[: len(before)]
+        rows = Rows(
+            file, lines, {name: (number, piece[name]) for name, number in fields.items()}, form.encoding, faults
+        )
         if form.quotes:
             rows.refuse_open_quotes()
         yield rows
@@ -98,7 +105,8 @@ def _pieces(file: Path, form: Form, names: list[str], wanted: list[str], malform
         block_size=_PIECE_BYTES,
         skip_rows=1 if form.header else 0,
         column_names=names,
-        encoding=form.encoding,
+        # Arrow cannot hand on a malformed line that is not UTF-8. Any byte is latin-1; see `fields.original`.
+        encoding="latin-1",
     )
     parse = csv.ParseOptions(
         delimiter=_UNIT if form.delimiter == "::" else form.delimiter,
@@ -115,13 +123,11 @@ def _pieces(file: Path, form: Form, names: list[str], wanted: list[str], malform
         with _opened(file, form) as stream:
             yield from csv.open_csv(stream, read, parse, convert)
     except pa.ArrowInvalid as error:
-        if not re.search("Empty CSV file|Could not skip initial 1 rows", str(error)):
+        if not re.search("Empty CSV file|Could not skip initial 1 rows", str(error)):  # a header without rows
             raise DataError(
                 f"{file} cannot be cut into fields ({' '.join(str(error).split())[:200]}). Look for a double quote "
                 "that is not closed, or a line of more than 8 MiB."
             ) from None
-        if not form.header:  # else there are no rows, but a header
-            raise DataError(f"{file} is empty. Download or copy it again.") from None
     except OSError as error:
         raise (damaged_gzip if file.suffix == ".gz" else unreadable)(file, error) from None
 
@@ -131,12 +137,14 @@ def _opened(file: Path, form: Form) -> Iterator[Any]:
     """The file as an Arrow stream of what Arrow can cut."""
     import pyarrow as pa
 
-    if form.delimiter == "::":  # such files are small enough to be held as a whole
+    if not form.header:  # such files are small enough to be held as a whole
         data = read_bytes(file)
-        if _UNIT.encode() in data:
-            line = data.count(b"\n", 0, data.index(_UNIT.encode())) + 1
-            raise DataError(f"{file}:{line}: the control character 0x1f stands in the line. Remove it.")
-        yield pa.BufferReader(data.replace(b"::", _UNIT.encode()))
+        if form.delimiter == "::":
+            if _UNIT.encode() in data:
+                line = data.count(b"\n", 0, data.index(_UNIT.encode())) + 1
+                raise DataError(f"{file}:{line}: the control character 0x1f stands in the line. Remove it.")
+            data = data.replace(b"::", _UNIT.encode())
+        yield pa.BufferReader(data)
         return
     with contextlib.ExitStack() as stack:
         try:
@@ -162,24 +170,19 @@ def _names(file: Path, form: Form) -> list[str]:
     return [ours.get(name, f"({number}) {name}") for number, name in enumerate(found, 1)]
 
 
-def _report(malformed: list[Any], file: Path, width: int, faults: Faults) -> list[int]:
-    """Tells `faults` of lines of another width than they should have; returns their numbers."""
-    numbers = []
+def _report(malformed: list[Any], file: Path, form: Form, width: int, faults: Faults) -> None:
+    """Tells `faults` of lines of another width than they should have."""
     for row in malformed:
         if "\n" in row.text:
             raise open_quote(file, row.number)
-        faults.report(
-            file,
-            row.number,
-            "number of fields",
-            f"the line has {row.actual_columns} field(s) instead of {width}: {row.text[:80]!r}.",
+        what = (
+            f"the line has {row.actual_columns} field(s) instead of {width}: {shown(row.text.encode(), form.encoding)}."
         )
-        numbers.append(row.number)
-    malformed.clear()
-    return numbers
+        faults.report(file, row.number, "number of fields", what)
 
 
-def _count_lines(first: int, rows: int, skipped: list[int]) -> tuple[np.ndarray, int]:
-    """The lines of the next `rows` rows (int64) and the line after them, if `skipped` lines are no rows."""
-    lines = np.setdiff1d(np.arange(first, first + rows + len(skipped)), skipped, assume_unique=True)
-    return lines, first + rows + len(skipped)
+def _lines(first: int, rows: int, skipped: list[int]) -> np.ndarray:
+    """The lines of the next `rows` rows if `skipped` lines (ascending, from `first` on) are no rows: int64 [rows]."""
+    gaps = np.array(skipped, np.int64) - first - np.arange(len(skipped))  # rows before each skipped line
+    at = np.arange(rows)
+    return first + at + np.searchsorted(gaps, at, "right")
