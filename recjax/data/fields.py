@@ -150,7 +150,7 @@ class Rows:
 
 
 def original(raw: bytes, encoding: Encoding) -> bytes:
-    """A field of a file of this encoding as UTF-8. Arrow took it for latin-1, whatever it is, and gave that as UTF-8."""
+    """A field of a file of this encoding as UTF-8. Arrow took every file for latin-1, and gave that as UTF-8."""
     return raw if encoding == "latin-1" else raw.decode().encode("latin-1")
 
 

@@ -92,7 +92,7 @@ def read_rows(file: Path, form: Form, faults: Faults, only: tuple[str, ...] = ()
 
 
 def _pieces(file: Path, form: Form, names: list[str], wanted: list[str], malformed: list[Any]) -> Iterator[Any]:
-    """Arrow record batches of the columns `wanted`, then None. Lines of another width are appended to `malformed`."""
+    """Arrow record batches of the columns `wanted`. Lines of another width are appended to `malformed`."""
     import pyarrow as pa
     import pyarrow.csv as csv
 
