@@ -192,8 +192,8 @@ class TfdsReader:
     def _check_overlap(self, splits: tuple[str, str, str]) -> None:
         """Refuses splits that share rows."""
         taken = [
-            (part.filename, part.skip, part.skip + part.take, ours)
-            for ours, split in zip(SPLITS, splits, strict=True)
+            (part.filename, part.skip, part.skip + part.take, number)
+            for number, split in enumerate(splits)
             if split
             for part in self._builder.info.splits[split].file_instructions
         ]
@@ -201,7 +201,7 @@ class TfdsReader:
         for (file, _, end, one), (next_file, begin, _, other) in itertools.pairwise(taken):
             if file == next_file and begin < end:
                 raise ConfigError(
-                    f"{one} and {other} share rows of {self._where}. Choose splits that do not overlap, for example "
+                    f"{SPLITS[one]} and {SPLITS[other]} share rows of {self._where}. Choose splits that do not overlap, for example "
                     "train=train[:80%] validation=train[80%:90%] test=train[90%:]."
                 )
 
