@@ -201,8 +201,8 @@ class TfdsReader:
         for (file, _, end, one), (next_file, begin, _, other) in itertools.pairwise(taken):
             if file == next_file and begin < end:
                 raise ConfigError(
-                    f"{SPLITS[one]} and {SPLITS[other]} share rows of {self._where}. Choose splits that do not overlap, for example "
-                    "train=train[:80%] validation=train[80%:90%] test=train[90%:]."
+                    f"{SPLITS[one]} and {SPLITS[other]} share rows of {self._where}. Choose splits that do not "
+                    "overlap, for example train=train[:80%] validation=train[80%:90%] test=train[90%:]."
                 )
 
 
