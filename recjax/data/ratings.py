@@ -7,18 +7,25 @@ are held in memory, for they are sorted by time: some 50 bytes each.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recjax.data.baselines import mean_baselines
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.blocks import PreparedSource, write_prepared
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import KeyedTable, refuse_repeated
+from recjax.data.source import BLOCK_ROWS, between, concatenate
+from recjax.data.source import SPLITS as SPLIT_NAMES
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import sha256
+from recjax.data.vocabulary import Vocabulary
 from recjax.errors import DataError
 
 DENSE = ("time", "year")
@@ -277,3 +284,50 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ... (counts[0] of them), then the same for the others: int64 [sum of counts]."""
     ends = np.cumsum(counts)
     return np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def prepare_ratings(
+    reader: RatingsReader,
+    min_counts: Mapping[str, int],
+    options: Mapping[str, Any],
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+) -> PreparedSource:
+    """Interim."""
+    [*chunks] = reader.chunks(0)
+    train = [(chunk.split == 0) for chunk in chunks]
+
+    def seen(name: str) -> np.ndarray:
+        parts = []
+        for chunk, keep in zip(chunks, train, strict=True):
+            column = chunk.columns[name]
+            parts.append(column.keys[keep if column.lengths is None else np.repeat(keep, column.lengths)])
+        return np.concatenate(parts)
+
+    vocabularies = {f.name: Vocabulary(seen(f.name), min_counts.get(f.name, 1)) for f in reader.features}
+    batches = []
+    for chunk in chunks:
+        bags = {}
+        for name, column in chunk.columns.items():
+            ids = vocabularies[name].encode(column.keys)
+            bags[name] = Bags(ids[:, None]) if column.lengths is None else Bags(ids, column.lengths)
+        batches.append(Batch(chunk.dense.astype(np.float32), bags, chunk.labels, np.ones(chunk.rows, np.float32)))
+    whole = concatenate(batches)
+    splits_at = np.concatenate([chunk.split for chunk in chunks])
+    schema = Schema(
+        tuple(reader.dense),
+        tuple(Feature(f.name, vocabularies[f.name].rows, None if f.jagged else 1) for f in reader.features),
+    )
+    splits = {}
+    for index, split in enumerate(SPLIT_NAMES):
+        first, last = np.searchsorted(splits_at, [index, index + 1])
+        splits[split] = _blocks(between(whole, int(first), int(last)))
+    about = {"label": reader.label, "splits": reader.splits, "options": dict(options), "baselines": reader.baselines()}
+    return write_prepared(out, reader.name, schema, splits, about, overwrite=overwrite)
+
+
+def _blocks(rows: Batch) -> Iterator[Batch]:
+    rows = dataclasses.replace(rows, position=0)
+    for start in range(0, rows.size, BLOCK_ROWS):
+        yield between(rows, start, min(start + BLOCK_ROWS, rows.size))
