@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import movietweetings, stats
+from recjax.data import movielens, movietweetings, stats
 from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | Synthetic | Prepared
+Dataset = MovieTweetings | MovieLens | Synthetic | Prepared
 
-DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in (MovieTweetings, Synthetic, Prepared)}
+DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in (MovieTweetings, MovieLens, Synthetic, Prepared)}
 
 # Raw files to prepared blocks. A dataset that is absent here needs no preparation.
-_PREPARE: dict[str, Callable[..., PreparedSource]] = {MovieTweetings.kind: movietweetings.prepare}
+_PREPARE: dict[str, Callable[..., PreparedSource]] = {
+    MovieTweetings.kind: movietweetings.prepare,
+    MovieLens.kind: movielens.prepare,
+}
 
 
 def default(name: str) -> Dataset:

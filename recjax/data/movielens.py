@@ -8,15 +8,17 @@ release from grouplens.org and unpack it. The label is rating >= threshold.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.chunk import Column
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import read_keyed
-from recjax.data.ratings import RatingsReader, Scale, Tags, read_movies, read_ratings, split_genres
+from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, Tags, read_movies, read_ratings, split_genres
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import find
 from recjax.errors import ConfigError, DataError
@@ -63,6 +65,44 @@ _RELEASES: dict[Variant, _Release] = {
                                quotes=True)),
     ),
 }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class MovieLens:
+    """Config of the MovieLens data."""
+
+    kind: ClassVar[str] = "movielens"
+
+    path: str = ""  # folder of prepared data
+    variant: Literal["auto", "100k", "1m", "latest"] = "auto"  # the release; auto: told by its files
+    threshold: float = 4.0  # the label is rating >= threshold (0.5 to 5)
+    validation_fraction: float = 0.1  # share of the ratings before the test split that validate (the latest of them)
+    tags: int = 0  # how many of a movie's latest tags before a rating make the feature "tags"; 0: none
+    min_user_count: int = 2  # users with fewer training ratings share row 0 with the unseen ones
+    min_movie_count: int = 1  # the same for movies
+    min_year_count: int = 20  # the same for years of release
+    min_genre_count: int = 50  # the same for genres
+    min_tag_count: int = 20  # the same for tags
+    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
+
+    def __post_init__(self) -> None:
+        ...
+
+    def open(self) -> PreparedSource:
+        """The prepared data.
+
+        Raises:
+          DataError: `path` holds no intact data of this dataset and these options.
+        """
+        return open_prepared(self.path, self.kind)
+
+
+def prepare(
+    config: MovieLens, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> PreparedSource:
+    reader = read(Path(source), config.variant, name="movielens", threshold=config.threshold, validation_fraction=config.validation_fraction, tags=config.tags, skip_faults=config.on_error=="skip")
+    counts = {"user": config.min_user_count, "movie": config.min_movie_count, "year": config.min_year_count, "genres": config.min_genre_count, "tags": config.min_tag_count}
+    return prepare_ratings(reader, counts, dataclasses.asdict(config), out, overwrite=overwrite)
 
 
 def detect(folder: Path) -> Variant:
