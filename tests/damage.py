@@ -52,7 +52,7 @@ def folder(file: Path) -> str:
 def missing(file: Path) -> str:
     """Removes it."""
     file.unlink()
-    return f"has no {file.name}"
+    return f"has neither {file.name}"
 
 
 def extra_field(file: Path) -> str:

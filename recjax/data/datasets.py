@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import movielens, movietweetings, stats
+from recjax.data import criteo, movielens, movietweetings, stats
 from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
@@ -21,14 +22,18 @@ from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | MovieLens | Synthetic | Prepared
+Dataset = MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Synthetic | Prepared
 
-DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in (MovieTweetings, MovieLens, Synthetic, Prepared)}
+DATASETS: dict[str, type[Dataset]] = {
+    kind.kind: kind for kind in (MovieTweetings, MovieLens, CriteoKaggle, Criteo1TB, Synthetic, Prepared)
+}
 
 # Raw files to prepared blocks. A dataset that is absent here needs no preparation.
 _PREPARE: dict[str, Callable[..., PreparedSource]] = {
     MovieTweetings.kind: movietweetings.prepare,
     MovieLens.kind: movielens.prepare,
+    CriteoKaggle.kind: criteo.prepare,
+    Criteo1TB.kind: criteo.prepare,
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from recjax.errors import DataError
 
@@ -22,8 +25,25 @@ def find(folder: Path, *names: str) -> Path:
             raise DataError(f"{file} is a folder where a file should be. Give the dataset's own folder with --from.")
         if file.exists():
             return file
-    state = f"has no {' or '.join(wanted)}" if folder.is_dir() else "is not a folder"
+    state = f"has neither {' nor '.join(wanted)}" if folder.is_dir() else "is not a folder"
     raise DataError(f"{folder} {state}. Give the folder that holds the dataset's files with --from.")
+
+
+@contextlib.contextmanager
+def open_bytes(file: Path) -> Iterator[BinaryIO]:
+    """The content of a file, decompressed if its name ends in .gz, as an open stream.
+
+    Raises:
+      DataError: missing, unreadable, or truncated, also while the stream is read; the message says what to do.
+    """
+    try:
+        opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+        with opened as stream:
+            yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged_gzip(file, error) from None
+    except OSError as error:
+        raise unreadable(file, error) from None
 
 
 def read_bytes(file: Path, *, first_line: bool = False) -> bytes:
@@ -36,13 +56,8 @@ def read_bytes(file: Path, *, first_line: bool = False) -> bytes:
     Raises:
       DataError: missing, unreadable, truncated or empty.
     """
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            data = stream.readline(2**20) if first_line else stream.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged_gzip(file, error) from None
-    except OSError as error:
-        raise unreadable(file, error) from None
+    with open_bytes(file) as stream:
+        data = stream.readline(2**20) if first_line else stream.read()
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not data.strip(b"\r\n"):
         raise DataError(f"{file} is empty. Download or copy it again.")

@@ -177,7 +177,7 @@ def test_which_release_a_folder_holds(tmp_path):
     with pytest.raises(DataError, match="holds the files of 1m and latest.*variant=1m"):
         read(tmp_path / "raw")
     assert read(tmp_path / "raw", "1m")[1].rows == 10
-    with pytest.raises(DataError, match="has no u.data"):
+    with pytest.raises(DataError, match="has neither u.data"):
         read(tmp_path / "raw", "100k")
     (tmp_path / "empty").mkdir()
     with pytest.raises(

@@ -45,7 +45,7 @@ def test_unreadable_files_are_refused(tmp_path, read):
 
 
 def test_find_takes_the_first_name_and_prefers_the_plain_file(tmp_path):
-    with pytest.raises(DataError, match="has no x or x.gz or y or y.gz.*--from"):
+    with pytest.raises(DataError, match="has neither x nor x.gz nor y nor y.gz.*--from"):
         find(tmp_path, "x", "y")
     with pytest.raises(DataError, match="is not a folder"):
         find(tmp_path / "gone", "x")
