@@ -14,13 +14,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from recjax.data.blocks import PreparedSource, open_prepared
+from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Column
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import read_keyed
-from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, Tags, read_movies, read_ratings, split_genres
+from recjax.data.options import open_as, options_of
+from recjax.data.ratings import RatingsReader, Scale, Tags, prepare_ratings, read_movies, read_ratings, split_genres
 from recjax.data.table import Form, read_rows
-from recjax.data.textfile import find
+from recjax.data.textfile import find, given
 from recjax.errors import ConfigError, DataError
 
 Variant = Literal["100k", "1m", "latest"]
@@ -86,23 +87,45 @@ class MovieLens:
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
 
     def __post_init__(self) -> None:
-        ...
+        for name, least, most in (
+            ("threshold", 0.5, 5),
+            ("validation_fraction", 0, 0.9),
+            ("tags", 0, 1000),
+            ("min_user_count", 1, 2**31),
+            ("min_movie_count", 1, 2**31),
+            ("min_year_count", 1, 2**31),
+            ("min_genre_count", 1, 2**31),
+            ("min_tag_count", 1, 2**31),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; it must be {least} to {most}.")
 
     def open(self) -> PreparedSource:
         """The prepared data.
 
         Raises:
-          DataError: `path` holds no intact data of this dataset and these options.
+          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
         """
-        return open_prepared(self.path, self.kind)
+        return open_as(self)
 
 
 def prepare(
     config: MovieLens, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> PreparedSource:
-    reader = read(Path(source), config.variant, name="movielens", threshold=config.threshold, validation_fraction=config.validation_fraction, tags=config.tags, skip_faults=config.on_error=="skip")
-    counts = {"user": config.min_user_count, "movie": config.min_movie_count, "year": config.min_year_count, "genres": config.min_genre_count, "tags": config.min_tag_count}
-    return prepare_ratings(reader, counts, dataclasses.asdict(config), out, overwrite=overwrite)
+    """Raw files to prepared blocks.
+
+    Args:
+      config: the options; `path` does not matter here.
+      source: the folder of an unpacked release; its files may be gzipped.
+      out: the folder to make.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault (with file, line and field), or `out` holds something else.
+      TrainingError: `out` cannot be written.
+    """
+    return prepare_ratings(open_raw(config, source), options_of(config), out, overwrite=overwrite)
 
 
 def detect(folder: Path) -> Variant:
@@ -128,56 +151,43 @@ def detect(folder: Path) -> Variant:
     )
 
 
-def read(
-    folder: Path,
-    variant: Variant | Literal["auto"],
-    *,
-    name: str,
-    threshold: float,
-    validation_fraction: float,
-    tags: int,
-    skip_faults: bool,
-) -> RatingsReader:
-    """Reads a release.
-
-    Args:
-      folder: where its files are.
-      variant: "100k", "1m", "latest", or "auto" to detect it.
-      name: the dataset's name.
-      threshold: the label is rating >= threshold.
-      validation_fraction: see `RatingsReader`.
-      tags: how many of a movie's latest tags become a feature; 0 for none.
-      skip_faults: leave malformed lines out, instead of raising.
+def open_raw(config: MovieLens, source: str | os.PathLike[str] | None) -> RatingsReader:
+    """Reads the release at `source`; arguments and errors as `prepare`.
 
     Raises:
-      DataError: a file is missing or malformed.
       ConfigError: tags are asked for, but the release has none.
     """
-    if variant == "auto":
-        variant = detect(folder)
-    release, faults = _RELEASES[variant], Faults(skip_faults)
-    if tags and release.tags is None:
-        raise ConfigError(f"tags={tags}, but MovieLens {variant} has no tags. Set tags=0.")
-    files = {
-        what: find(folder, of[0])
-        for what, of in (("ratings", release.ratings), ("movies", release.movies), ("users", release.users),
-                         ("tags", release.tags if tags else None))
-        if of is not None
-    }  # fmt: skip
+    folder = given(config.kind, source)
+    variant = detect(folder) if config.variant == "auto" else config.variant
+    release, faults = _RELEASES[variant], Faults(config.on_error == "skip")
+    if config.tags and release.tags is None:
+        raise ConfigError(f"tags={config.tags}, but MovieLens {variant} has no tags. Set tags=0.")
+    parts = {"ratings": release.ratings, "movies": release.movies, "users": release.users}
+    parts["tags"] = release.tags if config.tags else None
+    files = {part: find(folder, of[0]) for part, of in parts.items() if of is not None}
     genres_of = _flagged_genres if variant == "100k" else split_genres
     movies = read_movies(files["movies"], release.movies[1], genres_of, faults)
-    users = None if release.users is None else read_keyed(files["users"], release.users[1], "user", _profile, faults)
-    ratings = read_ratings(files["ratings"], release.ratings[1], release.scale, movies, users, faults)
-    tagged = None if not tags or release.tags is None else (_read_tags(files["tags"], release.tags[1], faults), tags)
+    users = tags = None
+    if release.users is not None:
+        users = read_keyed(files["users"], release.users[1], "user", _profile, faults)
+    if config.tags and release.tags is not None:
+        tags = (_read_tags(files["tags"], release.tags[1], faults), config.tags)
     return RatingsReader(
-        name,
+        config.kind,
         tuple(files.values()),
-        ratings,
+        read_ratings(files["ratings"], release.ratings[1], release.scale, movies, users, faults),
         movies,
         users,
-        tagged,
-        threshold=threshold,
-        validation_fraction=validation_fraction,
+        tags,
+        threshold=config.threshold,
+        validation_fraction=config.validation_fraction,
+        min_counts={
+            "user": config.min_user_count,
+            "movie": config.min_movie_count,
+            "year": config.min_year_count,
+            "genres": config.min_genre_count,
+            "tags": config.min_tag_count,
+        },
         skipped=faults.drain(),
     )
 

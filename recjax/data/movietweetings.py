@@ -16,12 +16,13 @@ from typing import ClassVar
 
 from recjax.data.blocks import FORMAT, PreparedSource, open_prepared, verify
 from recjax.data.fields import Faults
+from recjax.data.options import open_as, options_of
 from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, read_movies, read_ratings, split_genres
 from recjax.data.table import Form
 from recjax.data.textfile import find
 from recjax.errors import ConfigError, DataError, TrainingError
 
-_VERSION = 1  # raise it when the same files and options start to give other data
+_VERSION = 2  # raise it when the same files and options start to give other data
 _SHIPPED = Path(__file__).parent / "files" / "movietweetings"
 _FILES = ("ratings.dat", "movies.dat")
 _RATINGS = Form(("user", "movie", "rating", "timestamp"), "::")
@@ -63,9 +64,7 @@ class MovieTweetings:
           TrainingError: the cache folder cannot be written.
         """
         if self.path:
-            source = open_prepared(self.path, self.kind)
-            _check_options(self, source)
-            return source
+            return open_as(self)
         folder = _cache_folder() / f"{self.kind}-{_cache_key(self)}"
         try:
             verify(folder)
@@ -107,33 +106,15 @@ def prepare(
         None,
         threshold=config.threshold,
         validation_fraction=config.validation_fraction,
-        skipped={},
+        min_counts={
+            "user": config.min_user_count,
+            "movie": config.min_movie_count,
+            "year": config.min_year_count,
+            "genres": config.min_genre_count,
+        },
+        skipped=faults.drain(),
     )
-    counts = {
-        "user": config.min_user_count,
-        "movie": config.min_movie_count,
-        "year": config.min_year_count,
-        "genres": config.min_genre_count,
-    }
-    return prepare_ratings(reader, counts, _options(config), out, overwrite=overwrite)
-
-
-def _options(config: MovieTweetings) -> dict[str, float]:
-    """What of a config shapes the prepared data."""
-    options = dataclasses.asdict(config)
-    del options["path"]
-    return options
-
-
-def _check_options(config: MovieTweetings, source: PreparedSource) -> None:
-    """Refuses prepared data that were made with other options: they would silently win over the config."""
-    made_with = source.about["options"]
-    for name, value in _options(config).items():
-        if made_with.get(name) != value:
-            raise DataError(
-                f"the data at {source.path} were prepared with {name}={made_with.get(name)}, but the config says "
-                f"{value}. Set data.{name}={made_with.get(name)}, or prepare the data with the option of the config."
-            )
+    return prepare_ratings(reader, options_of(config), out, overwrite=overwrite)
 
 
 def _cache_folder() -> Path:
@@ -150,7 +131,7 @@ def _cache_folder() -> Path:
 
 def _cache_key(config: MovieTweetings) -> str:
     """Changes with the options, the shipped files, the preparation and the format, so that none are ever mixed."""
-    digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, _options(config)], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, options_of(config)], sort_keys=True).encode())
     for name in _FILES:
         digest.update(find(_SHIPPED, name).read_bytes())
     return digest.hexdigest()[:16]

@@ -26,7 +26,7 @@ import numpy as np
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch
 from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify, write_prepared
-from recjax.data.chunk import Chunk, Reader, check_chunk
+from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
 from recjax.data.counting import Counter
 from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform
@@ -51,6 +51,7 @@ def prepare_data(
     dense: DenseTransform,
     missing_indicators: bool,
     options: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> PreparedSource:
     """Prepares what a reader reads.
@@ -62,6 +63,7 @@ def prepare_data(
       dense: the transform of dense values.
       missing_indicators: whether each dense column gets another that says where it is missing.
       options: all options by name, these included (`options.options_of`): an opened config is compared with them.
+      more: what else the data shall tell of themselves (`PreparedSource.about`); JSON values.
       overwrite: replace prepared data of other content.
 
     Raises:
@@ -75,6 +77,7 @@ def prepare_data(
         "splits": reader.splits,
         "options": dict(options),
         "files": dict(reader.files()),
+        **(more or {}),
     }
     if (made := _already(out, reader.name, about, overwrite)) is not None:
         progress.note(f"{out} holds these data already")
@@ -180,7 +183,7 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
             unfinished = folder / f"unfinished-{index}"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            vocabulary = _vocabulary(work, index, ids, first_row(features[index]), unfinished)
+            vocabulary = _vocabulary(work, index, ids, features[index], unfinished)
             shutil.rmtree(unfinished)
             vocabulary.save(unfinished)
             unfinished.rename(folder / str(index))
@@ -194,16 +197,17 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
     return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)], folder
 
 
-def _vocabulary(work: WorkFolder, feature: int, ids: Frequency, first: int, folder: Path) -> Vocabulary:
-    """The vocabulary of feature number `feature`, from the counts of all parts; `folder` is for temporary files."""
+def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeature, folder: Path) -> Vocabulary:
+    """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
     counter = Counter(folder)
     for part in work.parts:
-        values, counts = work.train_counts(part, feature)
+        values, counts = work.train_counts(part, index)
         if ids.modulo and len(values):
             values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
             counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
         counter.add(values, counts)
-    return Vocabulary.counted(*counter.total(ids.min_count), 1, first)
+    least = max(ids.min_count, feature.min_count)
+    return Vocabulary.counted(*counter.total(least), 1, first_row(feature))
 
 
 class _Blocks:

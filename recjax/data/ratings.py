@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 
 from recjax.data.baselines import mean_baselines
-from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import PreparedSource, write_prepared
+from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.fields import Faults, Rows
+from recjax.data.ids import Frequency
 from recjax.data.keyed import KeyedTable, refuse_repeated
-from recjax.data.source import BLOCK_ROWS, between, concatenate
-from recjax.data.source import SPLITS as SPLIT_NAMES
+from recjax.data.prepare import prepare_data
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import sha256
-from recjax.data.vocabulary import Vocabulary
 from recjax.errors import DataError
 
 DENSE = ("time", "year")
@@ -175,6 +173,7 @@ class RatingsReader:
         *,
         threshold: float,
         validation_fraction: float,
+        min_counts: Mapping[str, int],
         skipped: Mapping[str, int],
     ) -> None:
         """A reader over what was read.
@@ -188,6 +187,7 @@ class RatingsReader:
           tags: the tags, and how many of a movie's latest ones (before the rating) become the feature "tags".
           threshold: the label is rating >= threshold.
           validation_fraction: share of the ratings before the test split that validate.
+          min_counts: feature -> see `RawFeature`; 1 for the others.
           skipped: kind of fault -> lines that were left out.
         """
         self.name, self._files = name, files
@@ -199,11 +199,11 @@ class RatingsReader:
         self._known = rows - rows // 5
         self._train = self._known - int(self._known * validation_fraction)
         self._genre_starts = np.cumsum(movies.counts) - movies.counts
-        self.features = [RawFeature("user"), RawFeature("movie"), RawFeature("genres", jagged=True), RawFeature("year")]
-        if users is not None:
-            self.features += [RawFeature(column) for column in users.columns]
-        if tags is not None:
-            self.features.append(RawFeature("tags", jagged=True))
+        names = ["user", "movie", "genres", "year", *(() if users is None else users.columns), *(["tags"] * bool(tags))]
+        jagged = ("genres", "tags")
+        self.features = [
+            RawFeature(feature, jagged=feature in jagged, min_count=min_counts.get(feature, 1)) for feature in names
+        ]
 
     def files(self) -> dict[str, str]:
         """File name -> sha256 of every raw file."""
@@ -287,47 +287,16 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def prepare_ratings(
-    reader: RatingsReader,
-    min_counts: Mapping[str, int],
-    options: Mapping[str, Any],
-    out: str | os.PathLike[str],
-    *,
-    overwrite: bool,
+    reader: RatingsReader, options: Mapping[str, Any], out: str | os.PathLike[str], *, overwrite: bool
 ) -> PreparedSource:
-    """Interim."""
-    [*chunks] = reader.chunks(0)
-    train = [(chunk.split == 0) for chunk in chunks]
-
-    def seen(name: str) -> np.ndarray:
-        parts = []
-        for chunk, keep in zip(chunks, train, strict=True):
-            column = chunk.columns[name]
-            parts.append(column.keys[keep if column.lengths is None else np.repeat(keep, column.lengths)])
-        return np.concatenate(parts)
-
-    vocabularies = {f.name: Vocabulary(seen(f.name), min_counts.get(f.name, 1)) for f in reader.features}
-    batches = []
-    for chunk in chunks:
-        bags = {}
-        for name, column in chunk.columns.items():
-            ids = vocabularies[name].encode(column.keys)
-            bags[name] = Bags(ids[:, None]) if column.lengths is None else Bags(ids, column.lengths)
-        batches.append(Batch(chunk.dense.astype(np.float32), bags, chunk.labels, np.ones(chunk.rows, np.float32)))
-    whole = concatenate(batches)
-    splits_at = np.concatenate([chunk.split for chunk in chunks])
-    schema = Schema(
-        tuple(reader.dense),
-        tuple(Feature(f.name, vocabularies[f.name].rows, None if f.jagged else 1) for f in reader.features),
+    """Prepares ratings, with `mean_baselines` beside them; arguments and errors as `prepare_data`."""
+    return prepare_data(
+        reader,
+        out,
+        ids=Frequency(),
+        dense="none",
+        missing_indicators=False,
+        options=options,
+        more={"baselines": reader.baselines()},
+        overwrite=overwrite,
     )
-    splits = {}
-    for index, split in enumerate(SPLIT_NAMES):
-        first, last = np.searchsorted(splits_at, [index, index + 1])
-        splits[split] = _blocks(between(whole, int(first), int(last)))
-    about = {"label": reader.label, "splits": reader.splits, "options": dict(options), "baselines": reader.baselines()}
-    return write_prepared(out, reader.name, schema, splits, about, overwrite=overwrite)
-
-
-def _blocks(rows: Batch) -> Iterator[Batch]:
-    rows = dataclasses.replace(rows, position=0)
-    for start in range(0, rows.size, BLOCK_ROWS):
-        yield between(rows, start, min(start + BLOCK_ROWS, rows.size))

@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from recjax.errors import DataError
+
+
+def given(kind: str, source: str | os.PathLike[str] | None) -> Path:
+    """The place of the raw files of a dataset that does not ship with recjax.
+
+    Raises:
+      DataError: none is given.
+    """
+    if source is None:
+        raise DataError(f"{kind} does not ship with recjax. Give the place of its files with --from PATH.")
+    return Path(source)
 
 
 def find(folder: Path, *names: str) -> Path:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from recjax.data import movielens
 from recjax.data import ratings as ratings_module
 from recjax.data.chunk import check_chunk
+from recjax.data.movielens import MovieLens
 from recjax.errors import ConfigError, DataError
 
 # user, movie, rating, time; two ratings at 4000, which keep their order of lines
@@ -85,15 +86,8 @@ def write(folder, variant, ratings=RATINGS):
 
 
 def read(folder, variant="auto", threshold=4.0, fraction=0.25, tags=0, skip=False):
-    reader = movielens.read(
-        folder,
-        variant,
-        name="movielens",
-        threshold=threshold,
-        validation_fraction=fraction,
-        tags=tags,
-        skip_faults=skip,
-    )
+    options = {"variant": variant, "threshold": threshold, "validation_fraction": fraction, "tags": tags}
+    reader = movielens.open_raw(MovieLens(**options, on_error="skip" if skip else "stop"), folder)
     [chunk] = reader.chunks(0)
     check_chunk(chunk, reader)
     return reader, chunk
