@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from recjax.data import days
+from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.fields import Faults, Rows
+from recjax.data.ids import Frequency, Hash, Modulo
+from recjax.data.options import open_as, options_of
+from recjax.data.prepare import prepare_data
 from recjax.data.table import Form, read_rows
-from recjax.data.textfile import find, sha256
+from recjax.data.textfile import find, given, sha256
 
 _INTEGERS = ("C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22)))
 _HASHES = (
@@ -28,21 +34,78 @@ _COLUMNS = ("click", "hour", *_INTEGERS, *_HASHES)
 _FORM = Form(_COLUMNS, header=_COLUMNS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Avazu:
+    """Config of the Avazu data."""
+
+    kind: ClassVar[str] = "avazu"
+
+    path: str = ""  # folder of prepared data
+    validation_days: int = 1  # days before the test days that validate
+    test_days: int = 1  # last days of the file, which are test
+    ids: Frequency | Hash | Modulo = Frequency(min_count=2)  # how values become rows of tables
+    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+
+    def __post_init__(self) -> None:
+        days.check(self.validation_days, self.test_days)
+
+    def open(self) -> PreparedSource:
+        """The prepared data.
+
+        Raises:
+          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
+        """
+        return open_as(self)
+
+
+def prepare(
+    config: Avazu, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> PreparedSource:
+    """Raw files to prepared blocks.
+
+    Args:
+      config: the options; `path` does not matter here.
+      source: the file, or the folder that holds it as train or train.csv; plain or with .gz behind its name.
+      out: the folder to make.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault (with file, line and field), or `out` holds something else.
+      TrainingError: `out` cannot be written.
+    """
+    return prepare_data(
+        open_raw(config, source),
+        out,
+        ids=config.ids,
+        dense="none",
+        missing_indicators=False,
+        options=options_of(config),
+        overwrite=overwrite,
+    )
+
+
+def open_raw(config: Avazu, source: str | os.PathLike[str] | None) -> AvazuReader:
+    """The reader of the raw file at `source`; arguments and errors as `prepare`."""
+    place = given(config.kind, source)
+    file = place if place.is_file() else find(place, "train.csv", "train")
+    return AvazuReader(file, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
+
+
 class AvazuReader:
     """Hands the log to the preparation in the order of the file (a `recjax.data.chunk.Reader`)."""
 
-    name = "avazu"
+    name = Avazu.kind
     label = "the ad was clicked"
     dense = ("hour_sin", "hour_cos")  # the hour of the day as a point on a circle
     features = tuple(RawFeature(name) for name in ("hour", "weekday", *_INTEGERS, *_HASHES))
 
-    def __init__(self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
-        """A reader of `source`: the file, or its folder.
+    def __init__(self, file: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
+        """Reads the hours of all rows, to see where the splits begin.
 
         Raises:
-          DataError: there is no such file, it cannot be read, or it has too few days.
+          DataError: the file cannot be read, or has too few days.
         """
-        self._file = find(source, "train.csv", "train")
+        self._file = file
         self._skip = skip_faults
         self.splits = days.in_words(validation_days, test_days)
         found, self._rows_in_all = set(), 0

@@ -114,7 +114,8 @@ def prepare_data(
         raise TrainingError(
             f"cannot prepare {out}: {error.strerror or error} ({error.filename or out.parent}). What is finished is "
             f"kept beside it, in .{out.name}.work: make space or mend permissions and give the same command again, or "
-            "remove that folder and choose another place with --out."
+            "remove that folder and choose another place with --out (or RECJAX_CACHE, for data that recjax prepares by "
+            "itself)."
         ) from error
     finally:
         progress.close()

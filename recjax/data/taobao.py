@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from recjax.data import days
+from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.dense import DenseTransform
 from recjax.data.fields import Faults, Rows
+from recjax.data.ids import Frequency, Hash, Modulo
 from recjax.data.keyed import read_keyed
+from recjax.data.options import open_as, options_of
+from recjax.data.prepare import prepare_data
 from recjax.data.table import Form, read_rows
-from recjax.data.textfile import find, sha256
+from recjax.data.textfile import find, given, sha256
 
 _UTC_OFFSET = 8 * 3600  # of China, in seconds
 _SAMPLES = ("user", "time_stamp", "adgroup_id", "pid", "clk")
@@ -35,10 +42,68 @@ def _form(*columns: str) -> Form:
     return Form(columns, header=columns)
 
 
+@dataclasses.dataclass(frozen=True)
+class Taobao:
+    """Config of the Taobao data."""
+
+    kind: ClassVar[str] = "taobao"
+
+    path: str = ""  # folder of prepared data
+    validation_days: int = 1  # days before the test days that validate
+    test_days: int = 1  # last days of the log, which are test
+    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how values become rows of tables
+    dense: DenseTransform = "log1p"  # of the price; see recjax.data.dense
+    missing_indicators: bool = False  # one more dense column, price_missing: 1 where the price is missing
+    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+
+    def __post_init__(self) -> None:
+        days.check(self.validation_days, self.test_days)
+
+    def open(self) -> PreparedSource:
+        """The prepared data.
+
+        Raises:
+          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
+        """
+        return open_as(self)
+
+
+def prepare(
+    config: Taobao, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> PreparedSource:
+    """Raw files to prepared blocks.
+
+    Args:
+      config: the options; `path` does not matter here.
+      source: the folder of the three files, each plain or with .gz behind its name.
+      out: the folder to make.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault (with file, line and field), or `out` holds something else.
+      TrainingError: `out` cannot be written.
+    """
+    return prepare_data(
+        open_raw(config, source),
+        out,
+        ids=config.ids,
+        dense=config.dense,
+        missing_indicators=config.missing_indicators,
+        options=options_of(config),
+        overwrite=overwrite,
+    )
+
+
+def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoReader:
+    """The reader of the raw files at `source`; arguments and errors as `prepare`."""
+    folder = given(config.kind, source)
+    return TaobaoReader(folder, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
+
+
 class TaobaoReader:
     """Hands the log to the preparation in the order of the file (a `recjax.data.chunk.Reader`)."""
 
-    name = "taobao"
+    name = Taobao.kind
     label = "the ad was clicked"
     dense = ("price",)
     features = (
@@ -47,7 +112,7 @@ class TaobaoReader:
     )
 
     def __init__(self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
-        """A reader of the three files in the folder `source`.
+        """Reads ads and users of the folder `source`, and the times of all rows to see where the splits begin.
 
         Raises:
           DataError: a file is missing or cannot be read, or there are too few days.

@@ -7,21 +7,110 @@ TFDS stores rows one by one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.dense import DenseTransform
+from recjax.data.ids import Frequency, Hash, Modulo
+from recjax.data.options import open_as, options_of
+from recjax.data.prepare import prepare_data
 from recjax.data.source import SPLITS
 from recjax.data.textfile import sha256
 from recjax.errors import ConfigError, DataError
 
 _CHUNK_ROWS = 2**14
 _ROLES = ("id", "jagged", "dense")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tfds:
+    """Config of a TFDS dataset."""
+
+    kind: ClassVar[str] = "tfds"
+
+    path: str = ""  # folder of prepared data
+    name: str = ""  # as TFDS names it: movielens/100k-ratings, mine:1.0.0
+    columns: tuple[str, ...] = ()  # COLUMN:ROLE each; roles: id (one value), jagged (any number of them), dense
+    label: str = ""  # column of the label
+    threshold: float | None = None  # label 1 means that the column is at least this; none: the column holds 0 and 1
+    train: str = "train[:80%]"  # TFDS split that trains
+    validation: str = "train[80%:90%]"  # TFDS split that validates; empty: none
+    test: str = "train[90%:]"  # TFDS split that is the test; empty: none
+    download: bool = False  # let TFDS download and build the dataset if it is not there
+    ids: Frequency | Hash | Modulo = Frequency()  # how values become rows of tables
+    dense: DenseTransform = "standard"  # of the dense columns; see recjax.data.dense
+    missing_indicators: bool = False  # as many dense columns more: 1 where the value is NaN
+
+    def __post_init__(self) -> None:
+        roles = parse_columns(self.columns)
+        if self.label in roles:
+            raise ConfigError(f"columns: {self.label!r} is the label, so it cannot be a feature. Leave it out.")
+
+    def open(self) -> PreparedSource:
+        """The prepared data.
+
+        Raises:
+          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
+        """
+        return open_as(self)
+
+
+def prepare(
+    config: Tfds, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> PreparedSource:
+    """Raw files to prepared blocks.
+
+    Args:
+      config: the options; `path` does not matter here.
+      source: TFDS's data folder, or the folder of one version of the dataset; None for TFDS's default.
+      out: the folder to make.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault, or `out` holds something else.
+      TrainingError: `out` cannot be written.
+    """
+    return prepare_data(
+        open_raw(config, source),
+        out,
+        ids=config.ids,
+        dense=config.dense,
+        missing_indicators=config.missing_indicators,
+        options=options_of(config),
+        overwrite=overwrite,
+    )
+
+
+def open_raw(config: Tfds, source: str | os.PathLike[str] | None) -> TfdsReader:
+    """The reader of the dataset at `source`; arguments and errors as `prepare`.
+
+    Raises:
+      ConfigError: the config names no columns, label or training split, or splits that share rows.
+    """
+    for field in ("columns", "label", "train"):
+        if not getattr(config, field):
+            raise ConfigError(
+                f"{config.kind} needs {field}. Write for example name=movielens/100k-ratings label=user_rating "
+                "threshold=4 columns=user_id:id,movie_id:id,movie_genres:jagged,raw_user_age:dense."
+            )
+    return TfdsReader(
+        None if source is None else Path(source),
+        config.name,
+        parse_columns(config.columns),
+        config.label,
+        config.threshold,
+        (config.train, config.validation, config.test),
+        download=config.download,
+    )
 
 
 def parse_columns(columns: tuple[str, ...]) -> dict[str, str]:
@@ -45,7 +134,7 @@ def parse_columns(columns: tuple[str, ...]) -> dict[str, str]:
 class TfdsReader:
     """Hands the rows of a TFDS dataset to the preparation (a `recjax.data.chunk.Reader`)."""
 
-    name = "tfds"
+    name = Tfds.kind
 
     def __init__(
         self,
@@ -156,10 +245,6 @@ class TfdsReader:
 
     def _check_columns(self) -> None:
         features = self._builder.info.features
-        if self._label in self._roles:
-            raise ConfigError(
-                f"column {self._label!r} is the label, so it cannot be a feature. Leave it out of columns."
-            )
         for name, role in (*self._roles.items(), (self._label, "label")):
             if name not in features:
                 raise DataError(f"{self._where} has no column {name!r}. Its columns are {', '.join(features)}.")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.avazu import AvazuReader
+from recjax.data.avazu import Avazu, open_raw
 from recjax.data.chunk import check_chunk
 from recjax.errors import DataError
 
@@ -39,7 +39,7 @@ def write(folder, rows=ROWS, head=HEAD, name="train.csv"):
 
 
 def read(folder, skip=False, start=0, validation=1, test=1):
-    reader = AvazuReader(folder, validation, test, skip_faults=skip)
+    reader = open_raw(Avazu("", validation, test, on_error="skip" if skip else "stop"), folder)
     chunks = list(reader.chunks(start))
     for chunk in chunks:
         check_chunk(chunk, reader)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.data.chunk import check_chunk
-from recjax.data.taobao import TaobaoReader
+from recjax.data.taobao import Taobao, open_raw
 from recjax.errors import DataError
 
 NAMES = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
@@ -44,7 +44,7 @@ def write(folder, rows=ROWS, ads=ADS, users=USERS, head=SAMPLES):
 
 
 def read(folder, skip=False, start=0, days=(1, 1)):
-    reader = TaobaoReader(folder, *days, skip_faults=skip)
+    reader = open_raw(Taobao("", *days, on_error="skip" if skip else "stop"), folder)
     chunks = list(reader.chunks(start))
     for chunk in chunks:
         check_chunk(chunk, reader)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from recjax.data.chunk import check_chunk
-from recjax.data.tfds import TfdsReader, parse_columns
+from recjax.data.tfds import Tfds, open_raw
 from recjax.errors import ConfigError, DataError
 
 COLUMNS = ("user:id", "genres:jagged", "words:jagged", "age:dense", "level:id", "member:dense")
@@ -61,7 +61,7 @@ def data_dir(tmp_path_factory):
 
 
 def open_toy(source, name="toy", columns=COLUMNS, label="rating", threshold=3.0, splits=SPLITS):
-    return TfdsReader(source, name, parse_columns(columns), label, threshold, splits, download=False)
+    return open_raw(Tfds("", name, columns, label, threshold, *splits), source)
 
 
 @pytest.mark.parametrize("name", ["toy", "toy:1.0.0"])
@@ -123,13 +123,13 @@ def test_labels_of_zero_and_one(data_dir):
         ({"name": "no name"}, DataError, "TFDS does not open 'no name'"),
         ({"columns": ("user:id", "gone:id")}, DataError, "has no column 'gone'. Its columns are .*user"),
         ({"label": "gone"}, DataError, "has no column 'gone'"),
-        ({"label": "level"}, ConfigError, "'level' is the label, so it cannot be a feature"),
+        ({"label": "level"}, ConfigError, "columns: 'level' is the label, so it cannot be a feature"),
         ({"columns": ("age:id",)}, DataError, r"column 'age' \(.*float32.*\) cannot be id"),
         ({"columns": ("nested:id",)}, DataError, "column 'nested' .* cannot be id"),
         ({"columns": ("user:dense",)}, DataError, "column 'user' .* cannot be dense"),
         ({"columns": ("user:jagged",)}, DataError, "column 'user' .* cannot be jagged"),
         ({"columns": ("genres:id",)}, DataError, "column 'genres' .* cannot be id"),
-        ({"label": "user", "columns": ()}, DataError, "column 'user' .* cannot be label"),
+        ({"label": "user", "columns": ("level:id",)}, DataError, "column 'user' .* cannot be label"),
         ({"splits": ("train", "", "gone")}, DataError, "has no split 'gone'"),
         ({"splits": ("train[:x]", "", "")}, DataError, r"has no split 'train\[:x\]'"),
         ({"splits": ("train", "train[90%:]", "test")}, ConfigError, "train and validation share rows"),
@@ -137,6 +137,9 @@ def test_labels_of_zero_and_one(data_dir):
         ({"columns": ("user",)}, ConfigError, "'user' is not COLUMN:ROLE"),
         ({"columns": ("user:ids",)}, ConfigError, "'user:ids' is not COLUMN:ROLE with a role of id, jagged, dense"),
         ({"columns": ("user:id", "user:id")}, ConfigError, "each column once"),
+        ({"columns": ()}, ConfigError, "tfds needs columns. Write for example"),
+        ({"label": ""}, ConfigError, "tfds needs label"),
+        ({"splits": ("", "train", "test")}, ConfigError, "tfds needs train"),
     ],
 )
 def test_what_does_not_fit_the_dataset(data_dir, options, error, message):
