@@ -25,7 +25,7 @@ import numpy as np
 
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch
-from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify, write_prepared
+from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
 from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
 from recjax.data.counting import Counter
@@ -128,6 +128,7 @@ def _no_faults() -> collections.Counter[str]:
 
 def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
     """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
+    refuse_foreign(out)
     if not (out / MANIFEST).exists():
         return None
     try:
