@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ ROW = st.tuples(
 class Toy:
     """A reader of rows that are given; `stop_at` is the chunk at which it fails once."""
 
-    rows: list
+    rows: list[Any]
     chunk_rows: int = 3
     error: Exception | None = None
     stop_at: int | None = None
