@@ -41,13 +41,13 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            state, cursor = _start(setup, checkpoints, folder.path)
+            state, cursor, undone = _start(setup, checkpoints, folder.path)
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
                     "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
                 )
-            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step) as log:
+            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step, without=undone) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = evaluation.measure(setup, chosen, "test")
@@ -65,19 +65,20 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor]:
-    """The state of the newest intact checkpoint, or that before the first step."""
+def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
+    """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
     restored = checkpoints.newest(report=_note)
     if restored is None:
-        return setup.new_state(), Cursor()
+        return setup.new_state(), Cursor(), []
     state, cursor = resume(setup, restored)
+    undone = cursor.extend() if cursor.step < total_steps(setup) else []
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
     elif cursor.step == total_steps(setup):
         _note(f"{run} has trained all its {cursor.step} steps: nothing is left to train")
     else:
         _note(f"resuming {run} at step {cursor.step}")
-    return state, cursor
+    return state, cursor, undone
 
 
 def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
@@ -85,7 +86,14 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
-    arrays = checkpoints.restore(cursor.best_step).arrays
+    try:
+        arrays = checkpoints.restore(cursor.best_step).arrays
+    except TrainingError as error:  # the run is finished all the same
+        _note(
+            f"the best step by validation, {cursor.best_step}, cannot be used: {error} The results are those of the "
+            f"last step, {cursor.step}; with that checkpoint restored, the same command gives those of the best one."
+        )
+        return state, cursor.step
     return setup.saved_state(arrays, cursor.best_step), cursor.best_step
 
 
