@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from recjax import config as machinery
+from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.synthetic import Synthetic
@@ -37,7 +38,7 @@ class RunConfig:
     """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
 
     seed: int = 0  # of initial weights and of the order of the samples
-    data: MovieTweetings | Synthetic | Prepared = Synthetic()  # what to train on
+    data: MovieTweetings | CriteoKaggle | Criteo1TB | Synthetic | Prepared = Synthetic()  # what to train on
     model: DLRMConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
