@@ -10,6 +10,7 @@ from typing import Any
 
 from recjax import presets
 from recjax.data.baselines import references
+from recjax.data.kept import keep
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import calibration, evaluation
 from recjax.train.checkpoint import Checkpoints
@@ -17,7 +18,7 @@ from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
 from recjax.train.folder import RunFolder
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
-from recjax.train.saved import open_run
+from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 from recjax.train.summary import figures, summarise
@@ -40,6 +41,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
         folder.claim()
+        keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
             if cursor.step > total_steps(setup):

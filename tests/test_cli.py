@@ -16,7 +16,7 @@ from recjax.presets import load
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-VERBS = (["train"], ["eval"], ["show"], ["plan"], ["data", "prepare"], ["data", "info"])
+VERBS = (["train"], ["eval"], ["predict"], ["show"], ["plan"], ["data", "prepare"], ["data", "info"])
 METRICS = {"auc", "logloss", "ne", "calibration", "samples"}
 
 
@@ -55,7 +55,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    assert [verb for verb in ("train", "eval", "show", "plan", "data") if f"\n    {verb} " not in text] == []
+    assert [verb for verb in ("train", "eval", "predict", "show", "plan", "data") if f"\n    {verb} " not in text] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 
 
@@ -69,7 +69,7 @@ def test_the_example_of_every_verb_parses(verb, tmp_path, monkeypatch):
         words += ["mesh.platform=gpu"]  # which ends it after the config is read
     done = inside(*words)
     assert "usage:" not in done.err and "unknown" not in done.err
-    assert done.status == {"train": 4, "eval": 2, "data prepare": 3}.get(" ".join(verb), 0), done.err
+    assert done.status == {"train": 4, "eval": 2, "predict": 3, "data prepare": 3}.get(" ".join(verb), 0), done.err
 
 
 # --- results ---
