@@ -161,6 +161,7 @@ def write_prepared(
     about: Mapping[str, Any],
     *,
     overwrite: bool = False,
+    attachments: Mapping[str, Path] | None = None,
 ) -> PreparedSource:
     """Writes prepared data, whole or not at all.
 
@@ -171,6 +172,7 @@ def write_prepared(
       splits: the blocks of every split, read once.
       about: what else to tell of the data; JSON values.
       overwrite: replace prepared data of other content.
+      attachments: further files to keep beside the blocks: name below the folder -> file to copy.
 
     Raises:
       DataError: `out` holds something else, or a block does not fit the schema.
@@ -180,6 +182,9 @@ def write_prepared(
     try:
         _refuse_foreign(out)
         with _workspace(out) as folder:
+            for name, file in (attachments or {}).items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / name)
             manifest = _write_all(folder, dataset, schema, splits, about)
             _put_in_place(folder, out, manifest, overwrite)
     except OSError as error:

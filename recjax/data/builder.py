@@ -1,4 +1,4 @@
-"""The TFDS builder that writes blocks as records, and their reader. Import it only when needed: TFDS loads slowly.
+"""The TFDS writer of blocks as records, and their reader. Import it only when needed: TFDS loads slowly.
 
 A record is one block: the arrays of a `Batch`, each stored as raw bytes, so decoding costs per block and not per row.
 TFDS writes ArrayRecord files, which can be read at random, and never imports TensorFlow for it.
@@ -18,42 +18,37 @@ import tensorflow_datasets as tfds
 from recjax.data.batch import Bags, Batch, Feature, Schema
 
 VERSION = "1.0.0"  # of the record layout
-FOLDER = f"blocks/{VERSION}"  # where TFDS puts the files, below the folder that it is given
-
-
-class Blocks(tfds.core.GeneratorBasedBuilder):
-    """Writes the blocks of every split in the order given. `tfds.builder_from_directory` reads the result."""
-
-    name = "blocks"
-    VERSION = tfds.core.Version(VERSION)
-
-    def __init__(self, schema: Schema, splits: Mapping[str, Iterable[Batch]], data_dir: Path) -> None:
-        """Blocks of `splits` (consumed once, split by split), to be written below `data_dir`."""
-        self._schema, self._splits = schema, splits
-        super().__init__(data_dir=str(data_dir), file_format="array_record")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(builder=self, features=_record_layout(self._schema), disable_shuffling=True)
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        del dl_manager  # nothing to download
-        return {split: self._generate_examples(blocks) for split, blocks in self._splits.items()}
-
-    def _generate_examples(self, blocks: Iterable[Batch]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index, block in enumerate(blocks):
-            yield index, _to_record(block)
+NAME = "blocks"
+FOLDER = f"{NAME}/{VERSION}"  # of the files, below the folder of the prepared data; TFDS's own layout
+_BLOCKS_PER_FILE = 1024
 
 
 def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -> None:
-    """Writes the blocks below `folder`.
+    """Writes the blocks below `folder`, each as soon as it is there; `tfds.builder_from_directory` reads the result.
+
+    (A TFDS builder class would keep a whole split until it has its last example: it shuffles, or sorts instead.)
+
+    Args:
+      schema: the columns of every block.
+      splits: the blocks of every split, read once; no split is empty.
+      folder: an existing folder.
 
     Raises:
       OSError: the file system refuses. An error raised by the blocks themselves is raised as it is.
     """
-    tfds.disable_progress_bar()
+    data_dir = folder / FOLDER
+    data_dir.mkdir(parents=True)
+    identity = tfds.core.dataset_info.DatasetIdentity(
+        name=NAME, version=tfds.core.Version(VERSION), data_dir=str(data_dir), module_name=__name__
+    )
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
-            Blocks(schema, splits, folder).download_and_prepare()
+            info = tfds.core.DatasetInfo(builder=identity, features=_record_layout(schema), disable_shuffling=True)
+            writer = tfds.core.SequentialWriter(info, _BLOCKS_PER_FILE, file_format="array_record")
+            writer.initialize_splits(list(splits))
+            for split, blocks in splits.items():
+                writer.add_examples({split: (_to_record(block) for block in blocks)})
+            writer.close_all()
     except RuntimeError as error:  # so the ArrayRecord writer says that the disk is full
         raise OSError(str(error)) from error
 

@@ -12,20 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import movietweetings, stats
+from recjax.data import criteo, movietweetings, stats
 from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | Synthetic | Prepared
+Dataset = MovieTweetings | CriteoKaggle | Criteo1TB | Synthetic | Prepared
 
-DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in (MovieTweetings, Synthetic, Prepared)}
+DATASETS: dict[str, type[Dataset]] = {
+    kind.kind: kind for kind in (MovieTweetings, CriteoKaggle, Criteo1TB, Synthetic, Prepared)
+}
 
 # Raw files to prepared blocks. A dataset that is absent here needs no preparation.
-_PREPARE: dict[str, Callable[..., PreparedSource]] = {MovieTweetings.kind: movietweetings.prepare}
+_PREPARE: dict[str, Callable[..., PreparedSource]] = {
+    MovieTweetings.kind: movietweetings.prepare,
+    CriteoKaggle.kind: criteo.prepare,
+    Criteo1TB.kind: criteo.prepare,
+}
 
 
 def default(name: str) -> Dataset:

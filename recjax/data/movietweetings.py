@@ -124,10 +124,10 @@ def prepare(
     genres = np.array([genre for at in movie_at.tolist() for genre in genre_lists[at]], dtype=np.str_)
 
     vocabularies = {
-        "user": Vocabulary(users[:train], config.min_user_count),
-        "movie": Vocabulary(movies[:train], config.min_movie_count),
-        "genres": Vocabulary(genres[: int(lengths[:train].sum())], config.min_genre_count),
-        "year": Vocabulary(years[:train], config.min_year_count),
+        "user": Vocabulary.of(users[:train], config.min_user_count),
+        "movie": Vocabulary.of(movies[:train], config.min_movie_count),
+        "genres": Vocabulary.of(genres[: int(lengths[:train].sum())], config.min_genre_count),
+        "year": Vocabulary.of(years[:train], config.min_year_count),
     }
     whole = Batch(
         dense=encode_dense(times, years, int(times[0]), int(times[train - 1])),

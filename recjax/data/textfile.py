@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from recjax.errors import DataError
 
@@ -18,6 +21,25 @@ def find(folder: Path, name: str) -> Path:
     raise DataError(f"{folder} {state}. Give the folder that holds the dataset's files with --from.")
 
 
+@contextlib.contextmanager
+def open_bytes(file: Path) -> Iterator[BinaryIO]:
+    """The content of a file, decompressed if its name ends in .gz, as an open stream.
+
+    Raises:
+      DataError: missing, unreadable, or truncated, also while the stream is read; the message says what to do.
+    """
+    try:
+        opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+        with opened as stream:
+            yield stream
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist. Give the folder that holds the dataset's files with --from.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file} is no complete gzip file ({error}). Download or copy it again.") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}). Check its permissions and the disk.") from None
+
+
 def read_lines(file: Path) -> list[str]:
     r"""The lines of a UTF-8 text file, gzipped if its name ends in .gz.
 
@@ -27,16 +49,8 @@ def read_lines(file: Path) -> list[str]:
     Raises:
       DataError: missing, unreadable, truncated, empty, or not UTF-8; the message says where and what to do.
     """
-    try:
-        data = file.read_bytes()
-        if file.suffix == ".gz":
-            data = gzip.decompress(data)
-    except FileNotFoundError:
-        raise DataError(f"{file} does not exist. Give the folder that holds the dataset's files with --from.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file} is no complete gzip file ({error}). Download or copy it again.") from None
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}). Check its permissions and the disk.") from None
+    with open_bytes(file) as stream:
+        data = stream.read()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,0 +1,152 @@
+"""What a dataset's reader hands to the preparation: chunks of raw rows, parsed but not yet encoded.
+
+A reader knows its files and their faults, and nothing of vocabularies; `recjax.data.prepare` knows vocabularies, and
+nothing of files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from recjax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class RawFeature:
+    """One categorical column of the raw data.
+
+    Attributes:
+      name: unique among the reader's features; becomes the name in the schema.
+      jagged: rows have bags of any size, empty ones too; else every row has one value.
+      optional: values may be missing, so the table gets a row that stands for "missing".
+    """
+
+    name: str
+    jagged: bool = False
+    optional: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """The values of one categorical column for n rows.
+
+    Attributes:
+      keys: the exact value of every entry, [n], or [L] (all bags end to end) if jagged: integers of one dtype for all
+        chunks, or bytes of fixed width (dtype "S", UTF-8, any width) for text. What stands where `missing` is true
+        does not matter.
+      lengths: int32 [n] with sum L if the feature is jagged, else None.
+      missing: bool of the shape of `keys`, true where the field is empty; None if none is.
+    """
+
+    keys: np.ndarray
+    lengths: np.ndarray | None = None
+    missing: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """n raw rows in the order of the files; some 10,000 to 1,000,000 rows keep all stages efficient.
+
+    Attributes:
+      labels: float32 [n], 0 or 1.
+      dense: float32 or float64 [n, K] in the order of the reader's `dense`; NaN is a missing value.
+      columns: feature name -> Column, for every feature of the reader.
+      split: uint8 [n], index into `recjax.data.source.SPLITS`.
+      weights: float32 [n] or None for ones.
+      skipped: what `on_error=skip` left out of this chunk: kind of fault -> lines.
+      done: share of all files that is read when this chunk is (0 to 1), for the time left; None if unknown.
+    """
+
+    labels: np.ndarray
+    dense: np.ndarray
+    columns: dict[str, Column]
+    split: np.ndarray
+    weights: np.ndarray | None = None
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    done: float | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self.labels)
+
+
+class Reader(Protocol):
+    """Reads the raw files of one dataset.
+
+    What it yields must be a pure function of the files' content and the reader's options, chunk boundaries included:
+    an interrupted preparation goes on at a chunk's number.
+
+    Attributes:
+      name: the dataset's name, as in `recjax data prepare NAME`.
+      label: what label 1 means, in words.
+      splits: the split convention, in words.
+      dense: names of the K dense columns.
+      features: the categorical columns, in the order of the schema.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 (described above)
+
+    @property
+    def label(self) -> str: ...  # noqa: D102
+
+    @property
+    def splits(self) -> str: ...  # noqa: D102
+
+    @property
+    def dense(self) -> Sequence[str]: ...  # noqa: D102
+
+    @property
+    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
+
+    def files(self) -> Mapping[str, str]:
+        """File name -> sha256 (hex) of every raw file; may take a pass over them.
+
+        Raises:
+          DataError: a file is missing or unreadable.
+        """
+        ...
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Chunk number `start` and all later ones.
+
+        Raises:
+          DataError: a malformed line (with file, line and column) unless the options say to skip it, or a file that
+            cannot be read to its end.
+        """
+        ...
+
+
+def check_chunk(chunk: Chunk, reader: Reader) -> None:
+    """Refuses a chunk that does not have the shapes and types described above.
+
+    Raises:
+      DataError: naming the column.
+    """
+    n = chunk.rows
+    if chunk.labels.dtype != np.float32 or chunk.split.dtype != np.uint8:
+        raise DataError(
+            f"{reader.name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8."
+        )
+    if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(reader.dense)):
+        raise DataError(
+            f"{reader.name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where "
+            f"they must be ({n},) and ({n}, {len(reader.dense)})."
+        )
+    for feature in reader.features:
+        column = chunk.columns.get(feature.name)
+        if column is None or column.keys.ndim != 1 or column.keys.dtype.kind not in "iuS":
+            raise DataError(f"{reader.name}: column {feature.name!r} needs keys [n] of integers or bytes.")
+        entries = n if column.lengths is None else int(column.lengths.sum(dtype=np.int64))
+        if (column.lengths is None) == feature.jagged or len(column.keys) != entries:
+            raise DataError(
+                f"{reader.name}: column {feature.name!r} (jagged={feature.jagged}) has {len(column.keys)} keys where "
+                f"{n} rows ask for {entries}."
+            )
+        if column.missing is not None and (not feature.optional or column.missing.shape != column.keys.shape):
+            raise DataError(f"{reader.name}: column {feature.name!r} is not optional, or `missing` has another shape.")

@@ -1,0 +1,107 @@
+"""Dense columns: statistics over the training split, the named transforms, and missing values kept apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+
+DenseTransform = Literal["log1p", "log_shift", "none", "standard"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseStats:
+    """Of each of K columns, missing values left out; float64 [K] each.
+
+    Attributes:
+      count: values.
+      mean: their mean; 0 if there are none.
+      squares: sum of squared distances from the mean.
+      least: the least value; infinity if there are none.
+    """
+
+    count: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+    least: np.ndarray
+
+    @classmethod
+    def of(cls, dense: np.ndarray) -> Self:
+        """Statistics of the rows `dense`, floating [n, K], NaN where missing."""
+        present = ~np.isnan(dense)
+        count = present.sum(axis=0).astype(np.float64)
+        values = np.where(present, dense, 0.0).astype(np.float64)
+        mean = values.sum(axis=0) / np.maximum(count, 1)
+        squares = (np.where(present, values - mean, 0.0) ** 2).sum(axis=0)
+        least = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
+        return cls(count, mean, squares, least)
+
+    def __add__(self, other: Self) -> Self:
+        """Statistics of both sets of rows (Chan, Golub, LeVeque, "Updating formulae", 1979)."""
+        count = self.count + other.count
+        share = other.count / np.maximum(count, 1)
+        apart = other.mean - self.mean
+        return type(self)(
+            count,
+            self.mean + apart * share,
+            self.squares + other.squares + apart**2 * self.count * share,
+            np.minimum(self.least, other.least),
+        )
+
+    def to_json(self) -> dict[str, list[float | None]]:
+        """JSON values; None for an infinite least value."""
+        return {
+            field.name: [v if np.isfinite(v) else None for v in getattr(self, field.name).tolist()]
+            for field in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(**{name: np.array([np.inf if v is None else v for v in column]) for name, column in values.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseEncoder:
+    """Turns raw dense values into those of a batch.
+
+    A missing value becomes 0 after the transform. With x the raw value:
+
+    * log1p: log(max(x, 0) + 1), as facebookresearch/dlrm.
+    * log_shift: log(max(x - m, 0) + 2), m the column's least training value. TorchRec's log(x - m + 2) takes m over
+      all columns of a file, so that it differs from file to file.
+    * standard: (x - mean) / standard deviation of the column's training values; a constant column is only shifted.
+    * none: x.
+
+    Attributes:
+      transform: which.
+      indicators: after the K columns follow K more, `NAME_missing`: 1 where the value is missing, else 0.
+      stats: over the training split.
+    """
+
+    transform: DenseTransform
+    indicators: bool
+    stats: DenseStats
+
+    def names(self, raw: Sequence[str]) -> tuple[str, ...]:
+        """Names of the columns that `encode` makes out of columns of these names."""
+        return (*raw, *(f"{name}_missing" for name in raw)) if self.indicators else tuple(raw)
+
+    def encode(self, dense: np.ndarray) -> np.ndarray:
+        """Floating [n, K], NaN where missing, to float32 [n, K], or [n, 2K] with indicators."""
+        missing = np.isnan(dense)
+        if self.transform == "log1p":
+            out = np.log1p(np.maximum(dense, 0))
+        elif self.transform == "log_shift":
+            least = np.where(np.isfinite(self.stats.least), self.stats.least, 0.0).astype(dense.dtype)
+            out = np.log(np.maximum(dense - least, 0) + 2)
+        elif self.transform == "standard":
+            deviation = np.sqrt(self.stats.squares / np.maximum(self.stats.count, 1))
+            out = (dense - self.stats.mean) / np.where(deviation > 0, deviation, 1.0)
+        else:
+            out = dense
+        out = out.astype(np.float32)  # a copy
+        out[missing] = 0
+        return np.concatenate([out, missing.astype(np.float32)], axis=1) if self.indicators else out

@@ -1,0 +1,110 @@
+"""From raw rows to the rows of a batch, with the vocabularies and statistics of one preparation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.blocks import open_prepared
+from recjax.data.chunk import Chunk, RawFeature
+from recjax.data.coding import Coded, CodedChunk, code_chunk
+from recjax.data.dense import DenseEncoder, DenseStats
+from recjax.data.ids import Frequency, Hash, IdMap, IdOptions, Modulo, load_map
+from recjax.errors import DataError
+
+VOCABULARY = "vocabulary"  # folder in the prepared data: a folder for each feature, by its number
+
+
+class Encoder:
+    """Encodes raw rows. `open_encoder` makes one for prepared data.
+
+    Attributes:
+      schema: the columns of the batches that it makes.
+    """
+
+    def __init__(self, features: Sequence[RawFeature], dense: Sequence[str], maps: Sequence[IdMap], by: DenseEncoder):
+        """An encoder for raw rows with these columns; one map for each feature."""
+        self._features, self._maps, self._dense = features, maps, by
+        self.schema = Schema(
+            dense=by.names(dense),
+            features=tuple(
+                Feature(feature.name, map_.table_rows, None if feature.jagged else 1)
+                for feature, map_ in zip(features, maps, strict=True)
+            ),
+        )
+
+    def encode(self, chunk: Chunk) -> Batch:
+        """The rows of a chunk as a batch, in their order; `split` does not matter."""
+        return self.encode_coded(code_chunk(chunk))
+
+    def encode_coded(self, chunk: CodedChunk) -> Batch:
+        """The same for a coded chunk."""
+        bags = {}
+        for feature, map_ in zip(self._features, self._maps, strict=True):
+            column = chunk.columns[feature.name]
+            ids = _rows(column, map_)
+            bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
+        weights = np.ones(len(chunk.labels), np.float32) if chunk.weights is None else chunk.weights
+        return Batch(self._dense.encode(chunk.dense), bags, chunk.labels, weights)
+
+
+def _rows(column: Coded, map_: IdMap) -> np.ndarray:
+    """The table row of every entry: int32 of the shape of the codes."""
+    rows = np.empty(len(column.values) + 1, np.int32)
+    rows[:-1] = map_.rows_of(column.values)
+    rows[-1] = map_.missing_row  # the code of missing values, which only optional features have
+    return np.take(rows, column.codes)
+
+
+def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOptions, by: DenseEncoder) -> dict[str, Any]:
+    """What `open_encoder` needs besides the vocabularies, as JSON values."""
+    options = {"kind": ids.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(ids).items()}}
+    return {
+        "features": [{"name": f.name, "jagged": f.jagged, "optional": f.optional} for f in features],
+        "dense": list(dense),
+        "ids": options,
+        "transform": by.transform,
+        "indicators": by.indicators,
+        "stats": by.stats.to_json(),
+    }
+
+
+def open_encoder(path: str | os.PathLike[str]) -> Encoder:
+    """The encoder of prepared data: what turns raw rows into ids of the tables that were trained on these data.
+
+    Args:
+      path: a folder that `recjax data prepare` wrote.
+
+    Raises:
+      DataError: nothing intact there, or data that were not prepared from raw rows by vocabulary.
+    """
+    source = open_prepared(path)
+    raw: Mapping[str, Any] | None = source.about.get("encoder")
+    if raw is None:
+        raise DataError(
+            f"the data at {path} ({source.name}) do not say how raw rows become ids. Prepare them with a dataset that "
+            "does (recjax data prepare), or encode the rows yourself."
+        )
+    features = [RawFeature(**feature) for feature in raw["features"]]
+    ids = _options(raw["ids"])
+    folder = Path(path) / VOCABULARY
+    try:
+        maps = [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)]
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
+            f"again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+        ) from None
+    by = DenseEncoder(raw["transform"], raw["indicators"], DenseStats.from_json(raw["stats"]))
+    return Encoder(features, raw["dense"], maps, by)
+
+
+def _options(raw: Mapping[str, Any]) -> IdOptions:
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key != "kind"}
+    kinds: dict[str, Callable[..., IdOptions]] = {kind.kind: kind for kind in (Frequency, Hash, Modulo)}
+    return kinds[raw["kind"]](**fields)

@@ -1,0 +1,69 @@
+"""The options of a dataset's config beside those that its prepared data were made with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, ClassVar, Protocol
+
+from recjax import config as machinery
+from recjax.config_values import written
+from recjax.data.blocks import PreparedSource, open_prepared
+from recjax.errors import DataError
+
+
+class PathConfig(Protocol):
+    """The config of a dataset that is prepared from raw files."""
+
+    kind: ClassVar[str]
+
+    @property
+    def path(self) -> str:
+        """Folder of the prepared data."""
+        ...
+
+
+def options_of(config: PathConfig) -> dict[str, Any]:
+    """What of a config shapes the prepared data: JSON values by dotted key, all but `path`."""
+    options = {key: value for key, value in machinery.flatten(config).items() if key not in ("kind", "path")}
+    return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
+
+
+def open_as(config: PathConfig) -> PreparedSource:
+    """The data at `config.path`, which must be of this dataset and made with these options.
+
+    Raises:
+      DataError: there is no path, no intact data, or data of another dataset or other options, with both values.
+    """
+    command = prepare_command(config)
+    if not config.path:
+        raise DataError(
+            f"{config.kind} needs prepared data, and data.path names none. Prepare the raw files once with: {command} "
+            "and give that folder as data.path=DIR."
+        )
+    source = open_prepared(config.path, config.kind)
+    check_options(config, source)
+    return source
+
+
+def check_options(config: PathConfig, source: PreparedSource) -> None:
+    """Refuses prepared data that were made with other options: they would silently win over the config.
+
+    Raises:
+      DataError: naming the option and both values.
+    """
+    made_with = source.about.get("options", {})
+    for name, value in options_of(config).items():
+        if made_with.get(name) != value:
+            then = written(made_with.get(name))
+            raise DataError(
+                f"the data at {source.path} were prepared with {name}={then}, but the config says {written(value)}. "
+                f"Set data.{name}={then}, or prepare the data with the options of the config: {prepare_command(config)}"
+            )
+
+
+def prepare_command(config: PathConfig) -> str:
+    """The command that prepares data for a config."""
+    default = type(config)()
+    changed = [f"{key}={written(value)}" for key, _, value in machinery.diff(default, config) if key != "path"]
+    return " ".join(["recjax data prepare", config.kind, "--from PATH --out DIR", *map(shlex.quote, changed)])

@@ -1,0 +1,238 @@
+"""Raw files to prepared blocks, in two passes over the rows, with bounded memory; an interrupted one goes on.
+
+1. Parse: the reader's chunks go to the work folder, dictionary coded, each with the counts of its training rows.
+2. Count: the chunks' counts become one vocabulary a feature. Values of other splits are never counted.
+3. Write: every chunk is encoded and written as blocks.
+
+A chunk that is parsed and a vocabulary that is counted are kept until all is done; only the third stage starts anew.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import operator
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.ahead import ahead
+from recjax.data.batch import Batch
+from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify, write_prepared
+from recjax.data.chunk import Chunk, Reader, check_chunk
+from recjax.data.coding import code_chunk
+from recjax.data.counting import Counter
+from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform
+from recjax.data.encoder import VOCABULARY, Encoder, describe
+from recjax.data.ids import Frequency, IdMap, IdOptions, VocabularyMap, computed_map, first_row, load_map, reduced
+from recjax.data.progress import PrepareProgress
+from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
+from recjax.data.vocabulary import Vocabulary
+from recjax.data.work import Part, WorkFolder, work_folder
+from recjax.errors import DataError, TrainingError
+
+_VERSION = 1  # of the work folder; raise it when the same files and options start to give other parts
+_THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
+_ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed
+
+
+def prepare_data(
+    reader: Reader,
+    out: str | os.PathLike[str],
+    *,
+    ids: IdOptions,
+    dense: DenseTransform,
+    missing_indicators: bool,
+    options: Mapping[str, Any],
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares what a reader reads.
+
+    Args:
+      reader: of the raw files.
+      out: the folder to make.
+      ids: how values become rows of tables.
+      dense: the transform of dense values.
+      missing_indicators: whether each dense column gets another that says where it is missing.
+      options: all options by name, these included (`options.options_of`): an opened config is compared with them.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault, or `out` holds something else.
+      TrainingError: the disk is full or refuses.
+    """
+    out = Path(out).absolute()
+    progress = PrepareProgress()
+    about: dict[str, Any] = {
+        "label": reader.label,
+        "splits": reader.splits,
+        "options": dict(options),
+        "files": dict(reader.files()),
+    }
+    if (made := _already(out, reader.name, about, overwrite)) is not None:
+        progress.note(f"{out} holds these data already")
+        return made
+    try:
+        with work_folder(out) as work:
+            parsing = {key: value for key, value in options.items() if key.split(".")[0] not in _ENCODING}
+            work.resume({"version": _VERSION, "reader": reader.name, "files": about["files"], "options": parsing})
+            _parse(reader, work, progress)
+            about["skipped"] = dict(sum((collections.Counter(part.skipped) for part in work.parts), _no_faults()))
+            if about["skipped"]:
+                faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
+                progress.note(f"on_error=skip left out malformed lines: {faults}")
+            maps, folder = _count(reader, work, ids, progress)
+            no_rows = DenseStats.of(np.zeros((0, len(reader.dense))))
+            stats = functools.reduce(operator.add, (part.dense for part in work.parts), no_rows)
+            by = DenseEncoder(dense, missing_indicators, stats)
+            about["encoder"] = describe(reader.features, reader.dense, ids, by)
+            vocabularies = zip(reader.features, maps, strict=True)
+            about["vocabularies"] = {
+                feature.name: {"rows": map_.table_rows, "sha256": map_.vocabulary.sha256()}
+                for feature, map_ in vocabularies
+                if isinstance(map_, VocabularyMap)
+            }
+            files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
+            encoder = Encoder(reader.features, reader.dense, maps, by)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                splits = _Blocks(work, encoder, progress, pool).splits()
+                made = write_prepared(
+                    out, reader.name, encoder.schema, splits, about, overwrite=overwrite, attachments=files
+                )
+            work.remove()
+    except OSError as error:
+        raise TrainingError(
+            f"cannot prepare {out}: {error.strerror or error} ({error.filename or out.parent}). What is finished is "
+            f"kept beside it, in .{out.name}.work: make space or mend permissions and give the same command again, or "
+            "remove that folder and choose another place with --out."
+        ) from error
+    finally:
+        progress.close()
+    return made
+
+
+def _no_faults() -> collections.Counter[str]:
+    return collections.Counter()
+
+
+def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
+    """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
+    if not (out / MANIFEST).exists():
+        return None
+    try:
+        made = open_prepared(out, name)
+        if all(made.about.get(key) == about[key] for key in about):
+            verify(out)
+            return made
+    except DataError:  # damaged, or another dataset
+        pass
+    if not overwrite:
+        raise DataError(
+            f"{out} already holds prepared data of other content, and a run may depend on them. "
+            "Choose another folder with --out, or replace them with --overwrite."
+        )
+    return None
+
+
+def _parse(reader: Reader, work: WorkFolder, progress: PrepareProgress) -> None:
+    """Brings the work folder's parts to the end of the reader's chunks."""
+    rows = sum(sum(part.rows) for part in work.parts)
+    if work.parts:
+        progress.note(f"going on with {rows:,} rows that an interrupted preparation has read")
+    progress.stage("reading", rows, (work.parts[-1].done or 0.0) if work.parts else 0.0)
+
+    def store(numbered: tuple[int, Chunk]) -> Part:
+        index, chunk = numbered
+        check_chunk(chunk, reader)
+        return work.write(index, code_chunk(chunk), chunk.skipped, chunk.done)
+
+    start = len(work.parts)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for part in ahead(pool, _THREADS, store, enumerate(reader.chunks(start), start)):
+                work.finish(part)
+                rows += sum(part.rows)
+                progress.update(rows, part.done)
+    except DataError:
+        work.remove()  # of no use to a run on mended files or with other options
+        raise
+
+
+def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PrepareProgress) -> tuple[list[IdMap], Path]:
+    """The map of every feature, and the folder of their vocabularies: a folder for each feature, by its number."""
+    text = json.dumps([ids.kind, vars(ids)], sort_keys=True)
+    folder = work.path / "vocabulary" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    features = reader.features
+    if not isinstance(ids, Frequency):
+        return [computed_map(ids, feature, i, len(features)) for i, feature in enumerate(features)], folder
+    progress.stage("counting")
+
+    def make(index: int) -> int:
+        if not (folder / str(index)).is_dir():
+            unfinished = folder / f"unfinished-{index}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            vocabulary = _vocabulary(work, index, ids, first_row(features[index]), unfinished)
+            shutil.rmtree(unfinished)
+            vocabulary.save(unfinished)
+            unfinished.rename(folder / str(index))
+        return index
+
+    rows = sum(sum(part.rows) for part in work.parts)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for index in ahead(pool, _THREADS, make, range(len(features))):
+            done = (index + 1) / len(features)
+            progress.update(round(rows * done), done)
+    return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)], folder
+
+
+def _vocabulary(work: WorkFolder, feature: int, ids: Frequency, first: int, folder: Path) -> Vocabulary:
+    """The vocabulary of feature number `feature`, from the counts of all parts; `folder` is for temporary files."""
+    counter = Counter(folder)
+    for part in work.parts:
+        values, counts = work.train_counts(part, feature)
+        if ids.modulo and len(values):
+            values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
+            counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
+        counter.add(values, counts)
+    return Vocabulary.counted(*counter.total(ids.min_count), 1, first)
+
+
+class _Blocks:
+    """The encoded blocks of each split, made in threads a little ahead of their use."""
+
+    def __init__(self, work: WorkFolder, encoder: Encoder, progress: PrepareProgress, pool: Executor) -> None:
+        self._work, self._encoder, self._progress, self._pool = work, encoder, progress, pool
+        self._total = sum(sum(part.rows) for part in work.parts)
+        self._written = 0
+        progress.stage("writing")
+
+    def splits(self) -> dict[str, Iterator[Batch]]:
+        return {name: self._blocks(split) for split, name in enumerate(SPLITS)}
+
+    def _blocks(self, split: int) -> Iterator[Batch]:
+        names = [feature.name for feature in self._encoder.schema.features]
+
+        def encode(part: Part) -> Batch:
+            return self._encoder.encode_coded(self._work.read(part, names).rows(split))
+
+        rest = None
+        for rows in ahead(self._pool, _THREADS, encode, (part for part in self._work.parts if part.rows[split])):
+            rows = rows if rest is None else concatenate([rest, rows])
+            whole = rows.size - rows.size % BLOCK_ROWS
+            for start in range(0, whole, BLOCK_ROWS):
+                yield between(rows, start, start + BLOCK_ROWS)
+                self._written += BLOCK_ROWS
+                self._progress.update(self._written, self._written / self._total)
+            rest = between(rows, whole, rows.size)
+        if rest is not None and rest.size:
+            yield rest
+            self._written += rest.size

@@ -1,0 +1,176 @@
+"""The work folder of a preparation: parsed chunks and vocabularies, so that an interrupted one can go on.
+
+    .NAME.work/key.json               what the folder is the work of: the reader's files, checksums and options
+    .NAME.work/journal.jsonl          a line for each finished part
+    .NAME.work/part-000000.npz        one chunk, dictionary coded
+    .NAME.work/vocabulary/KEY/C1/     a finished vocabulary, for the id options that KEY stands for
+
+A part counts once its line is in the journal, a vocabulary once its folder has its final name: both are complete then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.coding import Coded, CodedChunk, counts
+from recjax.data.counting import Run
+from recjax.data.dense import DenseStats
+from recjax.data.source import SPLITS
+from recjax.errors import DataError
+
+_KEY, _JOURNAL = "key.json", "journal.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One chunk on disk.
+
+    Attributes:
+      file: its name in the folder.
+      bytes: its size.
+      rows: rows of each split, in the order of SPLITS.
+      skipped: kind of fault -> lines left out.
+      dense: statistics of the training rows.
+      done: the chunk's `done`.
+    """
+
+    file: str
+    bytes: int
+    rows: list[int]
+    skipped: dict[str, int]
+    dense: DenseStats
+    done: float | None
+
+    def to_line(self) -> str:
+        """As a line of the journal."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.dumps(values | {"dense": self.dense.to_json()}) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Part:
+        """The inverse of `to_line`."""
+        values = json.loads(line)
+        return cls(**values | {"dense": DenseStats.from_json(values["dense"])})
+
+
+class WorkFolder:
+    """See above. Make one with `work_folder`."""
+
+    def __init__(self, path: Path) -> None:
+        """The work at `path`, an existing folder that no other process works in."""
+        self.path = path
+        self.parts: list[Part] = []
+
+    def resume(self, key: Mapping[str, Any]) -> None:
+        """Takes up the work that is there if it has this key (JSON values), else removes it and starts anew."""
+        text = json.dumps(key, sort_keys=True)
+        file = self.path / _KEY
+        if file.is_file() and file.read_bytes() == text.encode():
+            self.parts = list(self._journal())
+            return
+        for old in self.path.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        file.write_text(text, "utf-8")
+
+    def _journal(self) -> Iterator[Part]:
+        """The parts that were finished; rewrites the journal without what follows them."""
+        journal = self.path / _JOURNAL
+        lines = journal.read_text("utf-8").splitlines(keepends=True) if journal.is_file() else []
+        good = []
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the line that a kill cut short
+                part = Part.from_line(line)
+                file = self.path / part.file
+                if line.endswith("\n") and file.is_file() and file.stat().st_size == part.bytes:
+                    good.append(line)
+                    yield part
+                    continue
+            break
+        journal.write_text("".join(good), "utf-8")
+
+    def write(self, index: int, chunk: CodedChunk, skipped: Mapping[str, int], done: float | None) -> Part:
+        """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""
+        train = chunk.split == SPLITS.index("train")
+        arrays = {"labels": chunk.labels, "dense": chunk.dense, "split": chunk.split}
+        if chunk.weights is not None:
+            arrays["weights"] = chunk.weights
+        for i, column in enumerate(chunk.columns.values()):
+            arrays |= {f"{i}.values": column.values, f"{i}.codes": column.codes, f"{i}.counts": counts(column, train)}
+            if column.lengths is not None:
+                arrays[f"{i}.lengths"] = column.lengths
+        file = self.path / f"part-{index:06}.npz"
+        with file.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
+            stream.flush()
+            os.fsync(stream.fileno())
+        rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
+        return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(chunk.dense[train]), done)
+
+    def finish(self, part: Part) -> None:
+        """Enters a written part into the journal; call it in the order of the chunks."""
+        with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.write(part.to_line())
+            journal.flush()
+            os.fsync(journal.fileno())
+        self.parts.append(part)
+
+    def read(self, part: Part, features: Sequence[str]) -> CodedChunk:
+        """A whole part; `features` are the names of its columns."""
+        with self._open(part) as arrays:
+            columns = {}
+            for i, name in enumerate(features):
+                lengths = arrays[f"{i}.lengths"] if f"{i}.lengths" in arrays else None
+                columns[name] = Coded(arrays[f"{i}.values"], arrays[f"{i}.codes"], lengths)
+            weights = arrays["weights"] if "weights" in arrays else None
+            return CodedChunk(arrays["labels"], arrays["dense"], columns, arrays["split"], weights)
+
+    def train_counts(self, part: Part, feature: int) -> Run:
+        """The distinct values of feature number `feature` in a part, and how often its training rows hold them."""
+        with self._open(part) as arrays:
+            return arrays[f"{feature}.values"], arrays[f"{feature}.counts"]
+
+    @contextlib.contextmanager
+    def _open(self, part: Part) -> Iterator[Mapping[str, np.ndarray]]:
+        try:
+            with np.load(self.path / part.file, allow_pickle=False) as arrays:
+                yield arrays
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(
+                f"{self.path / part.file} is damaged ({' '.join(str(error).split())[:200]}): an unfinished preparation "
+                f"wrote it. Remove the folder {self.path} and prepare again."
+            ) from None
+
+    def remove(self) -> None:
+        """Removes all of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def work_folder(out: Path) -> Iterator[WorkFolder]:
+    """The work folder of a preparation of `out`, beside it; waits for any other process that works there.
+
+    The lock is on the folder and ends with the process.
+    """
+    path = out.with_name(f".{out.name}.work")
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if path.is_dir() and os.path.samestat(os.fstat(handle), path.stat()):  # nobody removed it meanwhile
+                yield WorkFolder(path)
+                return
+        finally:
+            os.close(handle)

@@ -1,0 +1,83 @@
+"""Writes a file in the format of Criteo Kaggle with the statistics of the real one, none of its rows.
+
+    python tests/benchmarks/criteo_like.py OUT.txt [--rows 1000000] [--scale 1.0] [--seed 0]
+
+Per field: distinct values as in the full log (times --scale for the ten large fields), Zipf-like skew, share of missing
+values; I2 goes down to -2, I5 up to 2 million; a quarter of the labels are 1. A name that ends in .gz is gzipped.
+"""
+
+import argparse
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from recjax.data import draws
+from recjax.data.zipf import BoundedZipf
+
+ROWS = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+        2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
+MISSING_INTEGERS = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.77, 0.22)
+MISSING_CATEGORIES = {3: 0.034, 4: 0.034, 6: 0.12, 12: 0.034, 16: 0.034, 19: 0.44, 20: 0.44, 21: 0.034, 22: 0.76,
+                      24: 0.034, 25: 0.44, 26: 0.44}  # fmt: skip
+SCALE_OF_INTEGERS = (3, 20, 20, 7, 3000, 50, 10, 12, 90, 1, 3, 1, 8)
+CLICK_RATE = 0.2562
+_BLOCK = 1 << 18
+_HEX4 = np.frombuffer(b"".join(b"%04x" % i for i in range(1 << 16)), np.uint32)  # 4 digits in the bytes of a word
+
+
+def hashes(field: int, ids: np.ndarray) -> np.ndarray:
+    """The 32-bit value of every id of a field: uint32 [n], a bijection of the ids, different in every field."""
+    x = ids.astype(np.uint32) + np.uint32(field * 0x9E3779B9 % 2**32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def table(first: int, count: int, zipf: list[BoundedZipf], seed: int) -> pa.Table:
+    """Rows `first` to `first + count` as columns of text and integers, null where missing."""
+    columns: dict[str, Any] = {}
+    labels = draws.uniform(count, seed, 1, first) < CLICK_RATE
+    columns["label"] = pa.array(labels.astype(np.int8))
+    for i in range(13):
+        u = draws.uniform(2 * count, seed, 2, first, i)
+        values = np.minimum(np.floor(np.expm1(-np.log1p(-u[:count]) * np.log1p(SCALE_OF_INTEGERS[i]))), 2_070_000)
+        if i == 1:
+            values -= 2
+        columns[f"I{i + 1}"] = pa.array(values.astype(np.int32), mask=u[count:] < MISSING_INTEGERS[i])
+    for f in range(26):
+        u = draws.uniform(2 * count, seed, 3, first, f)
+        values = hashes(f, zipf[f].ids(u[:count]))
+        digits = np.stack([_HEX4[values >> 16], _HEX4[values & 0xFFFF]], axis=1)
+        present = np.packbits(u[count:] >= MISSING_CATEGORIES.get(f + 1, 0), bitorder="little")
+        offsets = np.arange(0, 8 * count + 1, 8, dtype=np.int32)
+        buffers = [pa.py_buffer(present), pa.py_buffer(offsets), pa.py_buffer(digits)]
+        columns[f"C{f + 1}"] = pa.Array.from_buffers(pa.string(), count, buffers)
+    return pa.table(columns)
+
+
+def write(out: Path, rows: int, scale: float = 1.0, seed: int = 0) -> None:
+    """Writes the file."""
+    zipf = [BoundedZipf(max(1, round(v * scale)) if v > 100_000 else v, 1.05) for v in ROWS]
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    with gzip.open(out, "wb", 1) if out.suffix == ".gz" else out.open("wb") as stream:
+        for first in range(0, rows, _BLOCK):
+            csv.write_csv(table(first, min(_BLOCK, rows - first), zipf, seed), stream, options)
+
+
+def main() -> None:
+    """Writes what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the distinct values of the large fields")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    write(options.out, options.rows, options.scale, options.seed)
+
+
+if __name__ == "__main__":
+    main()
