@@ -152,7 +152,9 @@ def _plan(options: argparse.Namespace) -> None:
     from recjax.train.setup import specs
 
     config = presets.load(options.preset, options.overrides)
-    tables, features = specs(config, config.data.open().schema)
+    source = config.data.open()
+    config = config.for_rows(int(source.row_counts("train").sum()))
+    tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables)
     if options.save:
         try:

@@ -45,6 +45,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         tensorboard.require()
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
+        _tell_small(config, setup)
         folder.claim()
         keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
@@ -68,6 +69,16 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         title = f"{config.model.kind} on {config.data.kind}"
         draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
     return summary
+
+
+def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
+    """Says so where the settings of `config.small` take the place of others."""
+    if setup.config != config:
+        _note(
+            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}: batch size "
+            f"{setup.config.train.batch_size:,}, and otherwise as small.* says; small.below_rows=0 keeps train.* and "
+            "embedding.optimizer as they are"
+        )
 
 
 def _note(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from recjax import config as machinery
 from recjax import preset_files
@@ -22,6 +22,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.models.wide_deep import WideDeepConfig
 from recjax.named import Named
 from recjax.train.options import TrainConfig
+from recjax.train.small import SmallData
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class RunConfig:
     model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
+    small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
     plan: str = "auto"  # where tables live: auto, row_wise, data_parallel or a plan file; changes no number
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
@@ -83,6 +85,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
+
+    def for_rows(self, rows: int) -> Self:
+        """The settings that a training split of `rows` samples is trained with: see `SmallData`."""
+        if rows >= self.small.below_rows:
+            return self
+        embedding = dataclasses.replace(self.embedding, optimizer=self.small.tables)
+        return dataclasses.replace(self, embedding=embedding, train=self.small.train(self.train, rows))
 
 
 # Settings that may change when a run is resumed: where it runs, how long, and what it writes.
@@ -93,6 +102,7 @@ FREE_ON_RESUME = (
     "embedding.tables.*.placement",
     "train.steps",
     "train.epochs",
+    "small.epochs",
     "train.eval_batch_size",
     "train.checkpoint_every",
     "train.keep_checkpoints",

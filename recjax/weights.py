@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from recjax.embedding.rows import RowOrder
 from recjax.errors import ConfigError
+from recjax.lazy import as_lazy
 from recjax.models.state_dicts import Entry, entries, recognise
 from recjax.presets import RunConfig
 from recjax.train import state as states
@@ -51,7 +52,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
             form, prefix = recognise(theirs.files)
             wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
-        arrays = states.to_host(setup.new_state(), setup.bound)
+        arrays = states.export(setup.new_state(), setup.bound)
         values = 0
         for entry in wanted:
             values += _replace(arrays, entry, file, theirs, prefix + entry.key)
@@ -83,12 +84,9 @@ def export_weights(
     file = Path(file)
     setup, state, done = open_run(Path(run), overrides, (), step, report=_note)
     found = _entries(form, setup)
-    arrays = states.to_host(state, setup.bound)
-    del state
-    theirs = {e.key: np.ascontiguousarray(e.out(_ours(arrays, e))) for e in found}
-    _write(file, theirs)
-    values = sum(x.size for x in theirs.values())
-    return {"file": str(file), "format": form, "step": done, "arrays": len(theirs), "values": values}
+    arrays = states.export(state, setup.bound)
+    values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
+    return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
 
 
 def _note(text: str) -> None:
@@ -101,10 +99,10 @@ def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:
 
 
 def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
-    """An array of a host state, tables in the order of their rows."""
+    """An array of an exported state, tables in the order of their rows."""
     if not entry.table:
         return np.asarray(arrays["dense"][_parameter(arrays, entry.name)])
-    rows = arrays["tables"][entry.name]["rows"]
+    rows = as_lazy(arrays["tables"][entry.name]["rows"]).load()
     return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
 
 
@@ -115,7 +113,7 @@ def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key:
     old = at[name]
     with _reading(file):
         new = theirs[key]
-    shape = entry.out(np.broadcast_to(old[:0].sum(), old.shape)).shape  # without a copy of a table
+    shape = entry.out(np.broadcast_to(np.zeros((), old.dtype), old.shape)).shape
     if new.shape != shape:
         raise ConfigError(
             f"{file}: {key} has shape {new.shape}, but this model needs {shape}. Give the config of the model that the "
@@ -131,7 +129,7 @@ def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key:
 
 
 def _parameter(arrays: dict[str, Any], name: str) -> str:
-    """The name of a dense parameter in a host state, where Flax may add how it stores it."""
+    """The name of a dense parameter in an exported state, where Flax may add how it stores it."""
     return next(full for full in arrays["dense"] if full.removesuffix(".value") == name)
 
 
@@ -182,17 +180,23 @@ def _open(file: Path) -> Any:
         yield opened
 
 
-def _write(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes an .npz file that is whole or not there."""
+def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> int:
+    """Writes an .npz file that is whole or not there, as numpy.savez does but an array at a time; gives its values."""
     unfinished = file.with_name(f".{file.name}.unfinished-{os.getpid()}")
+    values = needed_bytes = 0
     try:
         try:
-            with open(unfinished, "wb") as target:
-                np.savez(target, allow_pickle=False, **arrays)
+            with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
+                for key, array in arrays:
+                    needed_bytes += array.nbytes
+                    values += array.size
+                    with target.open(f"{key}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
             os.replace(unfinished, file)
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
     except OSError as error:
-        raise disk_error(file, error, sum(x.nbytes for x in arrays.values())) from error
+        raise disk_error(file, error, needed_bytes) from error
+    return values

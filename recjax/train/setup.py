@@ -124,7 +124,7 @@ class Setup:
     """The fixed parts of a run.
 
     Attributes:
-      config: the run's config.
+      config: the run's config, as it is for so many training samples.
       source: its data.
       mesh: its devices.
       plan: where each table lives.
@@ -213,6 +213,7 @@ def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Seq
     for split in splits:
         require_rows(source, split)
     samples = int(source.row_counts("train").sum())
+    config = config.for_rows(samples)
     if "train" in splits and config.train.batch_size > samples:
         raise ConfigError(
             f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples. Set it "
