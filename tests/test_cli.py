@@ -158,7 +158,7 @@ def test_plan_tells_where_every_table_goes(preset, tmp_path):
 
 def test_data_prepare_and_info(tmp_path):
     made = inside("data", "prepare", "movietweetings", "--out", tmp_path / "made", "min_user_count=5", "--json").result
-    assert made.keys() == {"dataset", "path", "fingerprint", "rows"}
+    assert made.keys() == {"dataset", "path", "fingerprint", "rows", "skipped"}
     assert sum(made["rows"].values()) == 100_000 and made["rows"]["test"] == 20_000
     info = inside("data", "info", tmp_path / "made", "--json").result
     assert info["fingerprint"] == made["fingerprint"]

@@ -63,7 +63,7 @@ def prepare(
       overwrite: replace prepared data of other content in `out`.
 
     Returns:
-      JSON values: dataset, path, fingerprint, rows (split -> rows).
+      JSON values: dataset, path, fingerprint, rows (split -> rows), skipped (kind of malformed line -> lines left out).
 
     Raises:
       ConfigError: the dataset needs no preparation.
@@ -81,6 +81,7 @@ def prepare(
         "path": str(made.path),
         "fingerprint": made.fingerprint,
         "rows": {split: int(made.row_counts(split).sum()) for split in SPLITS},
+        "skipped": made.about.get("skipped", {}),
     }
 
 

@@ -1,0 +1,72 @@
+"""Statistics in parts against NumPy's over the whole; transforms by hand."""
+
+import functools
+import json
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recjax.data.dense import DenseEncoder, DenseStats
+
+NAN = float("nan")
+VALUES = st.lists(st.just(NAN) | st.floats(-1e6, 1e6), max_size=30)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=6))
+def test_statistics_of_parts_add_up(parts):
+    stats = functools.reduce(operator.add, (DenseStats.of(np.array(part, np.float64)[:, None]) for part in parts))
+    stats = DenseStats.from_json(json.loads(json.dumps(stats.to_json())))
+    values = np.array([value for part in parts for value in part if not np.isnan(value)], np.float64)
+    assert stats.count[0] == len(values)
+    if len(values):
+        scale = max(np.abs(values).max(), 1e-6)
+        assert stats.least[0] == values.min()
+        np.testing.assert_allclose(stats.mean[0] / scale, values.mean() / scale, atol=1e-12)
+        squares = ((values - values.mean()) ** 2).sum()
+        np.testing.assert_allclose(stats.squares[0] / scale**2, squares / scale**2, atol=1e-9)
+
+
+DENSE = np.array([[3.0, -2.0], [NAN, 0.0], [0.0, NAN], [1.0, 6.0]], np.float32)
+
+
+def encoder(transform, indicators=False, train=DENSE):
+    return DenseEncoder(transform, indicators, DenseStats.of(train))
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        ("none", [[3, -2], [0, 0], [0, 0], [1, 6]]),
+        ("log1p", [[np.log(4), 0], [0, 0], [0, 0], [np.log(2), np.log(7)]]),
+        ("log_shift", [[np.log(5), np.log(2)], [0, np.log(4)], [np.log(2), 0], [np.log(3), np.log(10)]]),
+        (
+            "standard",  # means 4/3 and 4/3; variances 14/9 and 104/9
+            [
+                [5 / 14**0.5, -10 / 104**0.5],
+                [0, -4 / 104**0.5],
+                [-4 / 14**0.5, 0],
+                [-1 / 14**0.5, 14 / 104**0.5],
+            ],
+        ),
+    ],
+)
+def test_transforms_by_hand(transform, expected):
+    found = encoder(transform).encode(DENSE)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_indicators_tell_a_missing_value_from_a_zero():
+    by = encoder("log1p", indicators=True)
+    assert by.names(["a", "b"]) == ("a", "b", "a_missing", "b_missing")
+    np.testing.assert_array_equal(by.encode(DENSE)[:, 2:], [[0, 0], [1, 0], [0, 1], [0, 0]])
+
+
+def test_values_below_every_training_value_and_columns_without_any():
+    train = np.array([[1.0, NAN]], np.float32)
+    rows = np.array([[-5.0, 3.0]], np.float32)
+    np.testing.assert_allclose(encoder("log_shift", train=train).encode(rows), [[np.log(2), np.log(5)]], rtol=1e-6)
+    np.testing.assert_allclose(encoder("standard", train=train).encode(rows), [[-6, 3]])
