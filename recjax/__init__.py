@@ -9,6 +9,7 @@ Importing this module imports nothing else: not even JAX, until something is ask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +50,48 @@ def fit(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     return main.train(config, out)
 
 
-def evaluate(out: Path | str, *overrides: str, split: str = "test", step: int | None = None) -> dict[str, Any]:
+def evaluate(
+    out: Path | str, *overrides: str, split: str | Sequence[str] = "test", step: int | None = None, **details: Any
+) -> dict[str, Any]:
     """Evaluates the newest checkpoint of a run folder, and returns the metrics.
 
     Args:
-      out: the run folder.
+      out: the run folder; calibration.png is drawn there.
       *overrides: texts "dotted.key=value", for example another "mesh.devices".
-      split: "train", "validation" or "test".
+      split: "train", "validation" or "test", or several of them.
       step: a step that has a checkpoint; None takes the newest.
+      **details: fields of `recjax.train.evaluation.Details`, for example by=("genres",) or group="user".
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
     from recjax import main
+    from recjax.train.evaluation import Details
 
-    return main.evaluate(out, overrides, split, step)
+    return main.evaluate(out, overrides, (split,) if isinstance(split, str) else split, step, Details(**details))
+
+
+def predict(
+    out: Path | str,
+    input: Path | str,
+    scores: Path | str,
+    *overrides: str,
+    split: str = "test",
+    step: int | None = None,
+) -> dict[str, Any]:
+    """Writes the scores of a file of rows, in its order, and returns how many and their mean.
+
+    Args:
+      out: the run folder, which is all that is needed.
+      input: the rows: .jsonl, the dataset's own text, or a folder of prepared data.
+      scores: the file to write, .csv or .jsonl.
+      *overrides: texts "dotted.key=value", for example another "mesh.devices".
+      split: of a folder.
+      step: a step that has a checkpoint; None takes the one that validation chose.
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax.serving import predict
+
+    return predict.predict(out, input, scores, overrides, split, step)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import config as machinery
+import jax
+
 from recjax import presets
 from recjax.data.baselines import references
-from recjax.errors import ConfigError
-from recjax.presets import FREE_ON_RESUME
-from recjax.train import metrics
+from recjax.data.kept import keep
+from recjax.errors import ConfigError, TrainingError
+from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
-from recjax.train.folder import RunFolder, changes, read_config
+from recjax.train.folder import RunFolder
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
+from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 from recjax.train.summary import figures, summarise
@@ -38,20 +41,26 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     began = time.monotonic()
     if not isinstance(config, presets.RunConfig):
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
+    if config.train.tensorboard:
+        tensorboard.require()
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
+        _tell_small(config, setup)
         folder.claim()
+        keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            state, cursor = _start(setup, checkpoints, folder.path)
+            state, cursor, undone = _start(setup, checkpoints, folder.path)
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
                     "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
                 )
-            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step) as log:
+            with MetricsFile(
+                folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone
+            ) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
-                result = metrics.evaluate(*setup.scores(chosen, "test"))
+                result = evaluation.measure(setup, chosen, "test")
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
         if outcome.samples_per_s is None:  # nothing was left to train: the figures of the training stay
@@ -62,23 +71,34 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     return summary
 
 
+def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
+    """Says so where the settings of `config.small` take the place of others."""
+    if setup.config != config:
+        _note(
+            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}: batch size "
+            f"{setup.config.train.batch_size:,}, and otherwise as small.* says; small.below_rows=0 keeps train.* and "
+            "embedding.optimizer as they are"
+        )
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor]:
-    """The state of the newest intact checkpoint, or that before the first step."""
-    restored = checkpoints.newest(report=_note)
-    if restored is None:
-        return setup.new_state(), Cursor()
-    state, cursor = resume(setup, restored)
+def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
+    """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
+    resumed = checkpoints.newest(report=_note, use=functools.partial(resume, setup))
+    if resumed is None:
+        return setup.new_state(), Cursor(), []
+    state, cursor = resumed
+    undone = cursor.extend() if cursor.step < total_steps(setup) else []
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
     elif cursor.step == total_steps(setup):
         _note(f"{run} has trained all its {cursor.step} steps: nothing is left to train")
     else:
         _note(f"resuming {run} at step {cursor.step}")
-    return state, cursor
+    return state, cursor, undone
 
 
 def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
@@ -86,37 +106,45 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
-    arrays = checkpoints.restore(cursor.best_step).arrays
-    return setup.saved_state(arrays, cursor.best_step), cursor.best_step
+    jax.tree.map(lambda array: array.delete(), state)  # there may not be memory for two
+    try:
+        return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
+    except TrainingError as error:  # the run is finished all the same
+        _note(
+            f"the best step by validation, {cursor.best_step}, cannot be used: {error} The results are those of the "
+            f"last step, {cursor.step}; with that checkpoint restored, the same command gives those of the best one."
+        )
+        return checkpoints.restore(cursor.step, use=setup.saved_state), cursor.step
 
 
 def evaluate(
-    run: Path | str, overrides: Sequence[str] = (), split: str = "test", step: int | None = None
+    run: Path | str,
+    overrides: Sequence[str] = (),
+    splits: Sequence[str] = ("test",),
+    step: int | None = None,
+    details: evaluation.Details | None = None,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint of a run: the newest one, or that of `step`.
+    """Evaluates a checkpoint of a run: the newest one, or that of `step`. Draws calibration.png in the run folder.
 
     Args:
       run: a run folder.
       overrides: changes to its config that keep the model, for example "mesh.devices=1" or "data.path=...".
-      split: "train", "validation" or "test".
+      splits: one or more of "train", "validation" and "test".
       step: a step that has a checkpoint.
+      details: what to find out beyond the plain measures; None takes the defaults.
 
     Returns:
-      {"step", "split", "auc", "logloss", "ne", "calibration", "samples"}.
+      {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.
     """
-    trained = read_config(Path(run))
-    config = machinery.override(trained, overrides)
-    if changed := changes(trained, config):
-        raise ConfigError(
-            f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
-            f"change {', '.join(FREE_ON_RESUME)}."
-        )
-    setup = make_setup(config, splits=(split,))
-    with Checkpoints(Path(run) / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-        restored = checkpoints.newest(report=_note) if step is None else checkpoints.restore(step)
-    if restored is None:
-        raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
-    state, cursor = resume(setup, restored)
-    if step is None and cursor.best_step not in (None, cursor.step):
-        _note(f"this is the newest checkpoint, of step {cursor.step}; validation chose --step {cursor.best_step}")
-    return {"step": cursor.step, "split": split, **metrics.evaluate(*setup.scores(state, split))}
+    folder = Path(run)
+    setup, state, step = open_run(folder, overrides, splits, step, report=_note)
+    details = details or evaluation.Details()
+    reports = {split: evaluation.report(setup, state, split, details) for split in splits}
+    curves = {split: report["calibration_curve"] for split, report in reports.items()}
+    try:
+        calibration.draw(curves, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
+    except TrainingError as error:  # the numbers are worth more than the picture
+        _note(f"there is no picture of the calibration: {error}")
+    if len(reports) == 1:
+        return {"step": step, "split": splits[0], **reports[splits[0]]}
+    return {"step": step, "splits": reports}

@@ -16,7 +16,18 @@ from recjax.presets import load
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-VERBS = (["train"], ["eval"], ["show"], ["plan"], ["data", "prepare"], ["data", "info"])
+VERBS = (
+    ["train"],
+    ["eval"],
+    ["predict"],
+    ["show"],
+    ["plan"],
+    ["sweep"],
+    ["data", "prepare"],
+    ["data", "info"],
+    ["weights", "import"],
+    ["weights", "export"],
+)
 METRICS = {"auc", "logloss", "ne", "calibration", "samples"}
 
 
@@ -55,7 +66,8 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    assert [verb for verb in ("train", "eval", "show", "plan", "data") if f"\n    {verb} " not in text] == []
+    verbs = ("train", "eval", "predict", "show", "plan", "sweep", "data", "weights")
+    assert [verb for verb in verbs if f"\n    {verb} " not in text] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 
 
@@ -69,7 +81,8 @@ def test_the_example_of_every_verb_parses(verb, tmp_path, monkeypatch):
         words += ["mesh.platform=gpu"]  # which ends it after the config is read
     done = inside(*words)
     assert "usage:" not in done.err and "unknown" not in done.err
-    assert done.status == {"train": 4, "eval": 2, "data prepare": 3}.get(" ".join(verb), 0), done.err
+    failing = {"train": 4, "eval": 2, "predict": 3, "data prepare": 3, "weights import": 2, "weights export": 2}
+    assert done.status == failing.get(" ".join(verb), 0), done.err
 
 
 # --- results ---
@@ -125,7 +138,7 @@ def test_eval_gives_the_metrics_of_a_checkpoint(run):
     out, done = run
     summary = done.result
     result = inside("eval", out, "--step", summary["eval_step"], "--json").result
-    assert result == {"step": summary["eval_step"], "split": "test", **summary["eval"]}
+    assert result.items() >= {"step": summary["eval_step"], "split": "test", **summary["eval"]}.items()
     newest = inside("eval", out, "mesh.devices=3", "--split", "validation", "--json").result
     assert (newest["step"], newest["split"], newest["samples"]) == (7, "validation", 600)
     text = inside("eval", out).out

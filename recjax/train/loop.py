@@ -12,10 +12,13 @@ import jax
 from recjax import config as machinery
 from recjax.embedding import route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
-from recjax.train import metrics
+from recjax.train import evaluation
 from recjax.train import state as states
+from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.memory import available_bytes
 from recjax.train.setup import Setup
 from recjax.train.writers import MetricsFile, Progress
 
@@ -32,6 +35,8 @@ class Cursor:
       best_value: that metric.
       misses: evaluations since then.
       stopped: whether the run stopped early.
+      end: None, or what the last step of a run did for being the last: "lines", the splits whose lines in
+        metrics.jsonl are due to that, and the four attributes above as they would be without its evaluation.
     """
 
     step: int = 0
@@ -41,6 +46,18 @@ class Cursor:
     best_value: float | None = None
     misses: int = 0
     stopped: bool = False
+    end: dict[str, Any] | None = None
+
+    def extend(self) -> list[str]:
+        """Lets a run that had ended here go on as if it had not: gives the splits whose lines of this step go."""
+        if self.end is None:
+            return []
+        self.best_step, self.best_value, self.misses, self.stopped = (self.end[name] for name in _CHOICE)
+        lines, self.end = self.end["lines"], None
+        return list(lines)
+
+
+_CHOICE = ("best_step", "best_value", "misses", "stopped")
 
 
 @dataclasses.dataclass
@@ -79,6 +96,7 @@ class Loop:
         self.total = total_steps(setup)
         self.progress = Progress(self.total)
         self.eval_every = train.eval_every or self.steps_per_epoch
+        self.copies: bool | None = None  # whether a save copies the tables; decided at the first one
         self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
 
     def fit(self, state: states.TrainState, cursor: Cursor) -> Outcome:
@@ -96,6 +114,7 @@ class Loop:
         stream = setup.counted(
             "train",
             train.batch_size,
+            parts=train.accumulate,
             seed=setup.config.seed,
             shuffle=train.shuffle,
             shuffle_blocks=train.shuffle_blocks,
@@ -112,12 +131,16 @@ class Loop:
                     pending()  # the metrics of the step before: this step is already under way
                 pending = self._reader(cursor.step, counted, result)
                 last = cursor.step == self.total
-                evaluate = last or cursor.step % self.eval_every == 0
+                due = cursor.step % self.eval_every == 0
+                evaluate = last or due
                 if evaluate or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
                     pending()
                     pending = None
+                    before = {name: getattr(cursor, name) for name in _CHOICE}
                     if evaluate:
                         self._evaluate(state, cursor, train.patience)
+                    if last:
+                        cursor.end = self._end(cursor, before, due)
                     self._save(state, cursor)
                 if last or cursor.stopped:
                     break
@@ -149,7 +172,7 @@ class Loop:
         if not self.has_validation:
             return
         with self.progress.paused():
-            result = metrics.evaluate(*self.setup.scores(state, "validation"))
+            result = evaluation.measure(self.setup, state, "validation")
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = result[by]
@@ -167,11 +190,41 @@ class Loop:
         text = f"step {cursor.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
         self.progress.note(text + (", best so far" if better else "") + (", stopping early" if cursor.stopped else ""))
 
+    def _end(self, cursor: Cursor, before: dict[str, Any], due: bool) -> dict[str, Any]:
+        """`Cursor.end` of a run that ends now; `before` is its choice before the evaluation, if that was not `due`."""
+        lines = [] if due else ["validation"]
+        if cursor.step % self.setup.config.train.log_every:
+            lines.append("train")
+        choice = {name: getattr(cursor, name) for name in _CHOICE} if due else before
+        return {"lines": lines, **choice}
+
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
+        # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
+        best = cursor.end["best_step"] if cursor.end else cursor.best_step
         with self.progress.paused():
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
-            arrays = states.to_host(state, self.setup.bound)
-            self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=cursor.best_step)
+            arrays = states.export(state, self.setup.bound)
+            if self.copies is None:
+                self.copies = self._copies(size_bytes(arrays))
+            if self.copies:
+                arrays = load(arrays)
+            self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=best)
+            if not self.copies:
+                self.checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
+
+    def _copies(self, needed_bytes: int) -> bool:
+        """Whether checkpoints are written from a copy in host memory, while training goes on."""
+        choice, left = self.setup.config.train.checkpoint_copy, available_bytes()
+        if choice != "auto":
+            return choice == "always"
+        if left is not None and needed_bytes <= left / 2:
+            return True
+        self.progress.note(
+            f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written straight from the devices while training waits: "
+            f"a copy would take more than half of the {(left or 0) / 2**30:.1f} GiB of memory that are available "
+            "(train.checkpoint_copy)"
+        )
+        return False
 
 
 def total_steps(setup: Setup) -> int:
@@ -231,7 +284,7 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
     cursor = Cursor(**meta["cursor"])
     if meta.get("layout") != now["layout"]:
         cursor.capacities = {}  # those of fewer devices or other groups would pad every exchange from now on
-    return setup.saved_state(restored.arrays, restored.step), cursor
+    return setup.saved_state(restored), cursor
 
 
 def _place(first: int, size: int, samples_per_epoch: int) -> str:

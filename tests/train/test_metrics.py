@@ -143,6 +143,19 @@ def test_calibration_by_hand():
     assert math.isnan(metrics.calibration([0, 0], [odds, odds]))
 
 
+@given(st.lists(st.tuples(samples, st.integers(-3, 3)), max_size=5))
+def test_group_aucs_are_those_of_each_group_alone(parts):
+    rows = [row for part, _ in parts for row in part]
+    groups = np.array([group for part, group in parts for _ in part], np.int64)
+    labels, scores, weights = columns(rows)
+    found, aucs, sums = metrics.group_aucs(labels, scores, groups, weights)
+    assert found.tolist() == sorted({g for g, w in zip(groups.tolist(), weights, strict=True) if w > 0})
+    for group, auc, total in zip(found, aucs, sums, strict=True):
+        expected = brute_force_auc([row for row, g in zip(rows, groups, strict=True) if g == group])
+        assert math.isnan(auc) if expected is None else auc == pytest.approx(float(expected), abs=1e-14)
+        assert total == weights[groups == group].sum()
+
+
 @given(samples)
 @settings(max_examples=50)
 def test_evaluate_gathers_the_measures_and_ignores_weight_zero(rows):

@@ -1,0 +1,155 @@
+"""How good a state is on a split: streamed, so that a split may be larger than memory.
+
+Up to `exact_rows` samples all measures are exact. Beyond, the AUC comes from a histogram of the logits and carries the
+two values between which the true one lies; the other measures are sums, and stay exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from recjax.data.batch import Batch
+from recjax.data.meaning import meaning
+from recjax.data.pipeline import batches
+from recjax.errors import ConfigError
+from recjax.train import calibration
+from recjax.train.binned import Binned, Exact
+from recjax.train.setup import Setup
+from recjax.train.slices import Groups, Slices, find_feature
+from recjax.train.state import TrainState
+
+EXACT_ROWS = 10_000_000  # samples that are kept for an exact AUC: about 1 GB of memory at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Details:
+    """What to find out of a split beyond its plain measures."""
+
+    by: tuple[str, ...] = ()  # categorical features; measures of the samples that hold each of their values
+    top: int = 20  # most frequent values of a feature that stand alone; the others share one slice
+    group: str = ""  # a feature with one value a sample, such as the user, for the AUC within its groups; empty: none
+    calibration_bins: int = 20  # points of the calibration curve
+    calibration_by: Literal["quantile", "width"] = "quantile"  # bins of equal weight, or of equal width
+    exact_rows: int = EXACT_ROWS  # samples up to which the AUC is exact; beyond, it comes with bounds
+
+    def __post_init__(self) -> None:
+        for name, least in (("top", 1), ("calibration_bins", 1), ("exact_rows", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+
+class _Part(Protocol):
+    """What is measured besides the whole."""
+
+    def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
+
+
+def measure(setup: Setup, state: TrainState, split: str) -> dict[str, float]:
+    """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`)."""
+    return _measured(setup, state, split, _is_exact(setup, split, EXACT_ROWS), ()).result()
+
+
+def report(setup: Setup, state: TrainState, split: str, details: Details) -> dict[str, Any]:
+    """The measures of a split and all `details` of it.
+
+    Returns:
+      What `measure` gives, and
+      `auc_method`: "exact" or "binned";
+      `positive_share`: share of the weight that is of positive samples;
+      `ece`: expected calibration error over the bins of the curve;
+      `calibration_curve`: see `calibration.Point`;
+      `by`: feature -> see `Slices.result`; only if asked for;
+      `grouped`: see `Groups.result`; only if asked for.
+
+    Raises:
+      ConfigError: no such feature, or one that does not group samples.
+      DataError, TrainingError: as for `metrics.evaluate`.
+    """
+    schema, exact = setup.source.schema, _is_exact(setup, split, details.exact_rows)
+    grouped = find_feature(schema, details.group) if details.group else None
+    by = [find_feature(schema, name) for name in details.by]
+    groups = []
+    if grouped:
+        parts = max(1, -(-_rows(setup, split) // max(1, details.exact_rows)))
+        groups = [Groups(grouped, parts, meaning(setup.source, grouped).shared)]
+    slices = {}
+    for feature in by:
+        workers = setup.config.train.workers
+        stream = batches(setup.source, split, setup.config.train.eval_batch_size, epochs=1, workers=workers)
+        slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(setup.source, feature).name)
+    whole = _measured(setup, state, split, exact, (*slices.values(), *groups))
+    points = calibration.curve(whole.histogram(), details.calibration_bins, details.calibration_by)
+    result: dict[str, Any] = {
+        **whole.result(),
+        "auc_method": "exact" if exact else "binned",
+        "positive_share": whole.positives(),
+        "ece": calibration.expected_error(points),
+        "calibration_curve": points,
+    }
+    if slices:
+        result["by"] = {name: part.result() for name, part in slices.items()}
+    if groups:
+        result["grouped"] = groups[0].result()
+    return result
+
+
+def _measured(setup: Setup, state: TrainState, split: str, exact: bool, parts: Sequence[_Part]) -> Exact | Binned:
+    whole = Exact() if exact else Binned()
+    for batch, logits in setup.predictions(state, split):
+        whole.add(batch.labels, logits, batch.weights, batch.position)
+        for part in parts:
+            part.add(batch, logits)
+    return whole
+
+
+def _is_exact(setup: Setup, split: str, exact_rows: int) -> bool:
+    return _rows(setup, split) <= exact_rows
+
+
+def _rows(setup: Setup, split: str) -> int:
+    return int(setup.source.row_counts(split).sum())
+
+
+def to_text(result: Mapping[str, Any]) -> str:
+    """What `main.evaluate` returns, for people: measures line by line, one column a split, then the details."""
+    splits = result.get("splits") or {result["split"]: result}
+    plain = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
+    table = [["step", *(str(result["step"]) for _ in splits)], ["split", *splits]]
+    table += [[name, *(_number(part[name]) for part in splits.values())] for name in plain]
+    blocks = [_aligned(table)]
+    for split, part in splits.items():
+        if part["auc_method"] == "binned":
+            blocks.append(
+                f"{split}: the AUC is binned, for {part['samples']:,} samples are many; the true one lies between "
+                f"{part['auc_low']:.7f} and {part['auc_high']:.7f}"
+            )
+        if grouped := part.get("grouped"):
+            blocks.append(
+                f"{split}: AUC within each {grouped['feature']}, weighted by impressions: "
+                f"{_number(grouped['gauc'])}\n({grouped['groups']:,} groups with {grouped['share']:.1%} of the weight; "
+                f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do values unknown "
+                f"or missing, {grouped['shared_share']:.1%})"
+            )
+        for feature, rows in part.get("by", {}).items():
+            names = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
+            lines = [[str(row[name]) if name == "value" else _number(row[name]) for name in names] for row in rows]
+            blocks.append(f"{split} by {feature}:\n{_aligned([list(names), *lines])}")
+    return "\n\n".join(blocks)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    )

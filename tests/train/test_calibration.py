@@ -1,0 +1,98 @@
+"""The calibration curve and its expected error against hand-worked bins."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recjax.train import metrics
+from recjax.train.binned import Histogram
+from recjax.train.calibration import curve, draw, expected_error
+
+
+def odds(*probabilities):
+    p = np.array(probabilities)
+    return np.log(p / (1 - p))
+
+
+def histogram(labels, probabilities, weights=None):
+    made = Histogram()
+    weights = np.ones(len(labels)) if weights is None else np.array(weights, np.float64)
+    made.add(np.array(labels, np.float64), odds(*probabilities), weights)
+    return made
+
+
+def points(curve):
+    return [tuple(round(point[key], 9) for key in ("predicted", "observed", "samples", "weight")) for point in curve]
+
+
+def test_quantiles_by_hand():
+    counts = histogram([0, 1, 0, 1, 1, 1], [0.1, 0.2, 0.3, 0.6, 0.7, 0.8])
+    assert points(curve(counts, 2, "quantile")) == [(0.2, 0.333333333, 3, 3), (0.7, 1, 3, 3)]
+    assert points(curve(counts, 3, "quantile")) == [(0.15, 0.5, 2, 2), (0.45, 0.5, 2, 2), (0.75, 1, 2, 2)]
+    # (0.4/3 + 0.9/3) / 2
+    assert expected_error(curve(counts, 2, "quantile")) == pytest.approx((abs(0.2 - 1 / 3) + 0.3) / 2)
+
+
+def test_widths_by_hand():
+    counts = histogram([0, 1, 0, 1, 1, 1], [0.1, 0.2, 0.3, 0.6, 0.7, 0.95])
+    # 0 to 0.25, (nothing from 0.25 ...) 0.3 is in 0.25 to 0.5, then 0.5 to 0.75, and 0.75 to 1
+    assert points(curve(counts, 4, "width")) == [
+        (0.15, 0.5, 2, 2),
+        (0.3, 0, 1, 1),
+        (0.65, 1, 2, 2),
+        (0.95, 1, 1, 1),
+    ]
+    assert [point["samples"] for point in curve(counts, 20, "width")] == [1] * 6, "bins without samples are left out"
+
+
+def test_weights_count():
+    # 3 * 0.2 + 0.4 over 4, of which 1 is positive.
+    counts = histogram([0, 1], [0.2, 0.4], [3, 1])
+    assert points(curve(counts, 1, "quantile")) == [(0.25, 0.25, 2, 4)]
+    assert expected_error(curve(counts, 1, "quantile")) == pytest.approx(0)
+    # Bins of equal weight: the first sample alone has half of all.
+    counts = histogram([0, 1, 0, 1], [0.2, 0.4, 0.6, 0.8], [3, 1, 1, 1])
+    assert [point["weight"] for point in curve(counts, 2, "quantile")] == [3, 3]
+    assert curve(histogram([0, 1], [0.2, 0.4], [0, 0]), 5, "quantile") == []
+    assert math.isnan(expected_error([]))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.floats(-40, 40), st.floats(0.1, 2)), min_size=1, max_size=50),
+    st.integers(1, 30),
+    st.sampled_from(["quantile", "width"]),
+)
+def test_every_sample_is_in_one_bin(rows, bins, by):
+    labels, logits, weights = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    counts = Histogram()
+    counts.add(labels, logits, weights)
+    made = curve(counts, bins, by)
+    assert len(made) <= bins
+    assert sum(point["samples"] for point in made) == len(rows)
+    for key, total in (("predicted", metrics.probabilities(logits)), ("observed", labels)):
+        assert sum(point["weight"] * point[key] for point in made) == pytest.approx(np.sum(weights * total))
+    predicted = [point["predicted"] for point in made]
+    assert predicted == sorted(predicted)
+
+
+def test_a_calibrated_model_has_a_small_error_and_a_skewed_one_has_not():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(-1, 1, 200_000)
+    labels = (rng.random(len(logits)) < metrics.probabilities(logits)).astype(np.float64)
+    errors = []
+    for shift in (0, 0.5):
+        counts = Histogram()
+        counts.add(labels, logits + shift, np.ones(len(labels)))
+        errors.append(expected_error(curve(counts, 20, "quantile")))
+    assert errors[0] < 0.006  # about sqrt(p (1 - p) / 10,000) a bin
+    shifted = np.mean(metrics.probabilities(logits + 0.5) - metrics.probabilities(logits))
+    assert errors[1] == pytest.approx(shifted, abs=0.003)
+
+
+def test_the_picture(tmp_path):
+    counts = histogram([0, 1, 0, 1], [0.2, 0.4, 0.6, 0.8])
+    draw({"test": curve(counts, 4, "width"), "validation": []}, tmp_path / "calibration.png", "title")
+    assert (tmp_path / "calibration.png").read_bytes().startswith(b"\x89PNG")
