@@ -15,10 +15,12 @@ from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dlrm import DLRMConfig
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Avazu(),
     model=DLRMConfig(bottom=(64, 16), top=(256, 128, 1)),
     embedding=EmbeddingConfig(dim=16, optimizer=RowWiseAdagrad(learning_rate=0.02)),
     train=TrainConfig(batch_size=2048, optimizer=DenseAdagrad(0.02), eval_every=2000, patience=3),
+    small=SmallData(below_rows=2_000_000),
 )
