@@ -69,3 +69,29 @@ def evaluate(
     from recjax.train.evaluation import Details
 
     return main.evaluate(out, overrides, (split,) if isinstance(split, str) else split, step, Details(**details))
+
+
+def predict(
+    out: Path | str,
+    input: Path | str,
+    scores: Path | str,
+    *overrides: str,
+    split: str = "test",
+    step: int | None = None,
+) -> dict[str, Any]:
+    """Writes the scores of a file of rows, in its order, and returns how many and their mean.
+
+    Args:
+      out: the run folder, which is all that is needed.
+      input: the rows: .jsonl, the dataset's own text, or a folder of prepared data.
+      scores: the file to write, .csv or .jsonl.
+      *overrides: texts "dotted.key=value", for example another "mesh.devices".
+      split: of a folder.
+      step: a step that has a checkpoint; None takes the one that validation chose.
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax.serving import predict
+
+    return predict.predict(out, input, scores, overrides, split, step)

@@ -115,6 +115,17 @@ def _eval(options: argparse.Namespace) -> None:
     _print(options, result, lambda: evaluation.to_text(result))
 
 
+def _predict(options: argparse.Namespace) -> None:
+    from recjax.serving.predict import predict
+
+    result = predict(options.run_folder, options.input, options.out, options.overrides, options.split, options.step)
+    _print(
+        options,
+        result,
+        lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}: {result['out']}",
+    )
+
+
 def _show(options: argparse.Namespace) -> None:
     from recjax import config as machinery
     from recjax import presets
@@ -280,6 +291,19 @@ def _parser() -> argparse.ArgumentParser:
     detail("--calibration-by", "bins of equal weight (default) or of equal width", choices=("quantile", "width"))
     detail("--exact-rows", "samples up to which the AUC is exact; with more it comes from a histogram, with bounds "
            "(default: 10,000,000)", type=int, metavar="N")  # fmt: skip
+
+    predict = verb(verbs, "predict", _predict, "write the scores of a file of rows",
+                   "predict runs/first --input rows.jsonl --out scores.csv")  # fmt: skip
+    predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
+    overrides(predict)
+    predict.add_argument("--input", type=Path, required=True, metavar="FILE",
+                         help="raw rows: .jsonl (each raw column by name), or the dataset's own text (Criteo), with or "
+                         "without labels, also .gz; or a folder of prepared data")  # fmt: skip
+    predict.add_argument("--out", type=Path, required=True, metavar="FILE",
+                         help=".csv or .jsonl: row (from 1), logit, probability, in the input's order")  # fmt: skip
+    predict.add_argument("--split", default="test", choices=("train", "validation", "test"),
+                         help="of a folder (default: test)")  # fmt: skip
+    predict.add_argument("--step", type=int, help="step of the checkpoint (default: the one that validation chose)")
 
     show = verb(verbs, "show", _show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)

@@ -13,6 +13,7 @@ import jax
 
 from recjax import presets
 from recjax.data.baselines import references
+from recjax.data.kept import keep
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.checkpoint import Checkpoints
@@ -20,7 +21,7 @@ from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
 from recjax.train.folder import RunFolder
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
-from recjax.train.saved import open_run
+from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 from recjax.train.summary import figures, summarise
@@ -46,14 +47,17 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         setup = make_setup(config, splits=("train", "test"))
         _tell_small(config, setup)
         folder.claim()
+        keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            state, cursor = _start(setup, checkpoints, folder.path)
+            state, cursor, undone = _start(setup, checkpoints, folder.path)
             if cursor.step > total_steps(setup):
                 raise ConfigError(
                     f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
                     "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
                 )
-            with MetricsFile(folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard) as log:
+            with MetricsFile(
+                folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone
+            ) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = evaluation.measure(setup, chosen, "test")
@@ -81,19 +85,20 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor]:
-    """The state of the newest intact checkpoint, or that before the first step."""
+def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
+    """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
     resumed = checkpoints.newest(report=_note, use=functools.partial(resume, setup))
     if resumed is None:
-        return setup.new_state(), Cursor()
+        return setup.new_state(), Cursor(), []
     state, cursor = resumed
+    undone = cursor.extend() if cursor.step < total_steps(setup) else []
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
     elif cursor.step == total_steps(setup):
         _note(f"{run} has trained all its {cursor.step} steps: nothing is left to train")
     else:
         _note(f"resuming {run} at step {cursor.step}")
-    return state, cursor
+    return state, cursor, undone
 
 
 def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
@@ -101,8 +106,15 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
-    jax.tree.map(jax.Array.delete, state)  # there is memory for one
-    return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
+    jax.tree.map(lambda array: array.delete(), state)  # there may not be memory for two
+    try:
+        return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
+    except TrainingError as error:  # the run is finished all the same
+        _note(
+            f"the best step by validation, {cursor.best_step}, cannot be used: {error} The results are those of the "
+            f"last step, {cursor.step}; with that checkpoint restored, the same command gives those of the best one."
+        )
+        return checkpoints.restore(cursor.step, use=setup.saved_state), cursor.step
 
 
 def evaluate(

@@ -9,9 +9,7 @@ from typing import Literal, Self
 
 from recjax import config as machinery
 from recjax import preset_files
-from recjax.data.criteo import Criteo1TB, CriteoKaggle
-from recjax.data.movietweetings import MovieTweetings
-from recjax.data.prepared import Prepared
+from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
 from recjax.embedding.plan import Placement
@@ -75,7 +73,7 @@ class RunConfig:
     """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
 
     seed: int = 0  # of initial weights and of the order of the samples
-    data: MovieTweetings | CriteoKaggle | Criteo1TB | Synthetic | Prepared = Synthetic()  # what to train on
+    data: Dataset = Synthetic()  # what to train on
     model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 VERBS = (
     ["train"],
     ["eval"],
+    ["predict"],
     ["show"],
     ["plan"],
     ["sweep"],
@@ -65,9 +66,8 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    assert [
-        verb for verb in ("train", "eval", "show", "plan", "sweep", "data", "weights") if f"\n    {verb} " not in text
-    ] == []
+    verbs = ("train", "eval", "predict", "show", "plan", "sweep", "data", "weights")
+    assert [verb for verb in verbs if f"\n    {verb} " not in text] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 
 
@@ -81,7 +81,7 @@ def test_the_example_of_every_verb_parses(verb, tmp_path, monkeypatch):
         words += ["mesh.platform=gpu"]  # which ends it after the config is read
     done = inside(*words)
     assert "usage:" not in done.err and "unknown" not in done.err
-    failing = {"train": 4, "eval": 2, "data prepare": 3, "weights import": 2, "weights export": 2}
+    failing = {"train": 4, "eval": 2, "predict": 3, "data prepare": 3, "weights import": 2, "weights export": 2}
     assert done.status == failing.get(" ".join(verb), 0), done.err
 
 

@@ -24,12 +24,15 @@ class Encoder:
     """Encodes raw rows. `open_encoder` makes one for prepared data.
 
     Attributes:
+      features: the categorical columns of the raw rows.
+      dense: names of their dense columns.
+      maps: how the values of each feature become rows.
       schema: the columns of the batches that it makes.
     """
 
     def __init__(self, features: Sequence[RawFeature], dense: Sequence[str], maps: Sequence[IdMap], by: DenseEncoder):
         """An encoder for raw rows with these columns; one map for each feature."""
-        self._features, self._maps, self._dense = features, maps, by
+        self.features, self.dense, self.maps, self._by = features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
             features=tuple(
@@ -45,12 +48,12 @@ class Encoder:
     def encode_coded(self, chunk: CodedChunk) -> Batch:
         """The same for a coded chunk."""
         bags = {}
-        for feature, map_ in zip(self._features, self._maps, strict=True):
+        for feature, map_ in zip(self.features, self.maps, strict=True):
             column = chunk.columns[feature.name]
             ids = _rows(column, map_)
             bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
         weights = np.ones(len(chunk.labels), np.float32) if chunk.weights is None else chunk.weights
-        return Batch(self._dense.encode(chunk.dense), bags, chunk.labels, weights)
+        return Batch(self._by.encode(chunk.dense), bags, chunk.labels, weights)
 
 
 def _rows(column: Coded, map_: IdMap) -> np.ndarray:

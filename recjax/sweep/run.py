@@ -39,7 +39,7 @@ def result(run: Run) -> dict[str, Any]:
         "out": str(run.out),
     }
     try:
-        if machinery.config_hash(read_config(run.out)) != known["config_hash"]:
+        if machinery.config_hash(read_config(run.out, type(run.config))) != known["config_hash"]:
             return known
         summary = json.loads((run.out / "summary.json").read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

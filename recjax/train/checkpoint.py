@@ -68,8 +68,8 @@ class Checkpoints:
         self._keep = keep
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
-        self._read = threading.Event()  # whether the arrays of the last save have been read
-        self._read.set()
+        self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
+        self._arrays_read.set()
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
@@ -98,7 +98,7 @@ class Checkpoints:
         content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta}
         content = json.loads(json.dumps(content))
         self.wait()
-        self._read.clear()
+        self._arrays_read.clear()
         self._saving = self._worker.submit(self._save, step, arrays, content)
 
     def wait_for_arrays(self) -> None:
@@ -106,7 +106,7 @@ class Checkpoints:
 
         What is left, flushing and checksums, goes on in the background; an error of the save comes with `wait`.
         """
-        self._read.wait()
+        self._arrays_read.wait()
 
     def wait(self) -> None:
         """Returns when no checkpoint is being written any more.
@@ -231,7 +231,7 @@ class Checkpoints:
             try:
                 unfinished.mkdir()
                 array_store.write(unfinished / "state", arrays)
-                self._read.set()
+                self._arrays_read.set()
                 manifest.seal(unfinished, content)
                 self._put(unfinished, final)
             except BaseException:
@@ -242,7 +242,7 @@ class Checkpoints:
         except OSError as error:
             raise disk_error(final, error, array_store.size_bytes(arrays)) from error
         finally:
-            self._read.set()
+            self._arrays_read.set()
 
     def _put(self, unfinished: Path, final: Path) -> None:
         """Gives the complete folder its name; one that has it already keeps being found until then."""

@@ -12,10 +12,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from recjax.data.batch import Batch, Feature
-from recjax.data.blocks import PreparedSource
+from recjax.data.batch import Batch
+from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
-from recjax.data.source import BlockSource
 from recjax.errors import ConfigError
 from recjax.train import calibration
 from recjax.train.binned import Binned, Exact
@@ -76,12 +75,12 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
     groups = []
     if grouped:
         parts = max(1, -(-_rows(setup, split) // max(1, details.exact_rows)))
-        groups = [Groups(grouped, parts, _unknown_row(setup.source, grouped))]
+        groups = [Groups(grouped, parts, meaning(setup.source, grouped).shared)]
     slices = {}
     for feature in by:
         workers = setup.config.train.workers
         stream = batches(setup.source, split, setup.config.train.eval_batch_size, epochs=1, workers=workers)
-        slices[feature.name] = Slices(feature, stream, details.top, exact)
+        slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(setup.source, feature).name)
     whole = _measured(setup, state, split, exact, (*slices.values(), *groups))
     points = calibration.curve(whole.histogram(), details.calibration_bins, details.calibration_by)
     result: dict[str, Any] = {
@@ -115,12 +114,6 @@ def _rows(setup: Setup, split: str) -> int:
     return int(setup.source.row_counts(split).sum())
 
 
-def _unknown_row(source: BlockSource, feature: Feature) -> int | None:
-    """The row that all values out of vocabulary share, where the data say that they have a vocabulary."""
-    about = source.about if isinstance(source, PreparedSource) else {}
-    return 0 if feature.name in about.get("vocabularies", {}) else None
-
-
 def to_text(result: Mapping[str, Any]) -> str:
     """What `main.evaluate` returns, for people: measures line by line, one column a split, then the details."""
     splits = result.get("splits") or {result["split"]: result}
@@ -138,8 +131,8 @@ def to_text(result: Mapping[str, Any]) -> str:
             blocks.append(
                 f"{split}: AUC within each {grouped['feature']}, weighted by impressions: "
                 f"{_number(grouped['gauc'])}\n({grouped['groups']:,} groups with {grouped['share']:.1%} of the weight; "
-                f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do unknown values, "
-                f"{grouped['unknown_share']:.1%})"
+                f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do values unknown "
+                f"or missing, {grouped['shared_share']:.1%})"
             )
         for feature, rows in part.get("by", {}).items():
             names = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")

@@ -35,6 +35,8 @@ class Cursor:
       best_value: that metric.
       misses: evaluations since then.
       stopped: whether the run stopped early.
+      end: None, or what the last step of a run did for being the last: "lines", the splits whose lines in
+        metrics.jsonl are due to that, and the four attributes above as they would be without its evaluation.
     """
 
     step: int = 0
@@ -44,6 +46,18 @@ class Cursor:
     best_value: float | None = None
     misses: int = 0
     stopped: bool = False
+    end: dict[str, Any] | None = None
+
+    def extend(self) -> list[str]:
+        """Lets a run that had ended here go on as if it had not: gives the splits whose lines of this step go."""
+        if self.end is None:
+            return []
+        self.best_step, self.best_value, self.misses, self.stopped = (self.end[name] for name in _CHOICE)
+        lines, self.end = self.end["lines"], None
+        return list(lines)
+
+
+_CHOICE = ("best_step", "best_value", "misses", "stopped")
 
 
 @dataclasses.dataclass
@@ -117,12 +131,16 @@ class Loop:
                     pending()  # the metrics of the step before: this step is already under way
                 pending = self._reader(cursor.step, counted, result)
                 last = cursor.step == self.total
-                evaluate = last or cursor.step % self.eval_every == 0
+                due = cursor.step % self.eval_every == 0
+                evaluate = last or due
                 if evaluate or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
                     pending()
                     pending = None
+                    before = {name: getattr(cursor, name) for name in _CHOICE}
                     if evaluate:
                         self._evaluate(state, cursor, train.patience)
+                    if last:
+                        cursor.end = self._end(cursor, before, due)
                     self._save(state, cursor)
                 if last or cursor.stopped:
                     break
@@ -172,7 +190,17 @@ class Loop:
         text = f"step {cursor.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
         self.progress.note(text + (", best so far" if better else "") + (", stopping early" if cursor.stopped else ""))
 
+    def _end(self, cursor: Cursor, before: dict[str, Any], due: bool) -> dict[str, Any]:
+        """`Cursor.end` of a run that ends now; `before` is its choice before the evaluation, if that was not `due`."""
+        lines = [] if due else ["validation"]
+        if cursor.step % self.setup.config.train.log_every:
+            lines.append("train")
+        choice = {name: getattr(cursor, name) for name in _CHOICE} if due else before
+        return {"lines": lines, **choice}
+
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
+        # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
+        best = cursor.end["best_step"] if cursor.end else cursor.best_step
         with self.progress.paused():
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
             arrays = states.export(state, self.setup.bound)
@@ -180,7 +208,7 @@ class Loop:
                 self.copies = self._copies(size_bytes(arrays))
             if self.copies:
                 arrays = load(arrays)
-            self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=cursor.best_step)
+            self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=best)
             if not self.copies:
                 self.checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
 

@@ -7,26 +7,38 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recjax import config as machinery
-from recjax.errors import ConfigError
+from recjax.data.source import BlockSource
+from recjax.errors import ConfigError, TrainingError
 from recjax.presets import FREE_ON_RESUME
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.folder import changes, read_config
-from recjax.train.loop import resume
+from recjax.train.loop import Cursor, resume
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 
+KEPT = "data"  # folder of a run folder: see recjax.data.kept
+
 
 def open_run(
-    run: Path, overrides: Sequence[str], splits: Sequence[str], step: int | None, report: Callable[[str], None]
+    run: Path,
+    overrides: Sequence[str],
+    splits: Sequence[str],
+    step: int | None,
+    report: Callable[[str], None],
+    *,
+    chosen: bool = False,
+    source: BlockSource | None = None,
 ) -> tuple[Setup, TrainState, int]:
-    """The setup of a run, and the state and step of a checkpoint: the newest, or that of `step`.
+    """The setup of a run, and the state and step of a checkpoint.
 
     Args:
       run: the run folder.
       overrides: changes to its config that keep the model.
       splits: those that must have rows.
-      step: a step that has a checkpoint, or None.
+      step: a step that has a checkpoint, or None for the newest.
       report: called with what the user should know.
+      chosen: instead of the newest take the one that validation chose, if that is intact.
+      source: the data instead of those of the config.
 
     Raises:
       ConfigError: no run, no checkpoint, or a change that makes another model.
@@ -40,13 +52,23 @@ def open_run(
             f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
             f"change {', '.join(FREE_ON_RESUME)}."
         )
-    setup = make_setup(config, splits=splits)
+    setup = make_setup(config, source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-        use = functools.partial(resume, setup)
-        resumed = checkpoints.newest(report=report, use=use) if step is None else checkpoints.restore(step, use)
+
+        def use(restored: Restored) -> tuple[TrainState, Cursor]:
+            best = restored.meta["cursor"]["best_step"] if step is None else None
+            if best not in (None, restored.step):
+                if not chosen:
+                    report(f"this is the newest checkpoint, of step {restored.step}; validation chose --step {best}")
+                else:
+                    try:
+                        return checkpoints.restore(best, functools.partial(resume, setup))
+                    except TrainingError as error:
+                        report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
+            return resume(setup, restored)
+
+        resumed = checkpoints.newest(report, use) if step is None else checkpoints.restore(step, use)
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resumed
-    if step is None and cursor.best_step not in (None, cursor.step):
-        report(f"this is the newest checkpoint, of step {cursor.step}; validation chose --step {cursor.best_step}")
     return setup, state, cursor.step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,9 @@ class Slices:
     empty form the slice "no value".
     """
 
-    def __init__(self, feature: Feature, batches: Iterable[Batch], top: int, exact: bool) -> None:
+    def __init__(
+        self, feature: Feature, batches: Iterable[Batch], top: int, exact: bool, name: Callable[[int], str] = str
+    ) -> None:
         """Reads the split once to find its most frequent values.
 
         Args:
@@ -42,8 +44,9 @@ class Slices:
           batches: of the split, checked.
           top: so many values get a slice of their own; the others share one.
           exact: keep every sample (see `binned`).
+          name: id -> the value as text.
         """
-        self._feature, self._exact = feature, exact
+        self._feature, self._exact, self._name = feature, exact, name
         counts = np.zeros(feature.rows, np.int64)
         for batch in batches:
             _, values = _members(batch, feature, np.arange(feature.rows))
@@ -74,12 +77,12 @@ class Slices:
         Returns:
           `value` (as text), `id` (the table row; None for "rest" and "no value"), `positive_share`, and the measures.
         """
-        names = {self._rest: "rest", self._none: "no value"}
+        others = {self._rest: "rest", self._none: "no value"}
         rows = []
         for number, part in sorted(self._parts.items()):
-            id = None if number in names else int(self._values[number])
-            share = {"positive_share": part.positives()}
-            rows.append({"value": names.get(number, str(id)), "id": id, **share, **part.result()})
+            id = None if number in others else int(self._values[number])
+            value = others[number] if id is None else self._name(id)
+            rows.append({"value": value, "id": id, "positive_share": part.positives(), **part.result()})
         return [row for row in rows if row["samples"]]
 
 
@@ -107,12 +110,13 @@ class Groups:
     reports it as gAUC.
     """
 
-    def __init__(self, feature: Feature, partitions: int, unknown: int | None = None) -> None:
+    def __init__(self, feature: Feature, partitions: int, shared: Collection[int] = ()) -> None:
         """Without samples.
 
         Args:
           feature: whose values are the groups; one a sample.
-          unknown: the id that stands for all values without a row of their own: no group, so it does not count.
+          shared: ids that stand for no single value, such as that of all unknown users: no groups, so they do not
+            count.
           partitions: in how many parts the groups are worked on, one after the other. More than one are kept in
             temporary files, 20 bytes a sample.
 
@@ -124,7 +128,7 @@ class Groups:
                 f"samples cannot be grouped by {feature.name!r}: it may have several values a sample. Name a feature "
                 "with exactly one, such as the user."
             )
-        self._feature, self._unknown = feature, -1 if unknown is None else unknown
+        self._feature, self._shared = feature, np.array(sorted(shared), np.int64)
         self._parts: list[Any] = [io.BytesIO() if partitions == 1 else _file() for _ in range(partitions)]
 
     def add(self, batch: Batch, logits_B: np.ndarray) -> None:
@@ -141,10 +145,10 @@ class Groups:
 
         Returns:
           `feature`; `gauc`, nan when no group has both classes; `groups`, those with both classes; `one_class_groups`,
-          the others, which do not count; `share`, the share of the weight that does; `unknown_share`, that of samples
-          whose value has no row of its own, which do not count either.
+          the others, which do not count; `share`, the share of the weight that does; `shared_share`, that of samples
+          whose id stands for no single value, which do not count either.
         """
-        won, counted, unknown, total, both, single = 0.0, 0.0, 0.0, 0.0, 0, 0
+        won, counted, shared, total, both, single = 0.0, 0.0, 0.0, 0.0, 0, 0
         for part in self._parts:
             part.seek(0)
             records = np.frombuffer(part.read(), _RECORD)
@@ -152,8 +156,8 @@ class Groups:
             columns = (records[name] for name in ("label", "logit", "group", "weight"))
             groups, aucs, weights = metrics.group_aucs(*columns)
             total += float(np.sum(weights))
-            known = groups != self._unknown
-            unknown += float(np.sum(weights[~known]))
+            known = ~np.isin(groups, self._shared)
+            shared += float(np.sum(weights[~known]))
             counts = known & ~np.isnan(aucs)
             won += float(np.sum(aucs[counts] * weights[counts]))
             counted += float(np.sum(weights[counts]))
@@ -164,7 +168,7 @@ class Groups:
             "groups": both,
             "one_class_groups": single,
             "share": counted / total if total else float("nan"),
-            "unknown_share": unknown / total if total else float("nan"),
+            "shared_share": shared / total if total else float("nan"),
         }
 
 

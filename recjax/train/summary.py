@@ -37,7 +37,9 @@ def summarise(
       compared: name -> test AUC to compare with.
       seconds: that this process took.
     """
-    config = setup.config
+    config, best = setup.config, outcome.cursor.best_step
+    if best != step:
+        best = None  # or its checkpoint cannot be used
     return {
         "steps": outcome.cursor.step,
         "samples": outcome.cursor.position,
@@ -45,7 +47,7 @@ def summarise(
         "eval": dict(result),
         "eval_split": "test",
         "eval_step": step,
-        "chosen_by": f"validation {config.train.choose_by}" if outcome.cursor.best_step else "last step",
+        "chosen_by": "last step" if best is None else f"validation {config.train.choose_by}",
         "stopped_early": outcome.cursor.stopped,
         "references": dict(compared),
         "devices": setup.mesh.devices.size,

@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -31,7 +31,9 @@ class MetricsFile:
     of the test split, which the end of the run writes anew.
     """
 
-    def __init__(self, path: Path, resume_step: int | None, tensorboard: bool = False) -> None:
+    def __init__(
+        self, path: Path, resume_step: int | None, tensorboard: bool = False, without: Collection[str] = ()
+    ) -> None:
         """Opens the file for more lines.
 
         Args:
@@ -39,6 +41,7 @@ class MetricsFile:
           resume_step: the step that the run continues from; lines of later steps are dropped. None
             for a fresh run: all lines are dropped.
           tensorboard: whether an event file with the same lines stands beside it.
+          without: splits whose lines of that step are dropped as well.
 
         Raises:
           ConfigError: the package for event files is missing.
@@ -52,7 +55,7 @@ class MetricsFile:
                 f"cannot read {path}: {error.strerror}. Make the file readable for this user, or choose another run "
                 "folder with --out."
             ) from error
-        kept = b"" if resume_step is None else _lines_up_to(resume_step, old, path)
+        kept = b"" if resume_step is None else _lines_up_to(resume_step, without, old, path)
         if kept != old:
             write_whole(path, kept)
         try:
@@ -98,7 +101,7 @@ class MetricsFile:
         self.close()
 
 
-def _lines_up_to(step: int, text: bytes, path: Path) -> bytes:
+def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -> bytes:
     kept, lines = [], text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -113,7 +116,8 @@ def _lines_up_to(step: int, text: bytes, path: Path) -> bytes:
                 f"{path}, line {number}: {line[:80]!r} is no metrics line (a JSON object with an integer step). The "
                 "file was edited or damaged: delete that line, or move the file away to start its record anew."
             ) from None
-        if line_step <= step and parsed.get("split") != "test":
+        split = parsed.get("split")
+        if line_step <= step and split != "test" and not (line_step == step and split in without):
             kept.append(line if line.endswith(b"\n") else line + b"\n")
     return b"".join(kept)
 

@@ -205,7 +205,9 @@ def test_arrays_of_another_model_are_refused(name, key, change, message):
         import_tables(bound_to(TABLES, "row_wise", 2), mesh_of(2), saved)
 
 
-@pytest.mark.parametrize(("devices", "plan"), [(2, "row_wise"), (3, "data_parallel"), (8, "row_wise")])
+@pytest.mark.parametrize(
+    ("devices", "plan"), [(2, "row_wise"), (3, "data_parallel"), (8, "row_wise"), (3, "table_wise"), (4, "column_wise")]
+)
 def test_parts_are_all_that_an_export_reads_and_an_import_takes(devices, plan, monkeypatch):
     """Whatever the blocks of the store; the host-copy path is `load` of the same arrays."""
     saved, mesh = some_tables(), mesh_of(devices)

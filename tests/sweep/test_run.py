@@ -102,15 +102,14 @@ def test_a_folder_of_another_config_is_not_done(file, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_sweep_leaves_no_run_behind(file, tmp_path, number):
+    file.write_text(file.read_text().replace("train.steps=12", "train.steps=1000000"))
     with start("sweep", file, "--out", tmp_path / "out") as process:
-        children = []
-        while not children:
+        while not list((tmp_path / "out").glob("*/checkpoints/[0-9]*")):  # its first run is under way
             time.sleep(0.05)
-            found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-            children = [int(pid) for pid in found.stdout.split()]
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+        (child,) = map(int, found.stdout.split())
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode not in (0, -signal.SIGKILL)
-    for child in children:
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

@@ -85,7 +85,7 @@ def test_tables_are_copied_for_a_checkpoint_or_training_waits(tmp_path, monkeypa
 
     def waited(self: Checkpoints, original: Any = Checkpoints.wait_for_arrays) -> None:
         original(self)
-        assert self._read.is_set()
+        assert self._arrays_read.is_set()
         events.append("waited")
 
     monkeypatch.setattr(Checkpoints, "save", watched)
@@ -145,3 +145,13 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path):
 def test_fit_takes_a_config_not_a_name(tmp_path):
     with pytest.raises(ConfigError, match="recjax.load"):
         recjax.fit("synthetic", tmp_path / "run")
+
+
+def test_a_run_that_goes_on_forgets_what_its_end_chose():
+    before = {"best_step": 5, "best_value": 0.6, "misses": 0, "stopped": False}
+    cursor = Cursor(step=7, best_step=7, best_value=0.7, end={"lines": ["validation"], **before})
+    assert cursor.extend() == ["validation"]
+    assert cursor == Cursor(step=7, best_step=5, best_value=0.6)
+    assert cursor.extend() == []
+    stopped = Cursor(step=7, best_step=5, best_value=0.6, misses=1, stopped=True, end={"lines": [], **before})
+    assert stopped.extend() == [] and not stopped.stopped and stopped.misses == 0

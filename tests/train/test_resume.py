@@ -267,13 +267,44 @@ def test_no_intact_checkpoint_is_an_error_that_changes_nothing(preset, died, tmp
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_damaged_best_checkpoint_ends_the_run_with_its_name(preset, undisturbed, tmp_path):
+def test_a_finished_run_whose_best_checkpoint_is_damaged_gives_the_last_one(preset, undisturbed, tmp_path):
     run = shutil.copytree(undisturbed, tmp_path / "run")
-    best = json.loads((run / "summary.json").read_text())["eval_step"]
+    summary = json.loads((run / "summary.json").read_text())
+    best = summary["eval_step"]
     assert best != STEPS, "the last step is best: this test shows nothing"
-    flip(run / "checkpoints" / f"{best:08}" / "manifest.json")
-    done = inside("train", preset, *LONG, "--out", run)
-    assert_refused(done, 1, rf"checkpoint \S*{best:08} is damaged: manifest\.json", "Restore it from a backup")
+    manifest = run / "checkpoints" / f"{best:08}" / "manifest.json"
+    intact = manifest.read_bytes()
+    flip(manifest)
+    done = inside("train", preset, *LONG, "--out", run, "--json")
+    told = rf"the best step by validation, {best}, cannot be used: checkpoint \S*{best:08} is damaged: manifest\.json"
+    assert re.search(rf"{told} .*The results are those of the last step, {STEPS}; ", done.err), done.err
+    assert (done.result["eval_step"], done.result["chosen_by"]) == (STEPS, "last step")
+    last = inside("eval", run, "--step", STEPS, "--json").result
+    assert done.result["eval"].items() <= last.items()
+    # What the message promises.
+    manifest.write_bytes(intact)
+    again = inside("train", preset, *LONG, "--out", run, "--json").result
+    assert [again[key] for key in ("eval", "eval_step", "chosen_by")] == [
+        summary[key] for key in ("eval", "eval_step", "chosen_by")
+    ]
+
+
+def test_an_extended_run_has_no_trace_of_its_old_end(preset, tmp_path):
+    """Neither the lines that only the end asked for, nor their say in which step is best and when to stop."""
+    settings = ("train.eval_every=5", "train.log_every=2", "mesh.devices=2", "train.patience=1")
+    whole = inside("train", preset, *settings, "train.steps=10", "--out", tmp_path / "whole", "--json").result
+    run = tmp_path / "run"
+    ended = inside("train", preset, *settings, "train.steps=7", "--out", run, "--json").result
+    assert ended["steps"] == 7 and steps_of(run, "validation") == [5, 7]
+    assert steps_of(run, "train") == [2, 4, 6, 7]
+    longer = inside("train", preset, *settings, "train.steps=10", "--out", run, "--json")
+    for split in ("train", "validation", "test"):
+        ours, theirs = lines_of(run, split), lines_of(tmp_path / "whole", split)
+        for line in (*ours, *theirs):
+            line.pop("samples_per_s", None)
+        assert ours == theirs
+    assert [longer.result[key] for key in ("eval", "eval_step")] == [whole[key] for key in ("eval", "eval_step")]
+    assert_same_arrays(arrays(run, 10), arrays(tmp_path / "whole", 10))
 
 
 def test_another_mesh_and_another_plan(preset, undisturbed, died, tmp_path):

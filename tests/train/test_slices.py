@@ -81,11 +81,11 @@ def test_a_slice_has_the_measures_of_its_samples(rows, feature, top, cut, exact)
         assert ("auc_low" in row) == (not exact)
 
 
-def brute_force(rows, unknown):
-    """(gAUC, groups, one-class groups, share, unknown share) in exact fractions, pair by pair."""
+def brute_force(rows, shared):
+    """(gAUC, groups, one-class groups, share, share of the shared) in exact fractions, pair by pair."""
     won, counted, both, single = Fraction(0), 0, 0, 0
     for group in range(6):
-        members = [row for row in rows if row[4] == group and row[2] > 0 and group != unknown]
+        members = [row for row in rows if row[4] == group and row[2] > 0 and group not in shared]
         pairs, gain = 0, Fraction(0)
         for p in (row for row in members if row[0]):
             for q in (row for row in members if not row[0]):
@@ -97,21 +97,21 @@ def brute_force(rows, unknown):
         elif members:
             single += 1
     total = sum(row[2] for row in rows)
-    outside = sum(row[2] for row in rows if row[4] == unknown)
+    outside = sum(row[2] for row in rows if row[4] in shared)
     nan = math.nan
     return (won / counted if counted else nan, both, single, counted / total if total else nan,
             outside / total if total else nan)  # fmt: skip
 
 
-@given(samples, st.integers(1, 4), st.integers(0, 40), st.sampled_from([None, 0, 3]))
-def test_grouped_auc_is_that_of_all_pairs(rows, partitions, cut, unknown):
-    groups = Groups(SINGLE, partitions, unknown)
+@given(samples, st.integers(1, 4), st.integers(0, 40), st.sampled_from([(), (0,), (0, 3)]))
+def test_grouped_auc_is_that_of_all_pairs(rows, partitions, cut, shared):
+    groups = Groups(SINGLE, partitions, shared)
     for batch, logits in parts(rows, cut):
         groups.add(batch, logits)
     result = groups.result()
     assert result.pop("feature") == "user"
     expected = dict(
-        zip(("gauc", "groups", "one_class_groups", "share", "unknown_share"), brute_force(rows, unknown), strict=True)
+        zip(("gauc", "groups", "one_class_groups", "share", "shared_share"), brute_force(rows, shared), strict=True)
     )
     assert result == pytest.approx({name: float(value) for name, value in expected.items()}, nan_ok=True)
 
@@ -127,7 +127,7 @@ def test_grouped_auc_by_hand():
         "groups": 2,
         "one_class_groups": 1,
         "share": pytest.approx(5 / 6),
-        "unknown_share": 0,
+        "shared_share": 0,
     }
 
 

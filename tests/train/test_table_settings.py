@@ -83,6 +83,14 @@ def test_first_order_tables_have_settings_and_are_shared_too():
     )
 
 
+def test_first_order_weights_of_a_feature_that_is_not_pooled_are_summed():
+    class Takes(FirstOrder):
+        sequences = True
+
+    features = specs(config({}, {"C3": FeatureConfig(pooling="none")}, Takes()), SCHEMA)[1]
+    assert [f.pooling for f in features] == ["sum", "none", "sum", "sum", "sum", "sum"]
+
+
 @pytest.mark.parametrize(
     ("tables", "features", "words"),
     [
@@ -136,6 +144,7 @@ def test_the_placement_of_a_table_comes_before_that_of_all(tmp_path):
         make_plan(str(file), (tables[0], dataclasses.replace(tables[1], placement="data_parallel")))
 
 
+@pytest.mark.slow
 def test_tables_with_settings_of_their_own_train_exactly():
     """Two D, two optimizers, two poolings, a shared table: against the dense oracle."""
     data = Synthetic(rows=(40, 40, 30), ids_per_bag=(1, 0, 3), weighted=(False, True, False), dense=3, train_rows=300)

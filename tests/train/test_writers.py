@@ -54,6 +54,16 @@ def test_resume_drops_later_steps_and_a_fresh_run_drops_all(tmp_path):
     assert path.read_text() == ""
 
 
+def test_lines_of_the_step_itself_are_dropped_by_split(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": step, "split": split} for step in (10, 20) for split in ("train", "validation", "test")]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    MetricsFile(path, 20, without=["validation"]).close()
+    assert [(line["step"], line["split"]) for line in read(path)] == [
+        (10, "train"), (10, "validation"), (20, "train"),
+    ]  # fmt: skip
+
+
 @given(st.integers(0, 200), st.integers(0, 60))
 def test_a_file_cut_anywhere_has_each_step_once_after_resume(tmp_path_factory, cut, resume):
     path = tmp_path_factory.mktemp("cut") / "metrics.jsonl"

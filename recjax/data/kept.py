@@ -1,0 +1,79 @@
+"""What a run keeps of its prepared data: all but the blocks, so that it can predict where the data are not.
+
+    RUN/data/recjax.json      the manifest, which lists only what is kept: schema, options, fingerprint
+    RUN/data/vocabulary/...   the vocabularies, as in the prepared data
+
+They are 4 bytes of row and 4 or 8 of value for every table row that has a value: a fraction of one checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify
+from recjax.data.source import BlockSource
+from recjax.errors import DataError, TrainingError
+
+_BLOCKS = "blocks"  # the folder that is not kept
+
+
+def keep(source: BlockSource, out: Path) -> None:
+    """Copies what describes prepared data to the folder `out`; nothing for data that are not on disk.
+
+    Raises:
+      DataError: the data are damaged.
+      TrainingError: `out` cannot be written.
+    """
+    if not isinstance(source, PreparedSource) or _holds(out, source):
+        return
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        manifest = json.loads((source.path / MANIFEST).read_text("utf-8"))
+        kept = {name: entry for name, entry in manifest["files"].items() if Path(name).parts[0] != _BLOCKS}
+        for name, entry in kept.items():
+            copy = unfinished / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.path / name, copy)
+            with copy.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                    raise DataError(f"{source.path / name} is damaged. Prepare the data again with --overwrite.")
+        (unfinished / MANIFEST).write_text(json.dumps(manifest | {"files": kept}, indent=1), "utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        unfinished.rename(out)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write {out}: {error.strerror or error}. Give the run folder free space and write permission, or "
+            "choose another with --out."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def open_kept(folder: Path) -> PreparedSource | None:
+    """What `keep` left in a folder, verified, as a source without blocks; None if nothing is there.
+
+    Raises:
+      DataError: it is damaged.
+    """
+    if not (folder / MANIFEST).exists():
+        return None
+    try:
+        verify(folder)
+        return open_prepared(folder)
+    except DataError as error:
+        raise DataError(
+            f"what the run kept of its data is damaged: {error} Or copy that folder's files from the prepared data."
+        ) from None
+
+
+def _holds(out: Path, source: PreparedSource) -> bool:
+    try:
+        kept = open_prepared(out)
+    except DataError:
+        return False
+    return kept.fingerprint == source.fingerprint and kept.about == source.about

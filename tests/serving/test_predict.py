@@ -1,0 +1,258 @@
+"""`recjax predict`: scores in the order of the input, equal to those of the evaluation, from the run folder alone."""
+
+import csv
+import gzip
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from commands import SMALL, assert_refused, inside, prepare
+
+import recjax
+from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.ids import Frequency
+from recjax.data.prepare import prepare_data
+from recjax.serving.predict import predict
+from recjax.train.saved import open_run
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+ROWS = 700  # more than two batches of 256, and a rest
+TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
+
+
+def rows(seed=0):
+    """Raw rows: an integer, a text that may be missing, a bag of texts, and two numbers of which one may be missing."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(ROWS):
+        made.append(
+            {
+                "user": int(rng.zipf(1.5)) % 10**12 - 5,
+                "city": None if rng.random() < 0.2 else f"Zürich {rng.integers(9)}",
+                "tags": [f"t{i}" for i in rng.integers(0, 6, rng.integers(0, 4))],
+                "age": float(rng.integers(100)),
+                "price": None if rng.random() < 0.3 else float(rng.normal()),
+            }
+        )
+    return made
+
+
+class Reader:
+    """Hands those rows to the preparation; all are training rows but the last 200."""
+
+    name, label, splits = "shop", "bought", "the last rows"
+    dense = ("age", "price")
+    features = (RawFeature("user"), RawFeature("city", optional=True), RawFeature("tags", jagged=True))
+
+    def files(self):
+        return {}
+
+    def chunks(self, start):
+        made = rows()
+        city = [row["city"] for row in made]
+        columns = {
+            "user": Column(np.array([row["user"] for row in made], np.int64)),
+            "city": Column(
+                np.array([(c or "").encode() for c in city], "S"), None, np.array([c is None for c in city])
+            ),
+            "tags": Column(
+                np.array([tag.encode() for row in made for tag in row["tags"]], "S"),
+                np.array([len(row["tags"]) for row in made], np.int32),
+            ),
+        }
+        nan = math.nan
+        dense = np.array([[row["age"], nan if row["price"] is None else row["price"]] for row in made])
+        labels = (np.arange(ROWS) % 3 == 0).astype(np.float32)
+        split = np.repeat([0, 1, 2], [500, 100, 100]).astype(np.uint8)
+        yield from [Chunk(labels, dense, columns, split)][start:]
+
+
+def write(path, made):
+    path.write_text("".join(json.dumps({**row, "note": "not a column"}) + "\n" for row in made), encoding="utf-8")
+    return path
+
+
+def scores(path):
+    """(rows, logits, probabilities) of a file of scores."""
+    if path.suffix == ".csv":
+        with path.open() as file:
+            table = list(csv.DictReader(file))
+    else:
+        table = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(list(line) == ["row", "logit", "probability"] for line in table)
+    return tuple(np.array([float(line[name]) for line in table]) for name in ("row", "logit", "probability"))
+
+
+@pytest.fixture(scope="module")
+def shop(preset, tmp_path_factory):
+    """Prepared data and a run on them; then the data are moved away."""
+    folder = tmp_path_factory.mktemp("shop")
+    options = {"ids": Frequency(min_count=2), "dense": "standard", "missing_indicators": True, "options": {}}
+    prepare_data(Reader(), folder / "data", **options)
+    done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", *TRAIN, "train.eval_every=3",
+                  "--out", folder / "run", "--json")  # fmt: skip
+    (folder / "data").rename(folder / "elsewhere")
+    return folder, done.result
+
+
+def trained_on(folder):
+    return f"data.path={folder / 'elsewhere'}"
+
+
+def test_raw_rows_have_the_scores_of_the_prepared_ones(shop, tmp_path):
+    folder, summary = shop
+    file = write(tmp_path / "rows.jsonl", rows())
+    result = inside("predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv", "--json").result
+    number, logits, probabilities = scores(tmp_path / "scores.csv")
+    assert number.tolist() == list(range(1, ROWS + 1))
+    assert result == {
+        "step": summary["eval_step"],  # the checkpoint that validation chose
+        "input": str(file),
+        "out": str(tmp_path / "scores.csv"),
+        "rows": ROWS,
+        "mean_probability": pytest.approx(probabilities.mean(), rel=1e-6),
+    }
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-6)
+    setup, state, _ = open_run(folder / "run", [trained_on(folder)], (), summary["eval_step"], print)
+    for split, part in (("train", slice(0, 500)), ("validation", slice(500, 600)), ("test", slice(600, 700))):
+        truth = np.concatenate([logits for _, logits in setup.predictions(state, split)])
+        np.testing.assert_allclose(logits[part], truth, rtol=1e-5, atol=1e-6)
+        out = tmp_path / f"{split}.jsonl"
+        inside("predict", folder / "run", "--input", folder / "elsewhere", "--split", split, "--out", out)
+        np.testing.assert_allclose(scores(out)[1], truth, rtol=1e-5, atol=1e-6)
+        if split == "train":  # in the same batches
+            assert (scores(out)[1].astype(np.float32) == truth).all(), "nine digits hold a float32"
+    assert len(np.unique(logits)) > ROWS / 2
+
+
+def test_any_mesh_step_and_python(shop, tmp_path):
+    folder, summary = shop
+    file = write(tmp_path / "rows.jsonl", rows())
+    with gzip.open(tmp_path / "zipped.jsonl.gz", "wb") as zipped:
+        zipped.write(file.read_bytes())
+    inside("predict", folder / "run", "--input", file, "--out", tmp_path / "two.csv")
+    inside("predict", folder / "run", "--input", tmp_path / "zipped.jsonl.gz", "--out", tmp_path / "three.csv",
+           "mesh.devices=3", "train.eval_batch_size=100")  # fmt: skip
+    np.testing.assert_allclose(scores(tmp_path / "two.csv")[1], scores(tmp_path / "three.csv")[1], rtol=0, atol=1e-5)
+    last = recjax.predict(folder / "run", file, tmp_path / "last.csv", step=summary["steps"])
+    assert last["step"] == summary["steps"] != summary["eval_step"]
+    assert (scores(tmp_path / "last.csv")[1] != scores(tmp_path / "two.csv")[1]).any()
+
+
+def test_values_that_training_never_saw(shop, tmp_path):
+    """A new user is every other new user, and a new tag a tag that is too rare."""
+    folder, _ = shop
+    row = rows()[0]
+    file = write(tmp_path / "rows.jsonl", [row | {"user": user} for user in (-(10**15), 10**18)])
+    predict(folder / "run", file, tmp_path / "scores.csv", [])
+    _, logits, _ = scores(tmp_path / "scores.csv")
+    assert logits[0] == logits[1]
+
+
+def test_a_damaged_best_checkpoint(shop, tmp_path):
+    folder, summary = shop
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    (run / "checkpoints" / f"{summary['eval_step']:08}" / "manifest.json").unlink()
+    file = write(tmp_path / "rows.jsonl", rows())
+    done = inside("predict", run, "--input", file, "--out", tmp_path / "scores.csv", "--json")
+    assert done.result["step"] == summary["steps"]
+    assert f"The newest, of step {summary['steps']}, is used" in done.err
+
+
+BAD = [
+    ("{", r"rows\.jsonl:3: not valid JSON"),
+    ("[1]", r"rows\.jsonl:3: '\[1\]' is no JSON object"),
+    ('{"user": 1}', r"rows\.jsonl:3: the key 'city' is missing"),
+    ({"user": "7"}, r"rows\.jsonl:3: 'user' is \"7\", not an integer of 64 bits\. Correct the value\."),
+    ({"user": True}, r"'user' is true, not an integer"),
+    ({"user": None}, r"'user' is null, not an integer"),
+    ({"user": 2**63}, r"'user' is 9223372036854775808, not an integer of 64 bits"),
+    ({"city": 4}, r"rows\.jsonl:3: 'city' is 4, not text\. Correct the value, or give null where it is missing"),
+    ({"city": "a\0"}, r"'city' is \"a\\u0000\", not text"),
+    ({"tags": "t1"}, r"rows\.jsonl:3: 'tags' is \"t1\", not a list of values"),
+    ({"tags": [None]}, r"'tags' is null, not text"),
+    ({"age": "4"}, r"rows\.jsonl:3: 'age' is \"4\", not a number"),
+    ({"age": math.nan}, r"'age' is NaN, not a number"),
+]
+
+
+@pytest.mark.parametrize(("change", "pattern"), BAD, ids=[str(change) for change, _ in BAD])
+def test_a_malformed_row_is_named_and_nothing_is_written(shop, tmp_path, change, pattern):
+    folder, _ = shop
+    made = rows()[:4]
+    file = write(tmp_path / "rows.jsonl", made)
+    lines = file.read_text().splitlines()
+    lines[2] = change if isinstance(change, str) else json.dumps(made[2] | change)
+    file.write_text("\n".join(lines))
+    (tmp_path / "scores.csv").write_text("old")
+    done = inside("predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv")
+    assert_refused(done, 3, pattern)
+    assert (tmp_path / "scores.csv").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "scores.csv"]
+
+
+def test_mistakes(shop, preset, good, tmp_path):
+    folder, _ = shop
+    file, out = write(tmp_path / "rows.jsonl", rows()[:4]), tmp_path / "scores.csv"
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(file.read_bytes())[:-9])
+    (tmp_path / "folder.csv").mkdir()
+    for input, given, status, pattern in (
+        (file, tmp_path / "scores.txt", 2, r"ends in \.csv or \.jsonl"),
+        (file, tmp_path / "folder.csv", 2, r"folder\.csv names no file of scores"),
+        (file, file, 2, r"--out \S+rows\.jsonl is the input itself"),
+        (file, tmp_path / "nowhere" / "scores.csv", 1, r"cannot write \S+scores\.csv: No such file or directory"),
+        (tmp_path / "nothing.jsonl", out, 3, r"nothing\.jsonl does not exist"),
+        (tmp_path / "empty.jsonl", out, 3, r"empty\.jsonl is empty"),
+        (tmp_path / "cut.jsonl.gz", out, 3, r"cut\.jsonl\.gz is no complete gzip file"),
+        (write(tmp_path / "rows.txt", rows()[:4]), out, 2, r"as JSON Lines only.* user, city, tags, age, price"),
+        (good, out, 3, "have other columns than those that the run was trained on"),
+        (tmp_path / "folder.csv", out, 3, "no prepared data"),
+    ):
+        assert_refused(inside("predict", folder / "run", "--input", input, "--out", given), status, pattern)
+        assert not out.exists()
+    assert inside("train", preset, *SMALL, "--out", tmp_path / "run").status == 0
+    done = inside("predict", tmp_path / "run", "--input", file, "--out", out)
+    assert_refused(done, 2, r"the data of this run \(synthetic\) do not come from files")
+
+
+def test_prepared_data_with_other_vocabularies_are_refused(shop, tmp_path):
+    folder, _ = shop
+    options = {"ids": Frequency(min_count=2), "dense": "standard", "missing_indicators": True, "options": {}}
+
+    class Other(Reader):
+        def chunks(self, start):
+            for chunk in super().chunks(start):
+                user = chunk.columns["user"]
+                chunk.columns["user"] = Column(user.keys + 1)  # as many rows, of other users
+                yield chunk
+
+    prepare_data(Other(), tmp_path / "other", **options)
+    done = inside("predict", folder / "run", "--input", tmp_path / "other", "--out", tmp_path / "scores.csv")
+    assert_refused(done, 3, "have other vocabularies than those that the run was trained on")
+
+
+def test_data_without_vocabularies(preset, tmp_path):
+    """Blocks of one's own code: they can be scored, but raw rows cannot be encoded."""
+    data = prepare(tmp_path / "data")
+    assert inside("train", preset, "data=prepared", f"data.path={data}", *TRAIN, "--out", tmp_path / "run").status == 0
+    done = inside("predict", tmp_path / "run", "--input", data, "--out", tmp_path / "scores.jsonl", "--json")
+    assert done.result["rows"] == 300 == len(scores(tmp_path / "scores.jsonl")[0])
+    file = write(tmp_path / "rows.jsonl", rows()[:4])
+    done = inside("predict", tmp_path / "run", "--input", file, "--out", tmp_path / "scores.csv")
+    assert_refused(done, 3, "do not say how raw rows become ids")
+
+
+def test_what_the_run_kept_is_verified(shop, tmp_path):
+    folder, _ = shop
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    values = next((run / "data").rglob("values.npy"))
+    content = bytearray(values.read_bytes())
+    content[-1] ^= 1
+    values.write_bytes(content)
+    done = inside("predict", run, "--input", write(tmp_path / "rows.jsonl", rows()), "--out", tmp_path / "scores.csv")
+    assert_refused(done, 3, r"what the run kept of its data is damaged: .*values\.npy")
+    assert not (folder / "run" / "data" / "blocks").exists()
