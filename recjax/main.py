@@ -10,7 +10,7 @@ from typing import Any
 
 from recjax import presets
 from recjax.data.baselines import references
-from recjax.data.kept import keep
+from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import calibration, evaluation
 from recjax.train.checkpoint import Checkpoints
@@ -40,15 +40,10 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
-        folder.claim()
-        keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
-            if cursor.step > total_steps(setup):
-                raise ConfigError(
-                    f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
-                    "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
-                )
+            folder.claim()
+            keep(setup.source, folder.path / KEPT)
             with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step, without=undone) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
@@ -73,6 +68,12 @@ def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainStat
     if restored is None:
         return setup.new_state(), Cursor(), []
     state, cursor = resume(setup, restored)
+    refuse_other_values(setup.source, run / KEPT)
+    if cursor.step > total_steps(setup):
+        raise ConfigError(
+            f"{run} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked for. Choose "
+            "another --out to start anew, or ask for more steps (train.steps or train.epochs)."
+        )
     undone = cursor.extend() if cursor.step < total_steps(setup) else []
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
