@@ -139,7 +139,8 @@ def _show(options: argparse.Namespace) -> None:
         for key, value in machinery.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
-        return "\n".join([*lines, f"\nrun folder, unless --out names one: {presets.default_out(config)}"])
+        lines += ["", f"for single names: {', '.join(machinery.named_keys(config))}"]
+        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
 
     _print(options, json.loads(machinery.to_json(config)), text)
 
@@ -151,7 +152,9 @@ def _plan(options: argparse.Namespace) -> None:
     from recjax.train.setup import specs
 
     config = presets.load(options.preset, options.overrides)
-    tables, features = specs(config, config.data.open().schema)
+    source = config.data.open()
+    config = config.for_rows(int(source.row_counts("train").sum()))
+    tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables)
     if options.save:
         try:
@@ -160,8 +163,44 @@ def _plan(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size)
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
     _print(options, described, lambda: plan_table(described))
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from recjax import preset_files
+    from recjax.sweep import report, run
+    from recjax.sweep.file import read_sweep
+    from recjax.train.files import write_whole
+
+    sweep = read_sweep(preset_files.find_sweep(options.file), options.out)
+    if options.dry_run:
+        lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
+        _print(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))
+        return
+    runs, results_file = sweep.runs, sweep.out / "results.jsonl"
+    if options.index is not None:
+        if not 0 <= options.index < len(runs):
+            raise ConfigError(f"--index {options.index}: {sweep.file} has the runs 0 to {len(runs) - 1}.")
+        results = run.train_all(runs[options.index : options.index + 1])
+    elif options.results:
+        results = [run.result(r) for r in runs]
+    else:
+        results = run.train_all(runs, results_file)
+    result: dict[str, Any] = {"out": str(sweep.out), "runs": report.ordered(sweep, results)}
+    text = report.table(sweep, results)
+    if options.index is None and sweep.out.is_dir():  # tasks that share the folder leave these files to --results
+        write_whole(results_file, run.results_text(results))
+        if report.draw(sweep, results, sweep.out / "sweep.png"):
+            text += f"\n\npicture: {sweep.out}/sweep.png"
+    _print(options, result, lambda: text)
+    if failed := [str(r["index"]) for r in results if r["status"] == "failed"]:
+        raise RecjaxError(
+            f"{len(failed)} of {len(results)} runs failed: {', '.join(failed)}. `recjax sweep FILE --dry-run` prints "
+            "their lines, counted from 0; what each said stands above. The same command tries them again, and skips "
+            "those that are done."
+        )
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -178,6 +217,21 @@ def _info(options: argparse.Namespace) -> None:
 
     described = datasets.describe(options.dataset, options.overrides)
     _print(options, described, lambda: datasets.table(described))
+
+
+def _import_weights(options: argparse.Namespace) -> None:
+    from recjax import presets, weights
+
+    config = presets.load(options.preset, options.overrides)
+    made = weights.import_weights(options.file, config, options.out)
+    _print(options, made, lambda: f"{made['format']} weights, {made['values']:,} values, are step 0 of {options.out}")
+
+
+def _export_weights(options: argparse.Namespace) -> None:
+    from recjax import weights
+
+    made = weights.export_weights(options.run_folder, options.format, options.out, options.overrides, options.step)
+    _print(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
 
 
 def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
@@ -243,7 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
     overrides(predict)
     predict.add_argument("--input", type=Path, required=True, metavar="FILE",
-                         help="raw rows: .jsonl (each raw column by name), or the dataset's own text (Criteo), with or "
+                         help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
                          "without labels, also .gz; or a folder of prepared data")  # fmt: skip
     predict.add_argument("--out", type=Path, required=True, metavar="FILE",
                          help=".csv or .jsonl: row (from 1), logit, probability, in the input's order")  # fmt: skip
@@ -261,6 +315,15 @@ def _parser() -> argparse.ArgumentParser:
     overrides(plan)
     plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
 
+    sweep = verb(verbs, "sweep", _sweep, "train every run of a sweep file, skipping those that are done",
+                 "sweep size --dry-run")  # fmt: skip
+    sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
+    sweep.add_argument("--out", type=Path, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    which = sweep.add_mutually_exclusive_group()
+    which.add_argument("--dry-run", action="store_true", help="print the line of every run, and do none")
+    which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
+    which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
+
     data = verbs.add_parser("data", help="prepare raw files, or describe data")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
     prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",
@@ -273,6 +336,22 @@ def _parser() -> argparse.ArgumentParser:
     info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
     overrides(info)
+
+    weights = verbs.add_parser("weights", help="take weights from, or give them to, other libraries")
+    ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
+    take = verb(ways, "import", _import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
+                "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
+    take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
+    take.add_argument("preset", help=preset)
+    overrides(take)
+    take.add_argument("--out", type=Path, required=True, help="run folder to make; eval and train go on from there")
+    give = verb(ways, "export", _export_weights, "write the weights of a run as another library's state dict",
+                "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
+    give.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    overrides(give)
+    give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
+    give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
+    give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     return parser
 
 

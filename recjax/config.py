@@ -1,9 +1,9 @@
-"""Overrides, lossless JSON, difference and hash for any frozen config dataclass, and how presets are found.
+"""Overrides, lossless JSON, difference and hash for any frozen config dataclass.
 
 A config is a frozen dataclass whose fields are bool, int, float, str, Literal, `tuple[X, ...]` of those,
 `X | None`, or another such dataclass. A field that is one choice among several is a union of dataclasses, each
 with a `ClassVar[str]` called `kind`: `model: DLRMConfig | DCNv2Config` is chosen by `model=dcnv2`, and its own
-fields are then set by `model.dim=16`.
+fields are then set by `model.dim=16`. A field that maps names to dataclasses is a `Named` (see `named.py`).
 
 Nothing here knows which configs exist. Every mistake is a ConfigError that names the dotted key
 (`train.batch_size`), the value and the remedy.
@@ -15,17 +15,15 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import inspect
 import json
-import runpy
-import traceback
 import typing
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse
 from recjax.errors import ConfigError
+from recjax.named import Named, entry_class, split_name
 
 T = TypeVar("T")
 
@@ -35,12 +33,17 @@ class _Node:
     """A config taken apart, so that all changes are made before the checks of any `__post_init__` run.
 
     Attributes:
-      cls: the dataclass to build again.
+      cls: the dataclass to build again, or Named[X].
       values: field name -> leaf value, or _Node for a nested config.
     """
 
-    cls: type
+    cls: Any
     values: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """Field name (of a Named: name of an entry) -> annotation."""
+        entry = entry_class(self.cls)
+        return _annotations(self.cls) if entry is None else dict.fromkeys(self.values, entry)
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
@@ -82,7 +85,7 @@ def to_json(config: object) -> str:
 
 
 def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
-    """The config of class `cls` that `to_json` wrote.
+    """The config of class `cls` that `to_json` wrote, now or before a field existed: a missing key takes its default.
 
     Args:
       cls: class of the outermost config.
@@ -90,8 +93,8 @@ def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
       source: where the text comes from, for error messages; usually the file's path.
 
     Raises:
-      ConfigError: broken JSON, a missing, unknown or repeated key, a value of the wrong type, or a check of the
-        config that fails.
+      ConfigError: broken JSON, an unknown or repeated key, a missing one that has no default (a `kind` has none), a
+        value of the wrong type, or a check of the config that fails.
     """
     try:
         return typing.cast(T, _build(_from_plain(cls, json.loads(text, object_pairs_hook=unique_keys), "")))
@@ -135,78 +138,32 @@ def diff(a: object, b: object) -> list[tuple[str, object, object]]:
 def config_hash(config: object, ignore: Collection[str] = ()) -> str:
     """12 hexadecimal digits that are the same for equal configs, in every process and Python version.
 
+    Only what differs from the defaults counts, so a field that is added later, with a default that changes nothing,
+    leaves the hashes of old configs alone. A nested config counts by its differences from the one that stands there by
+    default or, where it is of another class, by its `kind` and the differences from its class's own defaults.
+
     Args:
       config: a config dataclass.
-      ignore: dotted keys that do not count; "mesh" leaves out everything under it too.
+      ignore: dotted keys that do not count, as for `matches`.
 
     Raises:
       ConfigError: a value does not fit its annotation.
     """
-    kept = {
-        key: value
-        for key, value in flatten(config).items()
-        if not any(key == name or key.startswith(name + ".") for name in ignore)
-    }
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    node = _open(config)
+    tag = kind(node.cls)
+    changed = ({} if tag is None else {"kind": tag}) | _changed(node, _defaults(node.cls), frozenset(ignore))
+    canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
 
 
-def find_preset(name_or_path: str | Path) -> Path:
-    """The file of a preset: a path that ends in .py, or a name in configs/, from any working folder.
-
-    Raises:
-      ConfigError: there is no such file or name; the message gives the nearest names and all names.
-    """
-    text = str(name_or_path)
-    is_path = text.endswith(".py")
-    if is_path and Path(text).is_file():
-        return Path(text)
-    # The wheel carries the presets inside the package; in a checkout (or an editable install) they stand beside it.
-    package = Path(__file__).resolve().parent
-    folder = package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
-    presets = {file.stem: file for file in sorted(folder.glob("*.py"))}
-    if text in presets:
-        return presets[text]
-    close = difflib.get_close_matches(Path(text).stem, presets, n=3)
-    raise ConfigError(
-        f"there is no {'file' if is_path else 'preset'} {text!r}."
-        + (f" Did you mean {either(close)}?" if close else "")
-        + f" Presets: {', '.join(presets) or f'none in {folder}'}. Give one of these names, or the path of a .py file "
-        "that defines `config`."
-    )
+def matches(key: str, names: Collection[str]) -> bool:
+    """Whether `names` has the key or a group that it lies in: "mesh" has "mesh.devices"; a "*" stands for any text."""
+    return any(fnmatchcase(key, pattern) for name in names for pattern in (name, name + ".*"))
 
 
-def load_preset_module(path: str | Path) -> tuple[object, str]:
-    """Runs a preset file and returns its `config` and its docstring ("" if it has none).
-
-    A preset is a Python program: only run files that you trust.
-
-    Raises:
-      ConfigError: the file cannot be read, fails (the message names file and line), defines no `config`, or one
-        with a value that does not fit its annotation.
-    """
-    try:
-        namespace = runpy.run_path(str(path), run_name="recjax_preset")
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None and Path(error.filename) == Path(path):
-            raise ConfigError(f"cannot read the preset {path}: {error.strerror}.") from error
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            line = error.lineno
-        else:
-            frames = traceback.extract_tb(error.__traceback__)
-            line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
-        place = str(path) if line is None else f"{path}:{line}"
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{place}: {error}") from error
-        raise ConfigError(f"{place}: the preset fails with {type(error).__name__}: {error}. Correct it.") from error
-    config = namespace.get("config")
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise ConfigError(f"{path}: the preset must assign a config to the name `config`, as in config = RunConfig().")
-    try:
-        _open(config)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return config, inspect.cleandoc(namespace.get("__doc__") or "")
+def named_keys(config: object) -> list[str]:
+    """The keys that can be set for any name, which stands as NAME in them: "tables.NAME.dim"."""
+    return [key for key in _keys(_open(config)) if ".NAME." in key]
 
 
 # Taking configs apart and building them.
@@ -219,6 +176,18 @@ def _annotations(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Field name -> its default, a leaf value or _Node; fields that have none are left out."""
+    values = {}
+    for field in dataclasses.fields(cls):
+        if field.init and field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+        elif field.init and field.default_factory is not dataclasses.MISSING:
+            values[field.name] = field.default_factory()
+    annotations = _annotations(cls)
+    return {name: _opened(value, annotations[name], name) for name, value in values.items()}
+
+
 def _classes(annotation: Any) -> list[type]:
     """The config classes that the annotation allows."""
     return [member for member in members(annotation) if isinstance(member, type) and dataclasses.is_dataclass(member)]
@@ -228,12 +197,17 @@ def _open(config: object, key: str = "") -> _Node:
     """Takes a config apart; ConfigError if a value does not fit its annotation."""
     node = _Node(type(config), {})
     for name, annotation in _annotations(node.cls).items():
-        value, path = getattr(config, name), _join(key, name)
-        if type(value) in _classes(annotation):
-            node.values[name] = _open(value, path)
-        else:
-            node.values[name] = _checked(value, annotation, path, repr(value))
+        node.values[name] = _opened(getattr(config, name), annotation, _join(key, name))
     return node
+
+
+def _opened(value: Any, annotation: Any, path: str) -> Any:
+    """The value of one field as a _Node keeps it."""
+    if type(value) in _classes(annotation):
+        return _open(value, path)
+    if type(value) is Named and (entry := entry_class(annotation)) is not None:
+        return _Node(annotation, {name: _opened(each, entry, _join(path, name)) for name, each in value.items()})
+    return _checked(value, annotation, path, repr(value))
 
 
 def _checked(value: Any, annotation: Any, path: str, written: str) -> Any:
@@ -248,20 +222,43 @@ def _build(node: _Node, key: str = "") -> object:
     """Builds the config, innermost first, so that a failing check is reported with the config's own path."""
     values = {name: _build(v, _join(key, name)) if isinstance(v, _Node) else v for name, v in node.values.items()}
     try:
-        return node.cls(**values)
+        return node.cls(**values) if entry_class(node.cls) is None else Named(values)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}" if key else str(error)) from error
 
 
-def _walk(node: _Node, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, leaf value or kind)."""
+def _walk(node: _Node, key: str = "", entry: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, leaf value or kind); of an entry of a Named only what is set."""
     if (tag := kind(node.cls)) is not None:
         yield key or "kind", tag
     for name, value in node.values.items():
         if isinstance(value, _Node):
-            yield from _walk(value, _join(key, name))
-        else:
+            yield from _walk(value, _join(key, name), entry_class(node.cls) is not None)
+        elif value is not None or not entry:
             yield _join(key, name), value
+
+
+def _changed(node: _Node, defaults: dict[str, Any], ignore: Collection[str], key: str = "") -> dict[str, Any]:
+    """What of the node differs from `defaults` (name -> leaf or _Node), as nested dicts that JSON can store."""
+    changed = {}
+    if (entry := entry_class(node.cls)) is not None:
+        defaults = dict.fromkeys(node.values, _open(entry()))
+    for name, value in node.values.items():
+        path, default = _join(key, name), defaults.get(name, dataclasses.MISSING)
+        if matches(path, ignore):
+            continue
+        if not isinstance(value, _Node):
+            # As JSON, because True == 1 == 1.0 in Python.
+            if default is dataclasses.MISSING or isinstance(default, _Node) or json.dumps(value) != json.dumps(default):
+                changed[name] = value
+        elif isinstance(default, _Node) and default.cls is value.cls:
+            if inner := _changed(value, default.values, ignore, path):
+                changed[name] = inner
+        else:
+            tag = kind(value.cls)
+            inner = _changed(value, _defaults(value.cls), ignore, path)
+            changed[name] = inner if tag is None else {"kind": tag} | inner
+    return changed
 
 
 def _to_plain(node: _Node) -> dict[str, Any]:
@@ -278,9 +275,10 @@ def _from_plain(cls: type, plain: Any, key: str) -> _Node:
         raise ConfigError(f"{place} is {json.dumps(plain)}; expected an object with the keys of {cls.__name__}.")
     tag = kind(cls)
     names = [*_annotations(cls)] if tag is None else ["kind", *_annotations(cls)]
+    defaults = _defaults(cls)
     for problem, wrong in (
         ("has unknown keys", [name for name in plain if name not in names]),
-        ("lacks the keys", [name for name in names if name not in plain]),
+        ("lacks the keys", [name for name in names if name not in plain and name not in defaults]),
     ):
         if wrong:
             raise ConfigError(
@@ -292,11 +290,17 @@ def _from_plain(cls: type, plain: Any, key: str) -> _Node:
         raise ConfigError(f"{_join(key, 'kind')} is {json.dumps(plain['kind'])}; expected {tag!r}.")
     node = _Node(cls, {})
     for name, annotation in _annotations(cls).items():
+        if name not in plain:
+            node.values[name] = defaults[name]
+            continue
         value, path = plain[name], _join(key, name)
         classes = _classes(annotation)
         if isinstance(value, dict) and len(classes) > 1:
             classes = [choice for choice in classes if kind(choice) == value.get("kind")]
-        if isinstance(value, dict) and classes:
+        if isinstance(value, dict) and (entry := entry_class(annotation)) is not None:
+            entries = {each: _from_plain(entry, inner, _join(path, each)) for each, inner in value.items()}
+            node.values[name] = _Node(annotation, entries)
+        elif isinstance(value, dict) and classes:
             node.values[name] = _from_plain(classes[0], value, path)
         else:
             written = json.dumps(value)
@@ -318,13 +322,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _assign(root: _Node, key: str, text: str) -> None:
     """Sets one value inside `root`; ConfigError if the key is unknown or the text does not fit."""
-    *groups, leaf = key.split(".")
     node: Any = root
-    for name in groups:
-        node = node.values.get(name) if isinstance(node, _Node) else None
-    if not isinstance(node, _Node) or leaf not in node.values:
+    parts = key.split(".")
+    while len(parts) > 1 and isinstance(node, _Node):
+        if (entry := entry_class(node.cls)) is None:
+            node = node.values.get(parts.pop(0))
+        else:
+            name, parts = split_name(parts, entry)
+            node = node.values.setdefault(name, _open(entry()))
+    leaf = parts[0]
+    annotation = node.fields().get(leaf, entry_class(node.cls)) if isinstance(node, _Node) else None
+    if annotation is None:
         raise ConfigError(_unknown_key(root, key))
-    annotation = _annotations(node.cls)[leaf]
     for choice in _classes(annotation):
         if kind(choice) == text:
             node.values[leaf] = _open(choice(), key)
@@ -333,7 +342,9 @@ def _assign(root: _Node, key: str, text: str) -> None:
         node.values[leaf] = parse(text, annotation)
     except WrongTypeError:
         if (sample := example(annotation)) is None:
-            inner = ", ".join(_join(key, name) for name in _annotations(_classes(annotation)[0]))
+            entry = entry_class(annotation)
+            group, cls = (key, _classes(annotation)[0]) if entry is None else (key + ".NAME", entry)
+            inner = ", ".join(_join(group, name) for name in _annotations(cls))
             raise ConfigError(f"{key}={text}: {key} is a group of settings. Set one of them: {inner}.") from None
         raise ConfigError(
             f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={sample}."
@@ -342,8 +353,8 @@ def _assign(root: _Node, key: str, text: str) -> None:
 
 def _unknown_key(root: _Node, key: str) -> str:
     """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
-    if (choice := dict(_by_kind(root)).get(key)) is not None:
-        return f"unknown key {key!r}: it exists only with {choice}. Give {choice} before it."
+    if choices := [assignment for known, assignment in _by_kind(root) if known == key]:
+        return f"unknown key {key!r}: it exists only with {either(choices)}. Give that too."
     leaf = key.rpartition(".")[2]
 
     def likeness(candidate: str) -> float:
@@ -357,17 +368,19 @@ def _unknown_key(root: _Node, key: str) -> str:
 
 def _keys(node: _Node, key: str = "") -> Iterator[str]:
     """Yields every key that can be set: all leaves, and the nested configs that are chosen by kind."""
-    for name, annotation in _annotations(node.cls).items():
+    for name, annotation in node.fields().items():
         path, value = _join(key, name), node.values[name]
         if example(annotation) is not None:
             yield path
         if isinstance(value, _Node):
             yield from _keys(value, path)
+        if (entry := entry_class(annotation)) is not None:
+            yield from _keys(_open(entry()), _join(path, "NAME"))
 
 
 def _by_kind(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
     """Yields (dotted key, assignment that makes it exist) for the fields of every kind that can be chosen."""
-    for name, annotation in _annotations(node.cls).items():
+    for name, annotation in node.fields().items():
         path, value = _join(key, name), node.values[name]
         for choice in _classes(annotation):
             if kind(choice) is not None:

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from recjax.named import entry_class
+
 # type -> (what is expected, a text that is one).
 _LEAVES: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true"),
@@ -37,7 +39,9 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def kind(cls: Any) -> str | None:
-    """The tag by which the dataclass `cls` is chosen, if it has one: a ClassVar, not a field, called `kind`."""
+    """The tag by which `cls` is chosen if it is a dataclass that has one: a ClassVar, not a field, called `kind`."""
+    if not dataclasses.is_dataclass(cls):
+        return None
     is_field = any(field.name == "kind" for field in dataclasses.fields(cls))
     return None if is_field else getattr(cls, "kind", None)
 
@@ -84,20 +88,22 @@ def expected(annotation: Any) -> str:
             words.append(f"a list, each item {expected(typing.get_args(member)[0])}")
         elif dataclasses.is_dataclass(member):
             words.append(kind(member) or "a group of settings")
+        elif entry_class(member) is not None:
+            words.append("settings by name")
         else:
             words.append(_LEAVES[member][0])
-    return either(words)
+    return either(list(dict.fromkeys(words)))  # where "none" is also one of a Literal's texts, it comes twice
 
 
 def example(annotation: Any) -> str | None:
-    """A text that `parse` takes, or the kind of a nested config; None for a nested config that has no kind."""
+    """A text that `parse` takes, or the kind of a nested config; None for a nested config without one, or a Named."""
     member = members(annotation)[0]
     if typing.get_origin(member) is Literal:
         return str(typing.get_args(member)[0])
     if typing.get_origin(member) is tuple:
         item = typing.get_args(member)[0]
         return "512-256-64" if item is int else f"{example(item)},{example(item)}"
-    return kind(member) if dataclasses.is_dataclass(member) else _LEAVES[member][1]
+    return _LEAVES[member][1] if member in _LEAVES else kind(member)
 
 
 def written(value: Any) -> str:
@@ -122,7 +128,7 @@ def _fit_one(value: Any, member: Any) -> Any:
     elif typing.get_origin(member) is tuple:
         if type(value) is tuple:
             return tuple(fit(item, typing.get_args(member)[0]) for item in value)
-    elif member not in _LEAVES and not dataclasses.is_dataclass(member):
+    elif member not in _LEAVES and not dataclasses.is_dataclass(member) and entry_class(member) is None:
         raise TypeError(f"a config field cannot be of type {member}")
     elif member is float and type(value) in (int, float):
         try:

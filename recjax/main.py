@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from recjax import presets
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
-from recjax.train import calibration, evaluation
+from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
@@ -38,13 +41,18 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     began = time.monotonic()
     if not isinstance(config, presets.RunConfig):
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
+    if config.train.tensorboard:
+        tensorboard.require()
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
+        _tell_small(config, setup)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
             folder.claim()
             keep(setup.source, folder.path / KEPT)
-            with MetricsFile(folder.path / "metrics.jsonl", resume_step=cursor.step, without=undone) as log:
+            with MetricsFile(
+                folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone
+            ) as log:
                 outcome = Loop(setup, checkpoints, log).fit(state, cursor)
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = evaluation.measure(setup, chosen, "test")
@@ -58,16 +66,26 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     return summary
 
 
+def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
+    """Says so where the settings of `config.small` take the place of others."""
+    if setup.config != config:
+        _note(
+            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}: batch size "
+            f"{setup.config.train.batch_size:,}, and otherwise as small.* says; small.below_rows=0 keeps train.* and "
+            "embedding.optimizer as they are"
+        )
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
     """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
-    restored = checkpoints.newest(report=_note)
-    if restored is None:
+    resumed = checkpoints.newest(report=_note, use=functools.partial(resume, setup))
+    if resumed is None:
         return setup.new_state(), Cursor(), []
-    state, cursor = resume(setup, restored)
+    state, cursor = resumed
     refuse_other_values(setup.source, run / KEPT)
     if cursor.step > total_steps(setup):
         raise ConfigError(
@@ -89,15 +107,15 @@ def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[T
     state, cursor = outcome.state, outcome.cursor
     if cursor.best_step is None or cursor.best_step == cursor.step:
         return state, cursor.step
+    jax.tree.map(lambda array: array.delete(), state)  # there may not be memory for two
     try:
-        arrays = checkpoints.restore(cursor.best_step).arrays
+        return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
     except TrainingError as error:  # the run is finished all the same
         _note(
             f"the best step by validation, {cursor.best_step}, cannot be used: {error} The results are those of the "
             f"last step, {cursor.step}; with that checkpoint restored, the same command gives those of the best one."
         )
-        return state, cursor.step
-    return setup.saved_state(arrays, cursor.best_step), cursor.best_step
+        return checkpoints.restore(cursor.step, use=setup.saved_state), cursor.step
 
 
 def evaluate(

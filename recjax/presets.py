@@ -5,32 +5,67 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from recjax import config as machinery
-from recjax.data.criteo import Criteo1TB, CriteoKaggle
-from recjax.data.movietweetings import MovieTweetings
-from recjax.data.prepared import Prepared
+from recjax import preset_files
+from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
+from recjax.embedding.plan import Placement
 from recjax.embedding.spec import Pooling
 from recjax.errors import ConfigError
 from recjax.mesh import MeshConfig
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.deepfm import DeepFMConfig
 from recjax.models.dlrm import DLRMConfig
+from recjax.models.wide_deep import WideDeepConfig
+from recjax.named import Named
 from recjax.train.options import TrainConfig
+from recjax.train.small import SmallData
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+    """What one table has for itself; None: as all have it."""
+
+    dim: int | None = None  # D, its columns
+    optimizer: SparseOptimizer | None = None  # what updates it
+    init_scale: float | None = None  # half the width of the uniform distribution of its initial values
+    placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
+
+    def __post_init__(self) -> None:
+        _check_table(self.dim, self.init_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureConfig:
+    """What one categorical feature has for itself; None: as all have it."""
+
+    pooling: Pooling | None = None  # how its bags' rows become one vector
+    share: str | None = None  # another feature of as many rows: look up its table, and have none of one's own
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """The embedding tables: one for each categorical feature of the data."""
+    """The embedding tables: one for each categorical feature of the data, unless it shares another's."""
 
     dim: int = 16  # D, columns of every table
     pooling: Pooling = "sum"  # how a bag's rows become one vector
-    optimizer: RowWiseAdagrad | Sgd = RowWiseAdagrad()  # of the tables; exact and sparse
+    optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
+    init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
+    tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
+    features: Named[FeatureConfig] = Named()  # settings of single features
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ConfigError(f"dim is {self.dim}; it must be at least 1.")
+        _check_table(self.dim, self.init_scale)
+
+
+def _check_table(dim: int | None, init_scale: float | None) -> None:
+    if dim is not None and dim < 1:
+        raise ConfigError(f"dim is {dim}; it must be at least 1.")
+    if init_scale is not None and init_scale < 0:
+        raise ConfigError(f"init_scale is {init_scale}; it must not be negative.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +73,11 @@ class RunConfig:
     """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
 
     seed: int = 0  # of initial weights and of the order of the samples
-    data: MovieTweetings | CriteoKaggle | Criteo1TB | Synthetic | Prepared = Synthetic()  # what to train on
-    model: DLRMConfig = DLRMConfig()  # the dense part
+    data: Dataset = Synthetic()  # what to train on
+    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
+    small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
     plan: str = "auto"  # where tables live: auto, row_wise, data_parallel or a plan file; changes no number
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
@@ -50,18 +86,29 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
 
+    def for_rows(self, rows: int) -> Self:
+        """The settings that a training split of `rows` samples is trained with: see `SmallData`."""
+        if rows >= self.small.below_rows:
+            return self
+        embedding = dataclasses.replace(self.embedding, optimizer=self.small.tables)
+        return dataclasses.replace(self, embedding=embedding, train=self.small.train(self.train, rows))
+
 
 # Settings that may change when a run is resumed: where it runs, how long, and what it writes.
 FREE_ON_RESUME = (
     "mesh",
     "plan",
     "data.path",
+    "embedding.tables.*.placement",
     "train.steps",
     "train.epochs",
+    "small.epochs",
     "train.eval_batch_size",
     "train.checkpoint_every",
     "train.keep_checkpoints",
+    "train.checkpoint_copy",
     "train.log_every",
+    "train.tensorboard",
     "train.workers",
 )
 
@@ -81,8 +128,8 @@ def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
       ConfigError: unknown preset or key (with the nearest valid names), or a value of the wrong type.
     """
-    path = machinery.find_preset(preset)
-    config, _ = machinery.load_preset_module(path)
+    path = preset_files.find_preset(preset)
+    config, _ = preset_files.load_preset_module(path)
     if not isinstance(config, RunConfig):
         raise ConfigError(
             f"{path}: `config` is a {type(config).__name__}, not a RunConfig. Start the file with "

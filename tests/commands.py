@@ -150,7 +150,8 @@ def steps_of(run: Path, split: str) -> list[int]:
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, by its path."""
-    from recjax.train.checkpoint import Checkpoints  # which imports JAX
+    from recjax.lazy import load  # which imports JAX
+    from recjax.train.checkpoint import Checkpoints
 
     found = {}
 
@@ -161,7 +162,7 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
             else:
                 found[f"{path}/{key}"] = value
 
-    walk(Checkpoints(run / "checkpoints", 2).restore(step).arrays, "")
+    walk(Checkpoints(run / "checkpoints", 2).restore(step, lambda restored: load(restored.arrays)), "")
     assert len(found) > 5
     return found
 

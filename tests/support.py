@@ -17,12 +17,16 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference, route
+from recjax.embedding.bound import bind
 from recjax.embedding.collection import initial_rows
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.lookup import Sequence
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
+from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train import state as states
-from recjax.train.step import make_predict, make_train_step, place
+from recjax.train.setup import dims, specs
+from recjax.train.step import StepOptions, make_predict, make_train_step, place
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -43,45 +47,55 @@ class Problem:
     dense: int
     tx: optax.GradientTransformation
     seed: int = 0
+    options: StepOptions = StepOptions()
 
     def build(self, dtype: Any) -> nnx.Module:
-        names = tuple(f.name for f in self.features)
-        return self.model.build(self.dense, names, self.tables[0].dim, dtype=jnp.dtype(dtype), seed=self.seed)
+        return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
 
 
 def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps: int, batch_size: int,
             pooling: Any = "sum", tx: Any = None) -> Problem:  # fmt: skip
-    """`steps` shuffled batches of a source, with one table for each feature."""
+    """`steps` shuffled batches of a source, with the tables that a run of the model would have."""
     stream = batches(source, "train", batch_size, seed=1, shuffle=True, workers=0)
-    schema = source.schema
+    config = RunConfig(model=model, embedding=EmbeddingConfig(dim, pooling, optimizer))
+    tables, features = specs(config, source.schema)
     return Problem(
         list(itertools.islice(stream, steps)),
         batch_size,
-        tuple(TableSpec(f.name, f.rows, dim, optimizer) for f in schema.features),
-        tuple(FeatureSpec(f.name, f.name, f.bag, pooling, f.weighted) for f in schema.features),
+        tables,
+        features,
         model,
-        len(schema.dense),
+        len(source.schema.dense),
         tx or optax.sgd(0.05),
     )
 
 
 @dataclasses.dataclass
 class Result:
-    """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path."""
+    """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path.
+
+    The oracle also tells the norm of all gradients in each step, before clipping.
+    """
 
     losses: list[float]
     tables: dict[str, dict[str, np.ndarray]]
     dense: dict[str, np.ndarray]
+    norms: list[float] = dataclasses.field(default_factory=list)
 
 
-def run_sharded(problem: Problem, devices: int, plan: str, dtype: Any) -> Result:
-    """Trains with the product's own step on a mesh of `devices`."""
+def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None) -> Result:
+    """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint."""
     mesh = mesh_of(devices)
-    bound = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
+    plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
+    bound = bind(plan, problem.tables, problem.features, devices)
     model = problem.build(dtype)
-    state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
-    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx)
-    counted = [route.count(b, bound, problem.batch_size) for b in problem.batches]
+    if start is None:
+        state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
+    else:
+        state = states.from_host(start, 0, model, bound, mesh, problem.tx, dtype)
+    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx, problem.options)
+    parts = problem.options.accumulate
+    counted = [route.count(b, bound, problem.batch_size, parts) for b in problem.batches]
     capacities: dict[str, int] = {}
     for c in counted:  # all known beforehand, so the step compiles once
         capacities = route.grow(capacities, c.needs)
@@ -118,33 +132,45 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
     @jax.jit
     def loss_and_grads(dense: Any, tables: Any, matrices: Any, x: Any, y: Any, w: Any) -> Any:
         def loss(dense: Any, tables: Any) -> Any:
-            pooled = {f.name: matrices[f.name] @ tables[f.table] for f in problem.features}
+            pooled = {}
+            for f in problem.features:
+                matrix, mask = matrices[f.name]
+                looked_up = matrix @ tables[f.table]
+                pooled[f.name] = Sequence(looked_up, mask) if f.pooling == "none" else looked_up
             logits = nnx.merge(graphdef, dense)(x, pooled)
             each = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))
             return jnp.sum(w * each) / jnp.sum(w)
 
         return jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
 
-    losses = []
+    losses, norms = [], []
     by_name = {t.name: t for t in problem.tables}
-    for batch in problem.batches:
-        matrices, touched = {}, {t.name: np.zeros(t.rows, bool) for t in problem.tables}
+    for step, batch in enumerate(problem.batches):
+        matrices: dict[str, Any] = {}
+        touched = {t.name: np.zeros(t.rows, bool) for t in problem.tables}
         for f in problem.features:
-            rows = by_name[f.table].rows
-            matrices[f.name] = reference.bag_matrix(batch.bags[f.name], batch.size, rows, f.pooling, dtype)
-            touched[f.table] |= reference.touched_rows(batch.bags[f.name], rows)
+            rows, bags = by_name[f.table].rows, batch.bags[f.reads]
+            if f.pooling == "none":
+                matrices[f.name] = reference.sequence_matrices(bags, batch.size, rows, dtype)
+            else:
+                matrices[f.name] = reference.bag_matrix(bags, batch.size, rows, f.pooling, dtype), None
+            touched[f.table] |= reference.touched_rows(bags, rows)
         x, y, w = (np.asarray(a, dtype) for a in (batch.dense, batch.labels, batch.weights))
         loss, (dense_grads, table_grads) = loss_and_grads(dense, tables, matrices, x, y, w)
         losses.append(float(loss))
+        leaves, structure = jax.tree.flatten((dense_grads, table_grads))
+        norms.append(float(np.sqrt(sum(np.square(g).sum() for g in leaves))))
+        clipped = reference.clip([np.asarray(g) for g in leaves], problem.options.clip_norm)
+        dense_grads, table_grads = jax.tree.unflatten(structure, clipped)
+        rate = float(problem.options.schedule(jnp.int32(step)))
         updates, opt = problem.tx.update(dense_grads, opt, dense)
-        dense = optax.apply_updates(dense, updates)
+        dense = optax.apply_updates(dense, jax.tree.map(lambda u, rate=rate: u * rate, updates))
         for t in problem.tables:
-            grad = np.asarray(table_grads[t.name])
             tables[t.name], slots[t.name] = reference.update(
-                t.optimizer, tables[t.name], slots[t.name], grad, touched[t.name]
+                t.optimizer, tables[t.name], slots[t.name], table_grads[t.name], touched[t.name], step, rate
             )
     named = {t.name: {"rows": tables[t.name], **slots[t.name]} for t in problem.tables}
-    return Result(losses, named, states._named_leaves(dense))
+    return Result(losses, named, states._named_leaves(dense), norms)
 
 
 def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:

@@ -60,14 +60,15 @@ def test_a_disk_that_is_full_for_prepared_data(tmp_path, monkeypatch):
     command = ("data", "prepare", "movietweetings", "--out", tmp_path / "made", "--json")
     with largest_file(100_000):
         done = inside(*command)
-    assert_refused(done, 1, f"cannot write prepared data to {tmp_path}/made: ", "Nothing of it was kept", "free space")
-    assert os.listdir(tmp_path) == []
+    assert_refused(done, 1, f"cannot prepare {tmp_path}/made: ", r"kept beside it, in \.made\.work", "make space")
+    assert os.listdir(tmp_path) == [".made.work"]
     assert inside(*command).result["rows"]["test"] == 20_000
+    assert os.listdir(tmp_path) == ["made"]
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
     with largest_file(100_000):
         done = inside("train", "movietweetings", *SMALL, "--out", tmp_path / "run")
-    assert_refused(done, 1, f"cannot write prepared data to {tmp_path}/cache/movietweetings-", "RECJAX_CACHE")
-    assert os.listdir(tmp_path / "cache") == []
+    assert_refused(done, 1, f"cannot prepare {tmp_path}/cache/movietweetings-", "RECJAX_CACHE")
+    assert [name for name in os.listdir(tmp_path / "cache") if not name.endswith(".work")] == []
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_no_permission(preset, good, tmp_path):
             1,
             [f"cannot write {run}/checkpoints/00000003: Permission denied", "writable"],
         ),
-        (["data", "prepare", "movietweetings", "--out", readonly / "x"], 1, ["Permission denied", "write permission"]),
+        (["data", "prepare", "movietweetings", "--out", readonly / "x"], 1, ["Permission denied", "mend permissions"]),
         (["plan", preset, "--save", readonly / "plan.json"], 2, ["plan.json cannot be written: Permission denied"]),
         ([*train, tmp_path / "new", *OWN, f"data.path={data}"], 3, [r"no permission to read \S*test", "chmod a\\+rX"]),
         (["train", "movietweetings", "--out", tmp_path / "new"], 1, [f"{cache}/movietweetings-.*Permission denied"]),

@@ -107,7 +107,8 @@ def test_wrong_usage(arguments, pattern):
 @pytest.mark.parametrize(
     ("mistake", "status", "patterns", "mended"),
     [
-        (["embedding.dim=16"], 2, ["model.bottom ends in 8 but embedding.dim is 16", "end model.bottom in 16"],
+        (["embedding.dim=16"], 2, ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)",
+                                      "change embedding.dim"],
          ["embedding.dim=16", "model.bottom=16"]),
         (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
@@ -257,8 +258,8 @@ def test_eval_of_data_without_the_split(preset, tmp_path):
         (lambda text: "[]", ["not a plan", "recjax plan PRESET --save FILE"]),
         (lambda text: text.replace('"owners"', '"owner"'), ["table 'sparse_0': unknown key 'owner'"]),
         (
-            lambda text: text.replace('"row_wise"', '"table_wise"'),
-            ["placement is 'table_wise'; choose one of row_wise"],
+            lambda text: text.replace('"row_wise"', '"table_wide"'),
+            ["placement is 'table_wide'; choose one of row_wise"],
         ),
         (lambda text: text.replace("sparse_0", "sparse_9"), ["sparse_9, but the model has sparse_0"]),
         (lambda text: text.replace('"tier": "device"', '"tier": "host"'), ["tier='host' is not built yet"]),

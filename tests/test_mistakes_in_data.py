@@ -127,7 +127,11 @@ def test_data_that_have_changed_since_the_checkpoint(preset, good, tmp_path):
     [
         (["prepare", "movietweetings", "--out", "{file}"], 3, ["exists and is not prepared data", "nothing was chang"]),
         (["prepare", "movietweetings", "--out", "{full}"], 3, ["exists and is not prepared data"]),
-        (["prepare", "movietweetings", "--out", "{file}/new"], 1, ["Not a directory", "Nothing of it was kept"]),
+        (
+            ["prepare", "movietweetings", "--out", "{file}/new"],
+            1,
+            ["Not a directory", "choose another place with --out"],
+        ),
         (["prepare", "movietweetings", "--out", "{good}"], 3, ["already holds prepared data of other", "--overwrite"]),
         (["prepare", "movietweetings", "--out", "{new}", "--from", "{new}"], 3, ["is not a folder", "--from"]),
         (["prepare", "movietweetings", "--out", "{new}", "--from", "{full}"], 3, [r"ratings\.dat"]),

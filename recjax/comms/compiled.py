@@ -18,6 +18,7 @@ PHASES = (
     "dense_grads",
     "grad_exchange",
     "finite_check",
+    "clip",
     "sparse_update",
     "dense_update",
 )

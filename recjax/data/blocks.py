@@ -180,7 +180,7 @@ def write_prepared(
     """
     out = Path(out).absolute()
     try:
-        _refuse_foreign(out)
+        refuse_foreign(out)
         with _workspace(out) as folder:
             for name, file in (attachments or {}).items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +297,7 @@ def _write_all(
 def _put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:
     """Renames the complete `folder` to `out`, unless `out` holds the same already, or other data."""
     if not (out / MANIFEST).exists():
-        folder.rename(out)  # `out` is missing or empty: see _refuse_foreign
+        folder.rename(out)  # `out` is missing or empty: see refuse_foreign
         return
     try:
         old = json.loads((out / MANIFEST).read_text("utf-8"))
@@ -318,7 +318,8 @@ def _put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: 
     _remove(aside)
 
 
-def _refuse_foreign(out: Path) -> None:
+def refuse_foreign(out: Path) -> None:
+    """DataError if `out` holds anything but prepared data."""
     foreign = any(out.iterdir()) and not (out / MANIFEST).exists() if out.is_dir() else out.exists()
     if foreign:
         raise DataError(

@@ -23,11 +23,13 @@ class RawFeature:
       name: unique among the reader's features; becomes the name in the schema.
       jagged: rows have bags of any size, empty ones too; else every row has one value.
       optional: values may be missing, so the table gets a row that stands for "missing".
+      min_count: values that the training split holds fewer times are out of vocabulary, whatever `Frequency` allows.
     """
 
     name: str
     jagged: bool = False
     optional: bool = False
+    min_count: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,10 @@ def fault(line: bytes) -> Fault | None:
 
 
 def _shown(text: bytes) -> str:
-    return repr(text[:80].decode("utf-8", "backslashreplace"))
+    try:
+        return repr(text[:80].decode())
+    except UnicodeDecodeError:
+        return repr(text[:80])[1:]
 
 
 def parse(text: bytes) -> Rows | None:

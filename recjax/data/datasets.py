@@ -7,31 +7,38 @@ from __future__ import annotations
 
 import difflib
 import os
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import criteo, movietweetings, stats
+from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds
+from recjax.data.avazu import Avazu
 from recjax.data.blocks import PreparedSource, open_prepared, verify
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
+from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.prepared import Prepared
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
+from recjax.data.taobao import Taobao
+from recjax.data.tfds import Tfds
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | CriteoKaggle | Criteo1TB | Synthetic | Prepared
+Dataset = MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao | Tfds | Synthetic | Prepared
 
-DATASETS: dict[str, type[Dataset]] = {
-    kind.kind: kind for kind in (MovieTweetings, CriteoKaggle, Criteo1TB, Synthetic, Prepared)
-}
+DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
 
 # Raw files to prepared blocks. A dataset that is absent here needs no preparation.
 _PREPARE: dict[str, Callable[..., PreparedSource]] = {
     MovieTweetings.kind: movietweetings.prepare,
+    MovieLens.kind: movielens.prepare,
     CriteoKaggle.kind: criteo.prepare,
     Criteo1TB.kind: criteo.prepare,
+    Avazu.kind: avazu.prepare,
+    Taobao.kind: taobao.prepare,
+    Tfds.kind: tfds.prepare,
 }
 
 
@@ -56,7 +63,7 @@ def prepare(
       overwrite: replace prepared data of other content in `out`.
 
     Returns:
-      JSON values: dataset, path, fingerprint, rows (split -> rows).
+      JSON values: dataset, path, fingerprint, rows (split -> rows), skipped (kind of malformed line -> lines left out).
 
     Raises:
       ConfigError: the dataset needs no preparation.
@@ -74,6 +81,7 @@ def prepare(
         "path": str(made.path),
         "fingerprint": made.fingerprint,
         "rows": {split: int(made.row_counts(split).sum()) for split in SPLITS},
+        "skipped": made.about.get("skipped", {}),
     }
 
 

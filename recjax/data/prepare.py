@@ -25,8 +25,8 @@ import numpy as np
 
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch
-from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify, write_prepared
-from recjax.data.chunk import Chunk, Reader, check_chunk
+from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
+from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
 from recjax.data.counting import Counter
 from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform
@@ -51,6 +51,7 @@ def prepare_data(
     dense: DenseTransform,
     missing_indicators: bool,
     options: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> PreparedSource:
     """Prepares what a reader reads.
@@ -62,6 +63,7 @@ def prepare_data(
       dense: the transform of dense values.
       missing_indicators: whether each dense column gets another that says where it is missing.
       options: all options by name, these included (`options.options_of`): an opened config is compared with them.
+      more: what else the data shall tell of themselves (`PreparedSource.about`); JSON values.
       overwrite: replace prepared data of other content.
 
     Raises:
@@ -75,6 +77,7 @@ def prepare_data(
         "splits": reader.splits,
         "options": dict(options),
         "files": dict(reader.files()),
+        **(more or {}),
     }
     if (made := _already(out, reader.name, about, overwrite)) is not None:
         progress.note(f"{out} holds these data already")
@@ -111,7 +114,8 @@ def prepare_data(
         raise TrainingError(
             f"cannot prepare {out}: {error.strerror or error} ({error.filename or out.parent}). What is finished is "
             f"kept beside it, in .{out.name}.work: make space or mend permissions and give the same command again, or "
-            "remove that folder and choose another place with --out."
+            "remove that folder and choose another place with --out (or RECJAX_CACHE, for data that recjax prepares by "
+            "itself)."
         ) from error
     finally:
         progress.close()
@@ -124,6 +128,7 @@ def _no_faults() -> collections.Counter[str]:
 
 def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
     """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
+    refuse_foreign(out)
     if not (out / MANIFEST).exists():
         return None
     try:
@@ -180,7 +185,7 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
             unfinished = folder / f"unfinished-{index}"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            vocabulary = _vocabulary(work, index, ids, first_row(features[index]), unfinished)
+            vocabulary = _vocabulary(work, index, ids, features[index], unfinished)
             shutil.rmtree(unfinished)
             vocabulary.save(unfinished)
             unfinished.rename(folder / str(index))
@@ -194,16 +199,17 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
     return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)], folder
 
 
-def _vocabulary(work: WorkFolder, feature: int, ids: Frequency, first: int, folder: Path) -> Vocabulary:
-    """The vocabulary of feature number `feature`, from the counts of all parts; `folder` is for temporary files."""
+def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeature, folder: Path) -> Vocabulary:
+    """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
     counter = Counter(folder)
     for part in work.parts:
-        values, counts = work.train_counts(part, feature)
+        values, counts = work.train_counts(part, index)
         if ids.modulo and len(values):
             values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
             counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
         counter.add(values, counts)
-    return Vocabulary.counted(*counter.total(ids.min_count), 1, first)
+    least = max(ids.min_count, feature.min_count)
+    return Vocabulary.counted(*counter.total(least), 1, first_row(feature))
 
 
 class _Blocks:

@@ -1,9 +1,11 @@
-"""Reading text files strictly: what cannot be read is refused with file, line and column, never skipped."""
+"""Opening the files of a dataset: what cannot be read is refused with its name and what to do about it."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,30 @@ from typing import Any, BinaryIO
 from recjax.errors import DataError
 
 
-def find(folder: Path, name: str) -> Path:
-    """The file `name` in `folder`, or its gzipped copy `name.gz`; DataError if there is neither."""
-    for file in (folder / name, folder / f"{name}.gz"):
-        if file.is_file():
+def given(kind: str, source: str | os.PathLike[str] | None) -> Path:
+    """The place of the raw files of a dataset that does not ship with recjax.
+
+    Raises:
+      DataError: none is given.
+    """
+    if source is None:
+        raise DataError(f"{kind} does not ship with recjax. Give the place of its files with --from PATH.")
+    return Path(source)
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of the files `names` that `folder` has, each also looked for gzipped as `name.gz`.
+
+    Raises:
+      DataError: it has none of them.
+    """
+    wanted = [end for name in names for end in (name, f"{name}.gz")]
+    for file in (folder / name for name in wanted):
+        if file.is_dir():
+            raise DataError(f"{file} is a folder where a file should be. Give the dataset's own folder with --from.")
+        if file.exists():
             return file
-    state = f"has neither {name} nor {name}.gz" if folder.is_dir() else "is not a folder"
+    state = f"has neither {' nor '.join(wanted)}" if folder.is_dir() else "is not a folder"
     raise DataError(f"{folder} {state}. Give the folder that holds the dataset's files with --from.")
 
 
@@ -32,35 +52,50 @@ def open_bytes(file: Path) -> Iterator[BinaryIO]:
         opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")
         with opened as stream:
             yield stream
-    except FileNotFoundError:
-        raise DataError(f"{file} does not exist. Give the folder that holds the dataset's files with --from.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file} is no complete gzip file ({error}). Download or copy it again.") from None
+        raise damaged_gzip(file, error) from None
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}). Check its permissions and the disk.") from None
+        raise unreadable(file, error) from None
 
 
-def read_lines(file: Path) -> list[str]:
-    r"""The lines of a UTF-8 text file, gzipped if its name ends in .gz.
+def read_bytes(file: Path, *, first_line: bool = False) -> bytes:
+    """The content of a file without its UTF-8 byte order mark, unpacked if its name ends in .gz.
 
-    A byte order mark, Windows line ends and a missing last line end make no difference. Only "\n" ends a line:
-    other characters that Unicode calls line ends may be part of a title.
+    Args:
+      file: the file.
+      first_line: only what stands before the first line end (at most 1 MiB of it).
 
     Raises:
-      DataError: missing, unreadable, truncated, empty, or not UTF-8; the message says where and what to do.
+      DataError: missing, unreadable, truncated or empty.
     """
     with open_bytes(file) as stream:
-        data = stream.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        raise DataError(
-            f"{file}:{line}: byte {column} of the line (0x{data[error.start]:02x}) is not UTF-8 text. "
-            "Convert the file to UTF-8, for example with iconv, or download it again."
-        ) from None
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    if lines == [""]:
+        data = stream.readline(2**20) if first_line else stream.read()
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not data.strip(b"\r\n"):
         raise DataError(f"{file} is empty. Download or copy it again.")
-    return lines
+    return data
+
+
+def sha256(file: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def damaged_gzip(file: Path, error: Exception) -> DataError:
+    """The error for a file that gzip cannot unpack."""
+    return DataError(f"{file} is no complete gzip file ({error}). Download or copy it again.")
+
+
+def unreadable(file: Path, error: OSError) -> DataError:
+    """The error for a file that the system does not hand out."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{file} does not exist. Give the folder that holds the dataset's files with --from.")
+    return DataError(f"{file} cannot be read ({error.strerror or error}). Check its permissions and the disk.")

@@ -1,14 +1,14 @@
 """The tables of a model as arrays: initial values, and the way out to checkpoints and back.
 
-A group's buffer is one array [O * R, D], owner-major. On disk and in tests a table is one unpadded
-[V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
+A group's buffer is one array [parts * R, width], part by part (see `bound.Group`). On disk and in tests a
+table is one unpadded [V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,15 +17,15 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.plan import BoundPlan, BoundTable, Group
+from recjax.embedding.bound import BoundPlan, BoundTable, Group
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
+from recjax.lazy import Index, LazyArray, as_lazy, block_of
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
-Tables = dict[str, jax.Array]  # group name -> [O * R, D]
-GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [O * R, ...]
+Tables = dict[str, jax.Array]  # group name -> [parts * R, width]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [parts * R, ...]
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
-EXPORT_BYTES = 1 << 26  # of a table copied at a time: bounds the device's temporary of an export
 
 
 def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
@@ -52,35 +52,39 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
     tables: Tables = {}
     slots: GroupSlots = {}
     for group in bound.groups:
-        spec = P(MODEL_AXES) if group.placement == "row_wise" else P()
+        spec = P() if group.sharding == "copies" else P(MODEL_AXES)
         body = functools.partial(_initial_block, group, seed, dtype)
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
         sharding = _sharding(group, mesh)
         slots[group.name] = {
-            name: jnp.full((group.owners * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
+            name: jnp.full((group.parts * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots
 
 
 def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
-    """One owner's part of a group's buffer, filled by one loop whatever the number of tables."""
-    owner = jax.lax.axis_index(MODEL_AXES) if group.placement == "row_wise" else jnp.int32(0)
-    tables, R = group.tables, group.rows
+    """One device's part of a group's buffer, filled by one loop whatever the number of tables."""
+    part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
+    owner = part if group.sharding == "rows" else jnp.int32(0)
+    column = part if group.sharding == "columns" else jnp.int32(0)
+    tables, R, W = group.tables, group.rows, group.width
+    first = group.columns.start(column)
+    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
 
     def constants(values: list[Any]) -> jax.Array:  # one for each table
         return jnp.stack([jnp.asarray(v) for v in values])
 
     keys_T = constants([_key(seed, t.spec.name) for t in tables])
     scale_T = constants([jnp.float32(t.spec.scale) for t in tables])
-    offset_T = constants([jnp.int32(t.offset) for t in tables])
+    offset_T = constants([jnp.asarray(t.offsets, jnp.int32)[owner] for t in tables])
     first_T = constants([t.split.start(owner) for t in tables])
     stop_T = constants([t.split.start(owner + 1) for t in tables])
     orders = [(t.order.quotient, t.order.classes, t.order.inverse) for t in tables]
     q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
     chunk = min(R, max(1, CHUNK_FLOATS // group.dim))
 
-    def fill(i: jax.Array, block_RxD: jax.Array) -> jax.Array:
+    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
         slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
         t_C = jnp.searchsorted(offset_T, slot_C, side="right") - 1
@@ -88,26 +92,44 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
         used_C = position_C < stop_T[t_C]
         row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
         values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
-        values = jnp.where(used_C[:, None], values, 0).astype(dtype)
-        return jax.lax.dynamic_update_slice(block_RxD, values, (start, jnp.int32(0)))
+        if W < group.dim:
+            values = jnp.pad(values, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
+            values = jax.lax.dynamic_slice_in_dim(values, first, W, axis=1)
+        values = jnp.where(used_C[:, None] & used_W[None], values, 0).astype(dtype)
+        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, group.dim), dtype))
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
 
 
 def _sharding(group: Group, mesh: Mesh) -> Any:
-    return sharded(mesh, MODEL_AXES) if group.placement == "row_wise" else replicated(mesh)
+    return replicated(mesh) if group.sharding == "copies" else sharded(mesh, MODEL_AXES)
 
 
-def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, np.ndarray]]:
-    """Copies tables and slots to the host, unpadded.
+def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
+    """(part of the buffer, index within `part`, start within the former) of all that a part of a table consists of.
+
+    An array of one value a row has rows alone; beside columns, every part of the buffer holds all of it.
+    """
+    for piece in group.pieces(table):
+        lies = ((piece.start, piece.stop, piece.offset), (piece.first, piece.last, 0))
+        box = tuple(zip(part, lies, strict=False))
+        spans = [(max(p.start, start), min(p.stop, stop)) for p, (start, stop, _) in box]
+        if all(start < stop for start, stop in spans):
+            inside = tuple(slice(a - p.start, z - p.start) for (a, z), (p, _) in zip(spans, box, strict=True))
+            at = tuple(offset + a - start for (a, _), (_, (start, _, offset)) in zip(spans, box, strict=True))
+            yield piece.part, inside, at
+
+
+def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray]]:
+    """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
     Returns:
-      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. The arrays own their memory:
+      table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
-      The devices need room for one chunk of a table beside it, not for a copy.
+      The devices need room for one part of a table beside it, not for a copy.
     """
-    out: dict[str, dict[str, np.ndarray]] = {}
+    out: dict[str, dict[str, LazyArray]] = {}
     for group in bound.groups:
         arrays = {"rows": tables[group.name], **slots[group.name]}
         for table in group.tables:
@@ -115,45 +137,57 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array) -> np.ndarray:
-    full = np.empty((table.spec.rows, *array.shape[1:]), array.dtype)
-    seen: set[int] = set()
-    for shard in array.addressable_shards:
-        owner = (shard.index[0].start or 0) // group.rows
-        if owner in seen:  # a replicated table: one copy is enough
-            continue
-        seen.add(owner)
-        first, stop = table.split.start(owner), table.split.start(owner + 1)
-        chunk = max(1, EXPORT_BYTES // (math.prod(array.shape[1:]) * array.dtype.itemsize))
-        for start in range(first, stop, chunk):
-            size = min(chunk, stop - start)
+def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
+    held = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
+
+    def read(part: Index) -> np.ndarray:
+        out = np.empty([axis.stop - axis.start for axis in part], array.dtype)
+        for k, inside, start in _overlaps(group, table, part):
+            if k > 0 and array.ndim == 1 and group.sharding == "columns":
+                break  # the first part of the buffer holds all of it, and the others the same
             # The host's view is one of this copy, never of the buffer that the next step donates.
-            piece = jax.lax.dynamic_slice_in_dim(shard.data, table.offset + start - first, size)
-            full[start : start + size] = np.asarray(piece)
-    return full
+            size = [axis.stop - axis.start for axis in inside]
+            out[inside] = np.asarray(jax.lax.dynamic_slice(held[k], start, size))
+        return out
+
+    shape = _shape(table, array.ndim - 1)
+    return LazyArray(shape, array.dtype, read, block_of(shape, array.dtype))
+
+
+def _shape(table: BoundTable, columns: int) -> tuple[int, ...]:
+    """Of an array of a whole table with one value an element (`columns` 1) or a row (0)."""
+    return (table.spec.rows, table.spec.dim)[: 1 + columns]
+
+
+def _part(group: Group, index: Index) -> int:
+    """The part of the buffer that a shard with this index of the whole is."""
+    return (index[0].start or 0) // group.rows
 
 
 def import_tables(
-    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], dtype: Any = jnp.float32
+    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray | LazyArray]], dtype: Any = jnp.float32
 ) -> tuple[Tables, GroupSlots]:
-    """The inverse of `export_tables`, onto any mesh and plan.
+    """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
     """
     tables: Tables = {}
     slots: GroupSlots = {}
+    for group in bound.groups:  # all are checked before the first is read
+        for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
+            _check(group, saved, name, columns, dtype)
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, saved, "rows", (group.dim,), dtype)
+        tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), dtype)
         slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 
-def _import(
-    group: Group, mesh: Mesh, saved: dict[str, dict[str, np.ndarray]], name: str, tail: tuple[int, ...], dtype: Any
-) -> jax.Array:
+def _check(
+    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, columns: int, dtype: Any
+) -> None:
     for table in group.tables:
-        array, shape = saved.get(table.spec.name, {}).get(name), (table.spec.rows, *tail)
+        array, shape = saved.get(table.spec.name, {}).get(name), _shape(table, columns)
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
         if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
             raise TrainingError(
@@ -161,12 +195,31 @@ def _import(
                 f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
             )
 
-    def block(index: Any) -> np.ndarray:
-        owner = (index[0].start or 0) // group.rows
-        out = np.zeros((group.rows, *tail), dtype)
-        for table in group.tables:
-            first, stop = table.split.start(owner), table.split.start(owner + 1)
-            out[table.offset : table.offset + stop - first] = saved[table.spec.name][name][first:stop]
-        return out
 
-    return jax.make_array_from_callback((group.owners * group.rows, *tail), _sharding(group, mesh), block)
+def _import(
+    group: Group,
+    mesh: Mesh,
+    saved: dict[str, dict[str, np.ndarray | LazyArray]],
+    name: str,
+    tail: tuple[int, ...],
+    dtype: Any,
+) -> jax.Array:
+    shape, sharding = (group.parts * group.rows, *tail), _sharding(group, mesh)
+    indices = sharding.addressable_devices_indices_map(shape)
+    blocks = {device: jnp.zeros(sharding.shard_shape(shape), dtype, device=device) for device in indices}
+    for table in group.tables:
+        array = as_lazy(saved[table.spec.name][name])
+        for part in array.parts():
+            values = array.read(part)
+            for k, inside, start in _overlaps(group, table, part):
+                for device, index in indices.items():
+                    if _part(group, index) == k:
+                        piece = jax.device_put(values[inside], device)
+                        blocks[device] = _write(blocks[device], piece, start)
+            jax.block_until_ready(list(blocks.values()))  # or parts would pile up
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
+
+
+@functools.partial(jax.jit, donate_argnums=0)  # in place: no second copy of a table at any time
+def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(block, piece, start)

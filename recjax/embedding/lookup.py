@@ -1,23 +1,33 @@
 """What one device does with its part of the tables: fetch rows, pool them, send gradients, update.
 
 All functions run inside `jax.shard_map` over MODEL_AXES and see one device's block. The collectives
-per group and step are, for row-wise tables:
+per group and step are, for row-wise and table-wise tables, of which each device holds some rows:
 
   id_exchange    all-to-all of the slots asked for      O * C * 4 bytes a device
   row_exchange   all-to-all of the rows                 O * C * D * itemsize
   grad_exchange  all-to-all of the row gradients        O * C * D * itemsize
 
+for column-wise tables, of which each device holds ceil(D / N) columns W of every row:
+
+  id_exchange    all-gather of the slots asked for      N * C * 4 bytes a device
+  row_exchange   all-to-all of the columns              N * C * W * itemsize
+  grad_exchange  all-to-all of the columns' gradients   N * C * W * itemsize
+  sparse_update  all-reduce of [N * C], only if the optimizer asks for means over whole rows
+
 and for data-parallel (replicated) tables one all-reduce of [R, D + 1] in grad_exchange: the summed
-gradient, and how many devices touched each row.
+gradient, and how many devices touched each row. Only distinct rows travel, in both directions.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.optim import Slots
-from recjax.embedding.plan import Group
+from recjax.embedding.bound import Group
+from recjax.embedding.optim import At, Slots
 from recjax.embedding.route import FeatureRouting, GroupRouting
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec
 from recjax.errors import ConfigError
@@ -28,37 +38,75 @@ def _all_to_all(x_OxCx: jax.Array) -> jax.Array:
     return jax.lax.all_to_all(x_OxCx, MODEL_AXES, split_axis=0, concat_axis=0, tiled=True)
 
 
-def fetch(group: Group, table_RxD: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array]:
+def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array]:
     """Brings the rows that this device's samples need.
 
     Args:
       group: the table group.
-      table_RxD: this device's part of the group's buffer.
+      table_RxW: this device's part of the group's buffer.
       routing: with this device's slots [1, O, C].
 
     Returns:
-      rows [O * C, D], zeros where nothing was asked for, and the slots [O, C] of `table_RxD` that
-      the other devices asked of this one (its own slots if the group is replicated).
+      rows [O * C, D], zeros where nothing was asked for, and the slots of `table_RxW` that are asked of this
+      device: [N, C] by all devices, or its own [1, C] if the group is replicated.
     """
-    slots_OxC = routing.slots_NxOxC[0]
-    if group.placement == "row_wise":
-        with jax.named_scope("id_exchange"):
-            slots_OxC = _all_to_all(slots_OxC)
+    asked = routing.slots_NxOxC[0]
+    with jax.named_scope("id_exchange"):
+        if group.sharding == "rows":
+            asked = _all_to_all(asked)
+        elif group.sharding == "columns":
+            asked = jax.lax.all_gather(asked, MODEL_AXES, axis=0, tiled=True)
     with jax.named_scope("gather"):
-        rows_OxCxD = table_RxD.at[slots_OxC].get(mode="fill", fill_value=0)
-    if group.placement == "row_wise":
-        with jax.named_scope("row_exchange"):
-            rows_OxCxD = _all_to_all(rows_OxCxD)
-    return rows_OxCxD.reshape(-1, group.dim), slots_OxC
+        rows = table_RxW.at[asked].get(mode="fill", fill_value=0)
+    if group.sharding == "copies":
+        return rows.reshape(-1, group.dim), asked
+    with jax.named_scope("row_exchange"):
+        rows = _all_to_all(rows)
+        if group.sharding == "columns":
+            return _join_columns(group, rows), asked
+    return rows.reshape(-1, group.dim), asked
 
 
-def pool(feature: FeatureSpec, rows_UxD: jax.Array, routing: FeatureRouting, samples: int) -> jax.Array:
-    """Pools one feature's bags from the fetched rows: [b, D], zeros for an empty bag. Differentiable."""
+def _join_columns(group: Group, parts_NxCxW: jax.Array) -> jax.Array:
+    """Whole rows [C, D] from the columns of each device, without their padding."""
+    split = group.columns
+    kept = [parts_NxCxW[n, :, : split.start(n + 1) - split.start(n)] for n in range(group.devices)]
+    return jnp.concatenate(kept, axis=1)
+
+
+def _split_columns(group: Group, rows_CxD: jax.Array) -> jax.Array:
+    """The columns of each device, [N, C, W], padded with zeros: the inverse of `_join_columns`."""
+    split = group.columns
+    parts = [rows_CxD[:, split.start(n) : split.start(n + 1)] for n in range(group.devices)]
+    return jnp.stack([jnp.pad(part, ((0, 0), (0, group.width - part.shape[1]))) for part in parts])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """A feature that is not pooled (pooling="none"): its rows one by one, in the order of the bag.
+
+    Attributes:
+      rows_BxHxD: [b, H, D], H the fixed bag or the capacity for the longest jagged one; zeros where there is no id.
+      mask_BxH: bool, where there is an id.
+    """
+
+    rows_BxHxD: jax.Array
+    mask_BxH: jax.Array
+
+
+def pool(feature: FeatureSpec, rows_UxD: jax.Array, routing: FeatureRouting, samples: int) -> jax.Array | Sequence:
+    """Pools one feature's bags from the fetched rows: [b, D], zeros for an empty bag. Differentiable.
+
+    A feature that is not pooled gives a `Sequence`.
+    """
     picked = rows_UxD.at[routing.inverse].get(mode="fill", fill_value=0)
     if routing.weights is not None:
         picked = picked * routing.weights[..., None]
-    if feature.bag is not None:
-        return picked.sum(axis=1) if feature.bag > 1 else picked[:, 0]
+    if feature.pooling == "none":
+        return Sequence(picked, routing.inverse < rows_UxD.shape[0])
+    if routing.segments is None:
+        return picked.sum(axis=1) if picked.shape[1] > 1 else picked[:, 0]
     return jax.ops.segment_sum(picked, routing.segments, samples, indices_are_sorted=False)
 
 
@@ -95,61 +143,72 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.A
     return unique_M, sums_MxD
 
 
-def send_gradients(group: Group, slots_OxC: jax.Array, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def send_gradients(group: Group, asked: jax.Array, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Brings every row's gradient to where the row lives, summed over the global batch.
 
     Args:
       group: the table group.
-      slots_OxC: as `fetch` returned them.
+      asked: slots, as `fetch` returned them.
       grads_UxD: gradients of the fetched rows, [O * C, D].
 
     Returns:
-      Row-wise: unique slots [M] and sums [M, D] of this device's rows.
-      Data-parallel: mask of touched rows [R] and dense sums [R, D]; their size is the replicated
+      Replicated tables: mask of touched rows [R] and dense sums [R, D]; their size is the replicated
       table's, which the plan keeps small.
+      All others: unique slots [M] and sums [M, W] of this device's rows or columns, M = N * C.
     """
-    if group.placement == "row_wise":
+    if group.sharding != "copies":
         with jax.named_scope("grad_exchange"):
-            arrived = _all_to_all(grads_UxD.reshape(*slots_OxC.shape, group.dim))
+            if group.sharding == "columns":
+                parts = _split_columns(group, grads_UxD)
+            else:
+                parts = grads_UxD.reshape(*asked.shape, group.dim)
+            arrived = _all_to_all(parts)
         with jax.named_scope("sparse_update"):
-            return coalesce(slots_OxC.reshape(-1), arrived.reshape(-1, group.dim), group.rows)
+            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows)
     with jax.named_scope("grad_exchange"):
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
-        local_RxE = local_RxE.at[slots_OxC.reshape(-1)].add(marked_UxE, mode="drop")
+        local_RxE = local_RxE.at[asked.reshape(-1)].add(marked_UxE, mode="drop")
         sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES)
         return sums_RxE[:, -1] > 0, sums_RxE[:, :-1]
 
 
 def update(
     group: Group,
-    table_RxD: jax.Array,
+    table_RxW: jax.Array,
     slots_R: Slots,
     touched: jax.Array,
     grads: jax.Array,
     step: jax.Array,
+    rate: jax.Array,
     ok: jax.Array,
 ) -> tuple[jax.Array, Slots]:
     """Applies one exact optimizer update to the touched rows, or none at all unless `ok`.
 
+    An optimizer with `every_row` updates all rows; its tables are small enough for a dense gradient.
+
     Args:
       group: the table group.
-      table_RxD: this device's part of the buffer; donated by the step, written in place.
+      table_RxW: this device's part of the buffer; donated by the step, written in place.
       slots_R: optimizer slots, [R, ...] each.
       touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
       grads: the gradients beside it, scaled to the mean loss.
       step: int32, steps done before this one.
+      rate: the schedule's factor of the learning rate.
       ok: bool, whether the global step is finite.
     """
+    at = At(step=step, rate=rate, row_mean=functools.partial(_row_mean, group))
     with jax.named_scope("sparse_update"):
-        if group.placement == "data_parallel":
-            changed_R = touched & ok
+        if group.optimizer.every_row and group.sharding != "copies":
+            grads = jnp.zeros_like(table_RxW).at[touched].set(grads, mode="drop", unique_indices=True)
+        if group.optimizer.every_row or group.sharding == "copies":
+            changed_R = jnp.broadcast_to(ok, group.rows) if group.optimizer.every_row else touched & ok
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
                 return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-            new_RxD, new_R = group.optimizer.update(table_RxD, slots_R, grads, step)
-            return choose(new_RxD, table_RxD), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
+            new_RxW, new_R = group.optimizer.apply(table_RxW, slots_R, grads, at)
+            return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
 
         def gather(x: jax.Array) -> jax.Array:
             return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
@@ -159,6 +218,16 @@ def update(
 
         # A step that is not ok aims every write past the end, which changes nothing and stays in place.
         target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
-        rows_MxD, old_M = gather(table_RxD), {k: gather(v) for k, v in slots_R.items()}
-        new_MxD, new_M = group.optimizer.update(rows_MxD, old_M, grads, step)
-        return scatter(table_RxD, new_MxD), {k: scatter(slots_R[k], v) for k, v in new_M.items()}
+        rows_MxW, old_M = gather(table_RxW), {k: gather(v) for k, v in slots_R.items()}
+        new_MxW, new_M = group.optimizer.apply(rows_MxW, old_M, grads, at)
+        return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in new_M.items()}
+
+
+def _row_mean(group: Group, x_UxW: jax.Array) -> jax.Array:
+    """Means over whole rows, [U], of something that this device may hold only some columns of."""
+    if group.sharding != "columns":
+        return jnp.mean(x_UxW, axis=-1)
+    split, device = group.columns, jax.lax.axis_index(MODEL_AXES)
+    used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(device + 1) - split.start(device)
+    # All devices hold the same rows in the same order, since each was asked for all of them.
+    return jax.lax.psum(jnp.where(used_W[None], x_UxW, 0).sum(axis=-1), MODEL_AXES) / group.dim

@@ -1,8 +1,6 @@
-"""Where tables live: a mesh-free plan, and its binding to a number of devices.
+"""Where tables live, whatever the mesh. `bound.py` binds a plan to a number of devices.
 
-A plan is data: JSON, with a list of row segments for every table. Binding it to a mesh is a separate
-step that stacks tables of equal (placement, D, optimizer) into one buffer, so that there is one
-exchange per group and not one per table.
+A plan is data: JSON, with a list of row segments for every table.
 
 Plan file:
 
@@ -15,19 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from recjax.config import unique_keys
-from recjax.embedding.optim import SlotSpec
-from recjax.embedding.rows import RowOrder, Split
-from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
+from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 
 FORMAT = "recjax-plan/1"
-Placement = Literal["row_wise", "data_parallel"]
+Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 AUTO_REPLICATE_BYTES = 64 * 1024
 
@@ -36,10 +31,12 @@ AUTO_REPLICATE_BYTES = 64 * 1024
 class Segment:
     """One part of a table and where it lives. Today a segment is a whole table in device memory."""
 
-    placement: str  # row_wise: rows spread over all devices; data_parallel: a copy on each device
+    # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
+    # devices; data_parallel: a copy on each device
+    placement: str
     rows: str = "all"  # selector of rows; later also hot rows
     columns: str = "all"  # column range
-    owners: str = "all"  # devices that hold it
+    owners: str | int = "all"  # devices that hold it; for table_wise, the one that does, or "all" to choose from all
     tier: str = "device"  # memory that holds it
     exchange: str = "float32"  # precision on the wire; the precision of the table in float64 runs
     why: str = ""  # the reason, for people
@@ -94,6 +91,10 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
             raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
         if key == "why" and not isinstance(value, str):
             raise ConfigError(f"{place}: why={value!r} is not a text.")
+        if key == "owners" and value != allowed[key] and items[0].get("placement") == "table_wise":
+            if type(value) is not int or value < 0:
+                raise ConfigError(f'{place}: owners={value!r} is not the number of a device, 0 or more, nor "all".')
+            continue
         if key not in ("placement", "why") and value != allowed[key]:
             raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
     if items[0].get("placement") not in PLACEMENTS:
@@ -107,15 +108,19 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
 
     `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
-    spreads the rows of all others.
+    spreads the rows of all others: only distinct rows travel, so spreading them evens out bytes and lookups
+    best, and replicating more would not save bytes. Tables that are placed table-wise go to the device that
+    has the least bytes and lookups, the heaviest first (see `bound.bind`). A table that has a placement of its
+    own gets that in any case.
 
     Raises:
-      ConfigError: no such choice or file, or a file that does not name exactly these tables.
+      ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the
+        placement of one.
     """
     if choice in PLACEMENTS:
-        return Plan({t.name: (Segment(choice, why=f"plan={choice}"),) for t in tables})
+        return Plan({t.name: (_own(t) or Segment(choice, why=f"plan={choice}"),) for t in tables})
     if choice == "auto":
-        return Plan({t.name: (_auto(t),) for t in tables})
+        return Plan({t.name: (_own(t) or _auto(t),) for t in tables})
     path = Path(choice)
     try:
         if not path.is_file():
@@ -133,7 +138,19 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
             f"{path}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
             f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
         )
+    for table in tables:
+        placed = plan.tables[table.name][0].placement
+        if table.placement not in (None, placed):
+            raise ConfigError(
+                f"{path} places table {table.name!r} {placed}, but its own setting says {table.placement}. Leave that "
+                f"to the file (embedding.tables.{table.name}.placement=none), or change the file."
+            )
     return plan
+
+
+def _own(table: TableSpec) -> Segment | None:
+    why = f"embedding.tables.{table.name}.placement={table.placement}"
+    return Segment(table.placement, why=why) if table.placement else None
 
 
 def _auto(table: TableSpec) -> Segment:
@@ -141,113 +158,3 @@ def _auto(table: TableSpec) -> Segment:
     if size_bytes <= AUTO_REPLICATE_BYTES:
         return Segment("data_parallel", why=f"{size_bytes:,} bytes: small enough to copy everywhere")
     return Segment("row_wise", why=f"{size_bytes:,} bytes: over {AUTO_REPLICATE_BYTES:,}, so its rows are spread")
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundTable:
-    """A table's place in its group's buffer.
-
-    Attributes:
-      spec: the table.
-      split: its storage positions over the owners.
-      offset: where its range starts in every owner's part of the buffer, in rows.
-    """
-
-    spec: TableSpec
-    split: Split
-    offset: int
-
-    @functools.cached_property
-    def order(self) -> RowOrder:
-        """Row to storage position."""
-        return RowOrder(self.spec.rows)
-
-    def locate(self, ids: Any) -> tuple[Any, Any]:
-        """(owner, slot in the owner's part of the group buffer) of each row id, elementwise."""
-        owner, within = self.split.owner_and_offset(self.order.position(ids))
-        return owner, within + self.offset
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Tables that share a buffer and its exchanges.
-
-    Attributes:
-      name: stable and readable, for example "row_wise_D16_rowwise_adagrad".
-      placement: row_wise or data_parallel.
-      owners: parts that the buffer is cut into: N if row_wise, 1 if every device holds all of it.
-      tables: the stacked tables; all have this group's D and optimizer.
-      features: the features that look them up.
-    """
-
-    name: str
-    placement: str
-    owners: int
-    tables: tuple[BoundTable, ...]
-    features: tuple[FeatureSpec, ...]
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.tables[0].spec.dim
-
-    @property
-    def optimizer(self) -> Any:
-        """The sparse optimizer of all its tables."""
-        return self.tables[0].spec.optimizer
-
-    def slots(self) -> dict[str, SlotSpec]:
-        """What the optimizer keeps for every row, by slot name."""
-        slots: dict[str, SlotSpec] = self.optimizer.slots(self.dim)
-        return slots
-
-    @property
-    def rows(self) -> int:
-        """R, rows of one owner's part of the buffer."""
-        return sum(t.split.longest for t in self.tables)
-
-    def table(self, name: str) -> BoundTable:
-        """The stacked table called `name`."""
-        return next(t for t in self.tables if t.spec.name == name)
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundPlan:
-    """A plan bound to N devices."""
-
-    devices: int
-    groups: tuple[Group, ...]
-    features: tuple[FeatureSpec, ...]
-
-
-def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices.
-
-    Raises:
-      ConfigError: what `check_specs` refuses, or a group of more rows on one device than int32 can count.
-    """
-    check_specs(tables, features)
-    members: dict[tuple[Any, ...], list[TableSpec]] = {}
-    for table in tables:
-        placement = plan.tables[table.name][0].placement
-        members.setdefault((placement, table.dim, table.optimizer), []).append(table)
-    groups: list[Group] = []
-    names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
-    for (placement, dim, optimizer), specs in members.items():
-        owners = 1 if placement == "data_parallel" else devices
-        bound, offset = [], 0
-        for spec in specs:
-            split = Split(spec.rows, owners)
-            bound.append(BoundTable(spec, split, offset))
-            offset += split.longest
-        base = name = f"{placement}_D{dim}_{optimizer.kind}"
-        while name in names:  # two optimizers of one kind that differ in a setting
-            name = f"{base}_{len(names)}"
-        names.add(name)
-        used = {s.name for s in specs}
-        groups.append(Group(name, placement, owners, tuple(bound), tuple(f for f in features if f.table in used)))
-        if offset > 2**31 - 1:
-            raise ConfigError(
-                f"group {name}: {offset:,} rows on one device exceed int32. Use more devices or fewer rows."
-            )
-    return BoundPlan(devices, tuple(groups), features)

@@ -5,51 +5,67 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recjax.embedding.plan import Plan, bind
+from recjax.embedding.bound import bind
+from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
-
-ITEM_BYTES = 4  # tables are float32
 
 
 def describe_plan(
-    plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int, batch_size: int
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    devices: int,
+    batch_size: int,
+    item_bytes: int = 4,
 ) -> dict[str, Any]:
     """A plan bound to `devices`, as JSON values.
 
     Returns:
-      "tables": for each its placement, rows, dim, optimizer, bytes of rows and slots over all devices
-      and on the fullest one, ids looked up per step (None if a jagged feature uses it), and why;
-      "devices": how many; "bytes_per_device": what each holds; "imbalance": most bytes over mean bytes;
-      "groups": names of the groups that exchange together. Bytes are those of float32 tables.
+      "tables": for each its placement, owner (of a table-wise one, else None), rows, dim, optimizer, bytes of rows
+      and slots over all devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged"
+      says whether there is any), and why; "devices": how many; "bytes_per_device": what each holds;
+      "lookups_per_device": ids per step that each answers, if all rows were looked up equally often, of a column-wise
+      table in proportion to its columns; "imbalance": most bytes over mean bytes; "lookup_imbalance": the same of
+      lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's element.
     """
     bound = bind(plan, tables, features, devices)
-    per_device = [0] * devices
-    rows = {}
+    bytes_N, lookups_N = [0] * devices, [0.0] * devices
+    described = {}
     for group in bound.groups:
         for table in group.tables:
-            spec, split = table.spec, table.split
-            row_bytes = ITEM_BYTES * (spec.dim + sum(math.prod(s.shape) for s in group.slots().values()))
-            held = [
-                row_bytes * (split.start(owner + 1) - split.start(owner))
-                for owner in (range(devices) if group.owners > 1 else [0] * devices)
-            ]
-            per_device = [a + int(b) for a, b in zip(per_device, held, strict=True)]
-            bags = [f.bag for f in features if f.table == spec.name]
-            rows[spec.name] = {
-                "placement": group.placement,
+            spec = table.spec
+            looking = [f for f in features if f.table == spec.name]
+            ids = batch_size * sum(f.bag or 1 for f in looking)
+            row_bytes = item_bytes * (group.width + sum(math.prod(s.shape) for s in group.slots().values()))
+            held, answered = [0] * devices, [ids / devices] * devices
+            for piece in group.pieces(table):
+                on = range(devices) if group.sharding == "copies" else [piece.part]
+                for n in on:
+                    held[n] = row_bytes * (piece.stop - piece.start)
+                if group.sharding != "copies":
+                    cells = (piece.stop - piece.start) * (piece.last - piece.first)
+                    answered[piece.part] = ids * cells / (spec.rows * spec.dim)
+            bytes_N = [a + b for a, b in zip(bytes_N, held, strict=True)]
+            lookups_N = [a + b for a, b in zip(lookups_N, answered, strict=True)]
+            described[spec.name] = {
+                "placement": table.placement,
+                "owner": table.split.first if table.placement == "table_wise" else None,
                 "rows": spec.rows,
                 "dim": spec.dim,
                 "optimizer": spec.optimizer.kind,
-                "bytes": int(sum(held)),
-                "bytes_on_fullest_device": int(max(held)),
-                "ids_per_step": None if None in bags else batch_size * sum(b for b in bags if b),
+                "bytes": sum(held),
+                "bytes_on_fullest_device": max(held),
+                "ids_per_step": ids,
+                "jagged": any(f.bag is None for f in looking),
                 "why": plan.tables[spec.name][0].why,
             }
     return {
         "devices": devices,
-        "tables": {t.name: rows[t.name] for t in tables},
-        "bytes_per_device": per_device,
-        "imbalance": max(per_device) * devices / sum(per_device),
+        "tables": {t.name: described[t.name] for t in tables},
+        "bytes_per_device": bytes_N,
+        "lookups_per_device": [round(x) for x in lookups_N],
+        "imbalance": max(bytes_N) * devices / sum(bytes_N),
+        "lookup_imbalance": max(lookups_N) * devices / sum(lookups_N),
         "groups": [g.name for g in bound.groups],
     }
 
@@ -59,20 +75,26 @@ def plan_table(described: dict[str, Any]) -> str:
     head = ["table", "placement", "rows", "D", "bytes/device", "ids/step", "why"]
     cells = [head]
     for name, t in described["tables"].items():
-        ids = "jagged" if t["ids_per_step"] is None else f"{t['ids_per_step']:,}"
+        ids = f"{t['ids_per_step']:,}" + ("+" if t["jagged"] else "")
         sizes = [f"{t['rows']:,}", str(t["dim"]), f"{t['bytes_on_fullest_device']:,}", ids]
-        cells.append([name, t["placement"], *sizes, t["why"]])
+        where = t["placement"] if t["owner"] is None else f"{t['placement']} on {t['owner']}"
+        cells.append([name, where, *sizes, t["why"]])
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     left = (0, 1, 6)
     lines = [
         "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cells
     ]
-    per_device = described["bytes_per_device"]
-    lines += [
-        "",
-        f"{described['devices']} device(s): {min(per_device):,} to {max(per_device):,} bytes of tables and slots each, "
-        f"imbalance (max/mean) {described['imbalance']:.3f}",
-        f"exchanged in {len(described['groups'])} group(s): {', '.join(described['groups'])}",
-    ]
+    lines.append("")
+    for what, per_device, imbalance in (
+        ("bytes of tables and slots", described["bytes_per_device"], described["imbalance"]),
+        ("lookups a step", described["lookups_per_device"], described["lookup_imbalance"]),
+    ):
+        lines.append(
+            f"{described['devices']} device(s): {min(per_device):,} to {max(per_device):,} {what} each, "
+            f"imbalance (max/mean) {imbalance:.3f}"
+        )
+    if any(t["jagged"] for t in described["tables"].values()):
+        lines.append("+: a jagged bag counts as one id")
+    lines.append(f"exchanged in {len(described['groups'])} group(s): {', '.join(described['groups'])}")
     return "\n".join(line.rstrip() for line in lines)

@@ -18,14 +18,14 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.plan import BoundPlan
+from recjax.embedding.bound import BoundPlan
 from recjax.embedding.spec import FeatureSpec
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GroupRouting:
-    """Which rows each device asks of each owner. N devices, O owners (N, or 1 if replicated), capacity C.
+    """Which rows each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
 
     Attributes:
       slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
@@ -41,11 +41,15 @@ class GroupRouting:
 class FeatureRouting:
     """How a device pools one feature from the rows that came back. Leading axes are device-major.
 
+    A step may work on its samples in several parts (see `count`); P is their number on all devices together,
+    s the samples of one.
+
     Attributes:
       inverse: int32, index into the device's O*C rows, O*C (out of range, reads as zeros) where there
-        is no id. [N*b, H] for fixed bags, [N*L] for jagged ones.
+        is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity for the
+        longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
       weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
-      segments: None for fixed bags, else int32 [N*L]: sample within the device, b where there is no id.
+      segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
     """
 
     inverse: Any
@@ -68,37 +72,42 @@ class Counted:
 
     batch: Batch
     local: int  # b, samples per device with padding
-    needs: dict[str, int]  # group name -> C; feature name -> L for jagged features
+    parts: int  # parts in which a device works on them, each of b / parts samples
+    needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, owner, slot)
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
 
 
-def count(batch: Batch, bound: BoundPlan, batch_size: int) -> Counted:
+def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Counted:
     """Finds the distinct rows that each device needs. Ids must have been validated before.
 
     Args:
       batch: up to `batch_size` samples.
       bound: the bound plan.
-      batch_size: B; device n takes samples n*b to (n+1)*b with b = ceil(B / N).
+      batch_size: B; device n takes samples n*b to (n+1)*b, b being ceil(B / N) rounded up to a multiple of `parts`.
+      parts: in how many parts each device works on its samples, one after the other.
     """
-    b = -(-batch_size // bound.devices)
+    b = parts * -(-batch_size // (bound.devices * parts))
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
     for group in bound.groups:
-        parts = []
+        pieces = []
         for feature in group.features:
-            bags = batch.bags[feature.name]
-            device_L = _samples(bags) // b
+            bags = batch.bags[feature.reads]
+            sample_L = _samples(bags)
             if bags.lengths is not None:
-                needs[feature.name] = _largest(np.bincount(device_L, minlength=bound.devices))
+                longest = bags.lengths if feature.pooling == "none" else np.bincount(sample_L // (b // parts))
+                needs[feature.name] = _largest(longest)
             owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int64))
-            parts.append((device_L * group.owners + owner_L) * group.rows + slot_L)
-        keys[group.name], inverse_L = np.unique(np.concatenate(parts), return_inverse=True)
-        cuts = np.cumsum([len(p) for p in parts])[:-1]
+            if group.owners == 1:  # all devices have every row
+                owner_L = np.zeros_like(owner_L)
+            pieces.append((sample_L // b * group.owners + owner_L) * group.rows + slot_L)
+        keys[group.name], inverse_L = np.unique(np.concatenate(pieces), return_inverse=True)
+        cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
         needs[group.name] = _largest(np.bincount(keys[group.name] // group.rows))
-    return Counted(batch, b, needs, keys, inverse)
+    return Counted(batch, b, parts, needs, keys, inverse)
 
 
 def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
@@ -140,34 +149,39 @@ def _lay_out(
     capacities: dict[str, int],
     dtype: Any,
 ) -> FeatureRouting:
-    bags, b = counted.batch.bags[feature.name], counted.local
+    bags, P, s = counted.batch.bags[feature.reads], N * counted.parts, counted.local // counted.parts
     weights_L = _pooling_weights(feature, bags)
+    shape: tuple[int, ...]
+    at: Any  # where each id goes
+    segments = None
     if bags.lengths is None:
-        shape = (N * b, bags.ids.shape[1])
-        inverse: np.ndarray = np.full(shape, nothing, np.int32)
-        inverse[: counted.batch.size] = index_L.reshape(bags.ids.shape)
-        if weights_L is None:
-            return FeatureRouting(inverse, None, None)
-        weights = np.zeros(shape, dtype)
-        weights[: counted.batch.size] = weights_L.reshape(bags.ids.shape)
-        return FeatureRouting(inverse, weights, None)
-    L = capacities[feature.name]
-    sample_L = _samples(bags)
-    device_L = sample_L // b
-    counts_N = np.bincount(device_L, minlength=N)
-    place_L = device_L * L + np.arange(len(sample_L)) - (np.cumsum(counts_N) - counts_N)[device_L]
-    inverse, segments = np.full(N * L, nothing, np.int32), np.full(N * L, b, np.int32)
-    inverse[place_L], segments[place_L] = index_L, sample_L % b
+        shape = (P * s, bags.ids.shape[1])
+        at = (slice(counted.batch.size),)
+        index_L = index_L.reshape(bags.ids.shape)
+        weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
+    elif feature.pooling == "none":
+        shape, sample_L = (P * s, capacities[feature.name]), _samples(bags)
+        at = (sample_L, np.arange(len(sample_L)) - (np.cumsum(bags.lengths) - bags.lengths)[sample_L])
+    else:
+        shape, sample_L = (P * capacities[feature.name],), _samples(bags)
+        part_L = sample_L // s
+        counts_P = np.bincount(part_L, minlength=P)
+        within_L = np.arange(len(sample_L)) - (np.cumsum(counts_P) - counts_P)[part_L]
+        at = (part_L * capacities[feature.name] + within_L,)
+        segments = np.full(shape, s, np.int32)
+        segments[at] = sample_L % s
+    inverse: np.ndarray = np.full(shape, nothing, np.int32)
+    inverse[at] = index_L
     if weights_L is None:
         return FeatureRouting(inverse, None, segments)
-    weights = np.zeros(N * L, dtype)
-    weights[place_L] = weights_L
+    weights = np.zeros(shape, dtype)
+    weights[at] = weights_L
     return FeatureRouting(inverse, weights, segments)
 
 
 def _pooling_weights(feature: FeatureSpec, bags: Bags) -> np.ndarray | None:
     """The factor of every id in its bag's sum, [L]; None where all are 1."""
-    if feature.pooling == "sum":
+    if feature.pooling != "mean":
         return None if bags.weights is None else bags.weights.ravel()
     if bags.lengths is None:
         lengths_L: Any = bags.ids.shape[1]

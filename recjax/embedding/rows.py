@@ -84,10 +84,14 @@ def row_at(position: Any, q: Any, S: Any, inverse: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """`rows` positions cut into `owners` contiguous ranges, the first ones longer by one if need be."""
+    """`rows` positions cut into `owners` contiguous ranges, the first ones longer by one if need be.
+
+    They go to the owners `first` to `first + owners - 1`; all others hold nothing.
+    """
 
     rows: int
     owners: int
+    first: int = 0
 
     @property
     def longest(self) -> int:
@@ -95,9 +99,11 @@ class Split:
         return -(-self.rows // self.owners)
 
     def start(self, owner: Any) -> Any:
-        """First position of an owner; `start(owners)` is `rows`."""
+        """First position of an owner; `start(owner + 1)` is where its range stops."""
         base, extra = divmod(self.rows, self.owners)
-        return owner * base + _library(owner).minimum(owner, extra)
+        library = _library(owner)
+        owner = library.minimum(library.maximum(owner - self.first, 0), self.owners)
+        return owner * base + library.minimum(owner, extra)
 
     def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
         """(owner, offset within the owner's range) of each position, elementwise."""
@@ -106,7 +112,7 @@ class Split:
         long = extra * self.longest  # positions that belong to the longer ranges
         # longest is base where no range is longer: base + 1 may exceed int32. base is 0 only where all are in_long.
         in_long, past = position < long, position - long
-        owner = where(in_long, position // self.longest, past // max(base, 1) + extra)
+        owner = where(in_long, position // self.longest, past // max(base, 1) + extra) + self.first
         return owner, where(in_long, position % self.longest, past % max(base, 1))
 
 

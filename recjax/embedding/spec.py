@@ -6,10 +6,10 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
 
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
 
 
@@ -21,22 +21,30 @@ class TableSpec:
       name: unique among the tables.
       rows: V, 1 to 2^31 - 1.
       dim: D, columns.
-      optimizer: how touched rows are updated.
+      optimizer: how touched rows are updated, or all rows if its `every_row` says so.
       init_scale: initial values are uniform in (-init_scale, init_scale); None means sqrt(1 / V),
         as facebookresearch/dlrm has it.
+      placement: where it must live; None leaves that to the plan.
     """
 
     name: str
     rows: int
     dim: int
-    optimizer: Sgd | RowWiseAdagrad
+    optimizer: SparseOptimizer
     init_scale: float | None = None
+    placement: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
             raise ConfigError(f"table {self.name!r} has {self.rows} rows; a table has 1 to {MAX_ROWS}.")
         if self.dim < 1:
             raise ConfigError(f"table {self.name!r} has {self.dim} columns; it needs at least 1.")
+        if self.optimizer.every_row and self.rows * self.dim > EVERY_ROW_VALUES:
+            raise ConfigError(
+                f"table {self.name!r} has {self.rows:,} rows of {self.dim} columns, and every_row is true: "
+                f"each step would pass over {self.rows * self.dim:,} values, but {EVERY_ROW_VALUES:,} are the limit. "
+                "Set every_row=false, which updates the touched rows only."
+            )
         if self.init_scale is not None and not 0 <= self.init_scale < math.inf:
             raise ConfigError(
                 f"table {self.name!r} has init_scale {self.init_scale}; it must be finite and not negative."
@@ -58,8 +66,10 @@ class FeatureSpec:
       bag: ids per sample H if fixed, None if jagged.
       pooling: "sum" adds the weighted rows of a bag; "mean" divides that sum by the number of ids in
         the bag, as FBGEMM does (weights scale rows, they do not enter the divisor). An empty bag
-        pools to zeros.
+        pools to zeros. "none" keeps the rows of a bag apart, for models that look at sequences.
       weighted: whether ids carry weights.
+      source: the data feature whose ids it looks up; empty means the one of its own name. So one data
+        feature may be looked up in several tables.
     """
 
     name: str
@@ -67,6 +77,7 @@ class FeatureSpec:
     bag: int | None = 1
     pooling: Pooling = "sum"
     weighted: bool = False
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.bag is not None and self.bag < 1:
@@ -77,6 +88,11 @@ class FeatureSpec:
             raise ConfigError(
                 f"feature {self.name!r} has pooling {self.pooling!r}; choose one of {', '.join(get_args(Pooling))}."
             )
+
+    @property
+    def reads(self) -> str:
+        """Name of the data feature whose ids it looks up."""
+        return self.source or self.name
 
 
 def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:

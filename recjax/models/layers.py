@@ -11,7 +11,50 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from recjax.errors import ConfigError
+
+LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
 PRECISION = jax.lax.Precision.HIGHEST
+
+
+def check_widths(name: str, widths: Sequence[int], *, least: int = 0) -> None:
+    """Refuses widths of the layers called `name` that are below 1, or fewer than `least` (ConfigError)."""
+    if len(widths) < least or min(widths, default=1) < 1:
+        needs = "needs at least one layer, of width 1 or more" if least else "has layers of width 1 or more"
+        raise ConfigError(f"{name} is {'-'.join(map(str, widths)) or 'empty'}; it {needs}.")
+
+
+def check_logit(name: str, widths: Sequence[int]) -> None:
+    """The same for layers that give the logit: at least one, and the last of width 1."""
+    check_widths(name, widths, least=1)
+    if widths[-1] != 1:
+        raise ConfigError(f"{name} ends in {widths[-1]} outputs; it must end in 1, the logit.")
+
+
+def unequal(dims: dict[str, int], dim: int) -> str:
+    """The features whose dimension is not `dim`, for a message: "item (8), tags (4) and 3 more"; "" if none."""
+    other = [f"{name} ({d})" for name, d in dims.items() if d != dim]
+    return ", ".join(other[:5]) + (f" and {len(other) - 5} more" if len(other) > 5 else "")
+
+
+def embedded(dims: dict[str, int]) -> dict[str, int]:
+    """Of the lookups of a model with first-order weights, those that are not such weights themselves.
+
+    Raises:
+      ConfigError: a lookup has no first-order weights beside it.
+    """
+    plain = {name: dim for name, dim in dims.items() if name + LINEAR in dims}
+    linear = {name + LINEAR for name in plain}
+    if alone := [name for name in dims if name not in plain and name not in linear]:
+        raise ConfigError(
+            f"feature {alone[0]!r} has no first-order weights: this model needs {alone[0] + LINEAR!r} too."
+        )
+    return plain
+
+
+def full_precision(dtype: Any) -> Any:
+    """The dtype of logits: float32 at least. bfloat16 has 8 bits: scores would tie, and sums lose their terms."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def linear(inputs: int, outputs: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
@@ -36,7 +79,7 @@ def linear(inputs: int, outputs: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Line
 class Mlp(nnx.Module):
     """Dense layers with a ReLU after each one; if `linear_output`, the last one has none and gives logits.
 
-    Logits are float32 at least: bfloat16 has 8 bits, so that scores would tie and the loss be coarse.
+    Logits are of `full_precision`. Without widths it gives its input.
     """
 
     def __init__(
@@ -45,7 +88,7 @@ class Mlp(nnx.Module):
         sizes = [inputs, *widths]
         dtypes = [dtype] * len(widths)
         if linear_output:
-            dtypes[-1] = jnp.float64 if dtype == jnp.float64 else jnp.float32
+            dtypes[-1] = full_precision(dtype)
         layers = zip(itertools.pairwise(sizes), dtypes, strict=True)
         self.layers = nnx.List([linear(m, n, dtype=d, rngs=rngs) for (m, n), d in layers])
         self.linear_output = linear_output
@@ -76,3 +119,68 @@ def dot_interaction(vectors_BxFxD: jax.Array, *, itself: bool = False) -> jax.Ar
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=PRECISION)
     i, j = np.tril_indices(F, 0 if itself else -1)
     return products_BxFxF.reshape(b, F * F)[:, i * F + j]
+
+
+class CrossNet(nnx.Module):
+    """The cross layers of DCN-v2 (Wang et al. 2021, arXiv:2008.13535): polynomials of the input, one degree a layer.
+
+      full rank (eq. 1):     x_{l+1} = x_0 * (W_l x_l + b_l) + x_l              W: [N, N]
+      low rank  (section 4): x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l        V: [r, N], W: [N, r]
+
+    With one expert and no activation between V and W, as MLPerf and TorchRec's CrossNet and LowRankCrossNet have it.
+    Weights start Xavier-normal, N(0, sqrt(2 / (inputs + outputs))), biases at 0.
+    """
+
+    def __init__(self, width: int, layers: int, rank: int, *, dtype: Any, rngs: nnx.Rngs) -> None:
+        """N = `width` inputs and outputs; rank 0 is full rank."""
+
+        def layer(inputs: int, outputs: int, bias: bool) -> nnx.Linear:
+            return nnx.Linear(
+                inputs,
+                outputs,
+                use_bias=bias,
+                kernel_init=jax.nn.initializers.normal((2.0 / (outputs + inputs)) ** 0.5),
+                dtype=dtype,
+                param_dtype=jnp.float32,
+                precision=PRECISION,
+                rngs=rngs,
+            )
+
+        self.v = nnx.List([layer(width, rank, False) for _ in range(layers if rank else 0)])
+        self.w = nnx.List([layer(rank or width, width, True) for _ in range(layers)])
+
+    def __call__(self, x_BxN: jax.Array) -> jax.Array:
+        """[b, N] -> [b, N]."""
+        x0_BxN = x_BxN
+        for i, w in enumerate(self.w):
+            inner = self.v[i](x_BxN) if len(self.v) else x_BxN
+            x_BxN = x0_BxN * w(inner) + x_BxN
+        return x_BxN
+
+
+class FirstOrder(nnx.Module):
+    """<w, x> over dense features and one-hot ids. The ids' weights are looked up, and no parameters here.
+
+    In full precision, starting at 0.
+    """
+
+    def __init__(self, dense: int, features: Sequence[str], *, dtype: Any) -> None:
+        """For `dense` dense features and the lookups `f.linear` of the `features`."""
+        self.weights_K = nnx.Param(jnp.zeros(dense, jnp.float32))
+        self.lookups = tuple(name + LINEAR for name in features)
+        self.dtype = full_precision(dtype)
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
+        """[b] from dense features [b, K] and what was looked up, f.linear -> [b, 1]."""
+        parts = [pooled[name].astype(self.dtype) for name in self.lookups]
+        parts.append(dense_BxK.astype(self.dtype) * self.weights_K[...].astype(self.dtype)[None])
+        return jnp.sum(jnp.concatenate(parts, axis=1), axis=1)
+
+
+def pair_sum(vectors_BxFxD: jax.Array) -> jax.Array:
+    """Sum of the dot products of all pairs of different vectors, [b]: the second order of a factorization machine.
+
+    In linear time (Rendle 2010, lemma 3.1): sum_{i<j} <v_i, v_j> = 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2).
+    """
+    total_BxD = jnp.sum(vectors_BxFxD, axis=1)
+    return 0.5 * jnp.sum(jnp.square(total_BxD) - jnp.sum(jnp.square(vectors_BxFxD), axis=1), axis=1)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, verified before use, written while training goes on.
+"""Checkpoints of a run: whole or not there, verified before use, written and read without a copy in memory.
 
     checkpoints/00000100/state/            the arrays (Orbax; any tool that reads Orbax reads them)
     checkpoints/00000100/manifest.json     step, the caller's meta, every array's type, every file's checksum
@@ -17,11 +17,11 @@ import os
 import re
 import secrets
 import shutil
-import time
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from recjax.errors import TrainingError
 from recjax.train import array_store, manifest
@@ -30,15 +30,16 @@ from recjax.train.files import disk_error, flush_folder
 
 _NAME = re.compile(r"(\d{8,})(\.replaced)?")
 _UNFINISHED = ".unfinished-"
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint in memory.
+    """A verified checkpoint.
 
     Attributes:
       step: the training step after which it was saved.
-      arrays: nested dict of NumPy arrays, with the types and shapes that were saved.
+      arrays: nested dict of lazy arrays, with the types and shapes that were saved.
       meta: what the caller gave to `save`, as JSON gives it back (tuples are lists).
     """
 
@@ -67,6 +68,8 @@ class Checkpoints:
         self._keep = keep
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
+        self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
+        self._arrays_read.set()
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
@@ -82,8 +85,8 @@ class Checkpoints:
 
         Args:
           step: training steps done.
-          arrays: nested dict of NumPy arrays on the host, which nobody changes until the next `save`, `wait`
-            or `close` returns. They are not copied.
+          arrays: nested dict of NumPy or lazy arrays. They are not copied: nobody changes them until
+            `wait_for_arrays`, `wait`, `close` or the next `save` returns.
           meta: JSON values, taken over before this returns.
           pinned: a step whose checkpoint (this or an earlier one) is kept besides the newest, such as the
             best one so far. It is kept as long as this one, since a run that goes back to this one needs it again.
@@ -95,7 +98,15 @@ class Checkpoints:
         content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta}
         content = json.loads(json.dumps(content))
         self.wait()
+        self._arrays_read.clear()
         self._saving = self._worker.submit(self._save, step, arrays, content)
+
+    def wait_for_arrays(self) -> None:
+        """Returns when the arrays of the last save may change: all are in files, or the save has failed.
+
+        What is left, flushing and checksums, goes on in the background; an error of the save comes with `wait`.
+        """
+        self._arrays_read.wait()
 
     def wait(self) -> None:
         """Returns when no checkpoint is being written any more.
@@ -131,15 +142,17 @@ class Checkpoints:
                 raise
             error.add_note(str(failed_save))
 
-    def newest(self, report: Callable[[str], None]) -> Restored | None:
+    def newest(self, report: Callable[[str], None], use: Callable[[Restored], T]) -> T | None:
         """Restores the newest checkpoint that is intact; every file is verified before anything is used.
 
         Args:
           report: called once for each damaged checkpoint that is passed over, with a paragraph that names it,
             the file, what is wrong with it, and the checkpoint that is used instead.
+          use: makes of the checkpoint what is wanted. Its lazy arrays are good until this returns: later a run
+            that goes on may remove the files. It may be called again for the one before.
 
         Returns:
-          The checkpoint, or None if there is none at all.
+          What `use` made, or None if there is no checkpoint at all.
 
         Raises:
           TrainingError: there are checkpoints, but none is intact; or one cannot be read by this user, or
@@ -149,10 +162,10 @@ class Checkpoints:
         damages: dict[Path, str] = {}
         for step, folder in reversed(self._folders().items()):
             try:
-                restored = _read(folder, step)
+                used = use(_read(folder, step))
             except manifest.Damage as damage:
                 if not folder.exists():  # a run that goes on has removed it meanwhile, and so has newer ones
-                    return self.newest(report)
+                    return self.newest(report, use)
                 damages[folder] = str(damage)
                 self._damaged.add(step)
                 continue
@@ -161,7 +174,7 @@ class Checkpoints:
                     f"checkpoint {damaged} is damaged: {what}. The one before it, of step {step}, is used instead; "
                     "the damaged one is removed when the next is complete."
                 )
-            return restored
+            return used
         if damages:
             raise TrainingError(
                 f"none of the {len(damages)} checkpoints in {self._directory} is intact: "
@@ -170,8 +183,8 @@ class Checkpoints:
             )
         return None
 
-    def restore(self, step: int) -> Restored:
-        """Restores the checkpoint of one step, verified like `newest`.
+    def restore(self, step: int, use: Callable[[Restored], T]) -> T:
+        """Restores the checkpoint of one step, verified and used as by `newest`.
 
         Raises:
           TrainingError: there is none of that step, it is damaged, cannot be read, or has another format.
@@ -185,10 +198,10 @@ class Checkpoints:
                 "these, or another run folder."
             )
         try:
-            return _read(folders[step], step)
+            return use(_read(folders[step], step))
         except manifest.Damage as damage:
             if not folders[step].exists():
-                return self.restore(step)
+                return self.restore(step, use)
             raise TrainingError(
                 f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
                 f"the others there: {others}."
@@ -218,17 +231,18 @@ class Checkpoints:
             try:
                 unfinished.mkdir()
                 array_store.write(unfinished / "state", arrays)
+                self._arrays_read.set()
                 manifest.seal(unfinished, content)
                 self._put(unfinished, final)
             except BaseException:
-                for _ in range(10):  # TensorStore's threads write on for a moment after a save has failed
-                    shutil.rmtree(unfinished, ignore_errors=True)
-                    time.sleep(0.02)
+                shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             self._damaged.discard(step)
             self._retire(step)
         except OSError as error:
             raise disk_error(final, error, array_store.size_bytes(arrays)) from error
+        finally:
+            self._arrays_read.set()
 
     def _put(self, unfinished: Path, final: Path) -> None:
         """Gives the complete folder its name; one that has it already keeps being found until then."""

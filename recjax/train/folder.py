@@ -11,6 +11,7 @@ from typing import IO
 from recjax import config as machinery
 from recjax.config_values import written
 from recjax.errors import ConfigError, RecjaxError, TrainingError
+from recjax.preset_files import class_path, find_class
 from recjax.presets import FREE_ON_RESUME, RunConfig
 from recjax.train.files import write_json
 
@@ -22,7 +23,7 @@ class RunFolder:
 
     Opening it checks and locks; `claim` then makes it the folder of this run.
 
-    config.json    the config, lossless
+    config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoint.py
     summary.json, curves.png   at the end
@@ -70,7 +71,7 @@ class RunFolder:
         if self.config_file.exists():
             if not any((self.path / "checkpoints").glob("[0-9]*")):
                 return  # it died before its first checkpoint: there is nothing to protect or to resume
-            differing = changes(read_config(self.path), self._config)
+            differing = changes(read_config(self.path, type(self._config)), self._config)
             if differing:
                 raise ConfigError(
                     f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
@@ -92,7 +93,8 @@ class RunFolder:
         """
         for unfinished in self.path.glob(_UNFINISHED):
             unfinished.unlink(missing_ok=True)
-        write_json(self.config_file, json.loads(machinery.to_json(self._config)))
+        cls, plain = type(self._config), json.loads(machinery.to_json(self._config))
+        write_json(self.config_file, plain if cls is RunConfig else {"class": class_path(cls), **plain})
 
     @property
     def config_file(self) -> Path:
@@ -111,7 +113,7 @@ def changes(then: RunConfig, now: RunConfig) -> list[str]:
 
     Where a part is of another kind, the settings that only one of the two kinds has are left out.
     """
-    differing = [d for d in machinery.diff(then, now) if not _free(d[0])]
+    differing = [d for d in machinery.diff(then, now) if not machinery.matches(d[0], FREE_ON_RESUME)]
     keys = {key for key, _, _ in differing}
     return [
         f"{key}: {written(old)} there, {written(new)} here"
@@ -120,11 +122,16 @@ def changes(then: RunConfig, now: RunConfig) -> list[str]:
     ]
 
 
-def read_config(path: Path) -> RunConfig:
+def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
     """The config of an existing run folder.
 
+    Args:
+      path: the folder.
+      cls: the class that it has if its name is that which config.json gives. Else the code that defines the class is
+        run from where it was, unless it is RunConfig itself.
+
     Raises:
-      ConfigError: no such folder, or its config.json is missing or damaged.
+      ConfigError: no such folder, its config.json is missing or damaged, or the code of its class is gone.
     """
     file = path / "config.json"
     try:
@@ -137,8 +144,26 @@ def read_config(path: Path) -> RunConfig:
         raise RecjaxError(
             f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
         ) from error
-    return machinery.from_json(RunConfig, text, source=str(file))
+    where, text = _split_class(text)
+    if where is None:
+        cls = RunConfig
+    elif cls is None or cls.__qualname__ != str(where).rpartition(":")[2]:
+        try:
+            found = find_class(str(where))
+            if not issubclass(found, RunConfig):
+                raise ConfigError("it is no RunConfig. Put back the code with which the run was made.")
+        except ConfigError as error:
+            raise ConfigError(f"{file}: the class of this config is {where}: {error}") from error
+        cls = found
+    return machinery.from_json(cls, text, source=str(file))
 
 
-def _free(key: str) -> bool:
-    return any(key == free or key.startswith(free + ".") for free in FREE_ON_RESUME)
+def _split_class(text: str) -> tuple[object, str]:
+    """What "class" says in a config.json (None: nothing), and the text without it."""
+    try:
+        plain = json.loads(text, object_pairs_hook=machinery.unique_keys)
+    except (ConfigError, ValueError):  # which `from_json` explains
+        return None, text
+    if not isinstance(plain, dict) or "class" not in plain:
+        return None, text
+    return plain.pop("class"), json.dumps(plain)

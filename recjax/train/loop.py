@@ -12,10 +12,13 @@ import jax
 from recjax import config as machinery
 from recjax.embedding import route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
 from recjax.train import evaluation
 from recjax.train import state as states
+from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.memory import available_bytes
 from recjax.train.setup import Setup
 from recjax.train.writers import MetricsFile, Progress
 
@@ -93,6 +96,7 @@ class Loop:
         self.total = total_steps(setup)
         self.progress = Progress(self.total)
         self.eval_every = train.eval_every or self.steps_per_epoch
+        self.copies: bool | None = None  # whether a save copies the tables; decided at the first one
         self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
 
     def fit(self, state: states.TrainState, cursor: Cursor) -> Outcome:
@@ -110,6 +114,7 @@ class Loop:
         stream = setup.counted(
             "train",
             train.batch_size,
+            parts=train.accumulate,
             seed=setup.config.seed,
             shuffle=train.shuffle,
             shuffle_blocks=train.shuffle_blocks,
@@ -198,8 +203,28 @@ class Loop:
         best = cursor.end["best_step"] if cursor.end else cursor.best_step
         with self.progress.paused():
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
-            arrays = states.to_host(state, self.setup.bound)
+            arrays = states.export(state, self.setup.bound)
+            if self.copies is None:
+                self.copies = self._copies(size_bytes(arrays))
+            if self.copies:
+                arrays = load(arrays)
             self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=best)
+            if not self.copies:
+                self.checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
+
+    def _copies(self, needed_bytes: int) -> bool:
+        """Whether checkpoints are written from a copy in host memory, while training goes on."""
+        choice, left = self.setup.config.train.checkpoint_copy, available_bytes()
+        if choice != "auto":
+            return choice == "always"
+        if left is not None and needed_bytes <= left / 2:
+            return True
+        self.progress.note(
+            f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written straight from the devices while training waits: "
+            f"a copy would take more than half of the {(left or 0) / 2**30:.1f} GiB of memory that are available "
+            "(train.checkpoint_copy)"
+        )
+        return False
 
 
 def total_steps(setup: Setup) -> int:
@@ -259,7 +284,7 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
     cursor = Cursor(**meta["cursor"])
     if meta.get("layout") != now["layout"]:
         cursor.capacities = {}  # those of fewer devices or other groups would pad every exchange from now on
-    return setup.saved_state(restored.arrays, restored.step), cursor
+    return setup.saved_state(restored), cursor
 
 
 def _place(first: int, size: int, samples_per_epoch: int) -> str:

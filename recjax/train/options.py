@@ -1,53 +1,100 @@
-"""Settings of training, and the dense optimizers as optax transformations."""
+"""Settings of training, and the dense optimizers as optax transformations.
+
+Where a dense optimizer has the name of a sparse one (`recjax/embedding/optim.py`), it is the same rule with the same
+meaning of every setting: on a table of which every row is touched both give the same numbers. `l2` and `weight_decay`
+act on all dense parameters, biases too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from recjax.embedding.optim import check_rate
+from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
 from recjax.errors import ConfigError
+from recjax.train.schedule import Constant, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseSgd:
-    """Plain SGD on the dense parameters (optax.sgd)."""
+class DenseRule:
+    """What they share: w = (1 - lr * weight_decay) * w - lr * direction(g + l2 * w)."""
 
-    kind: ClassVar[str] = "sgd"
     learning_rate: float = 0.1
+    l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
+    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
 
     def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
+        check_rates(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        raise NotImplementedError
 
     def build(self) -> optax.GradientTransformation:
-        """The optax transformation."""
-        return optax.sgd(self.learning_rate)
+        """The optax transformation, for a schedule's factor of 1.
+
+        All its updates, decoupled decay included, are proportional to the learning rate: a factor multiplies them.
+        """
+        before = (optax.add_decayed_weights(self.l2),) if self.l2 else ()
+        after = (optax.add_decayed_weights(self.weight_decay),) if self.weight_decay else ()
+        return optax.chain(*before, self.direction(), *after, optax.scale_by_learning_rate(self.learning_rate))
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseAdagrad:
-    """Element-wise Adagrad on the dense parameters (optax.adagrad)."""
+class DenseSgd(DenseRule):
+    """SGD, with heavy-ball momentum if asked for (optax.sgd)."""
+
+    kind: ClassVar[str] = "sgd"
+    momentum: float = 0.0  # 0 keeps no state
+    nesterov: bool = False  # look ahead along the momentum
+
+    def __post_init__(self) -> None:
+        check_rates(self)
+        check_sgd(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        return optax.trace(self.momentum, self.nesterov) if self.momentum else optax.identity()
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseAdagrad(DenseRule):
+    """Element-wise Adagrad: s += g^2; w -= lr * g / (sqrt(s) + eps).
+
+    Not optax.adagrad, which adds eps under the root: that differs from every sparse rule, and from torch.optim.Adagrad.
+    """
 
     kind: ClassVar[str] = "adagrad"
     learning_rate: float = 0.01
-    initial_accumulator: float = 0.1  # sum of squares before the first step
-    eps: float = 1e-7  # added under the root
+    initial_accumulator: float = 0.1  # s before the first step
+    eps: float = 1e-7  # added to the root
 
     def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        if self.initial_accumulator < 0 or self.eps < 0:
-            raise ConfigError("initial_accumulator and eps must not be negative.")
+        check_rates(self)
+        check_adagrad(self)
 
-    def build(self) -> optax.GradientTransformation:
-        """The optax transformation."""
-        return optax.adagrad(self.learning_rate, self.initial_accumulator, self.eps)
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+
+        def init(params: Any) -> optax.ScaleByRssState:
+            return optax.ScaleByRssState(jax.tree.map(lambda w: jnp.full_like(w, self.initial_accumulator), params))
+
+        def update(grads: Any, state: optax.ScaleByRssState, params: Any = None) -> Any:
+            del params
+            sums = jax.tree.map(lambda s, g: s + jnp.square(g), state.sum_of_squares, grads)
+            steps = jax.tree.map(lambda s, g: g / (jnp.sqrt(s) + self.eps), sums, grads)
+            return steps, optax.ScaleByRssState(sums)
+
+        return optax.GradientTransformation(init, update)
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseAdam:
-    """Adam on the dense parameters (optax.adam)."""
+class DenseAdam(DenseRule):
+    """Adam; with `weight_decay` AdamW (optax.adam, optax.adamw)."""
 
     kind: ClassVar[str] = "adam"
     learning_rate: float = 1e-3
@@ -56,13 +103,12 @@ class DenseAdam:
     eps: float = 1e-8  # added to the root
 
     def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1 and self.eps >= 0):
-            raise ConfigError("b1 and b2 must be at least 0 and below 1, and eps not negative.")
+        check_rates(self)
+        check_adam(self)
 
-    def build(self) -> optax.GradientTransformation:
-        """The optax transformation."""
-        return optax.adam(self.learning_rate, self.b1, self.b2, self.eps)
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +119,9 @@ class TrainConfig:
     epochs: int = 1  # passes over the training split
     steps: int = 0  # stop after this many steps; 0 means after `epochs`
     optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad()  # of the dense parameters
+    schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
+    clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
+    accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch
@@ -81,16 +130,21 @@ class TrainConfig:
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
     checkpoint_every: int = 0  # steps between further checkpoints; 0: only where there is an evaluation
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
+    checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
+    tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
     workers: int = 2  # threads that read and route ahead
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs")
+        positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs", "accumulate")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("steps", "eval_every", "patience", "checkpoint_every", "workers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        check_not_negative(self, "clip_norm")
+        if self.accumulate > self.batch_size:
+            raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:
             raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from recjax import config as machinery
 from recjax.data.source import BlockSource
 from recjax.errors import ConfigError, TrainingError
 from recjax.presets import FREE_ON_RESUME
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.folder import changes, read_config
-from recjax.train.loop import resume
+from recjax.train.loop import Cursor, resume
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 
@@ -53,17 +54,21 @@ def open_run(
         )
     setup = make_setup(config, source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-        restored = checkpoints.newest(report=report) if step is None else checkpoints.restore(step)
-        if restored is None:
-            raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
-        best = restored.meta["cursor"]["best_step"] if step is None else None
-        if best not in (None, restored.step):
-            if not chosen:
-                report(f"this is the newest checkpoint, of step {restored.step}; validation chose --step {best}")
-            else:
-                try:
-                    restored = checkpoints.restore(best)
-                except TrainingError as error:
-                    report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
-    state, cursor = resume(setup, restored)
+
+        def use(restored: Restored) -> tuple[TrainState, Cursor]:
+            best = restored.meta["cursor"]["best_step"] if step is None else None
+            if best not in (None, restored.step):
+                if not chosen:
+                    report(f"this is the newest checkpoint, of step {restored.step}; validation chose --step {best}")
+                else:
+                    try:
+                        return checkpoints.restore(best, functools.partial(resume, setup))
+                    except TrainingError as error:
+                        report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
+            return resume(setup, restored)
+
+        resumed = checkpoints.newest(report, use) if step is None else checkpoints.restore(step, use)
+    if resumed is None:
+        raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
+    state, cursor = resumed
     return setup, state, cursor.step

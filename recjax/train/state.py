@@ -12,9 +12,10 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from recjax.embedding.bound import BoundPlan
 from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
-from recjax.embedding.plan import BoundPlan
 from recjax.errors import TrainingError
+from recjax.lazy import LazyArray, as_lazy, load
 from recjax.mesh import replicated
 
 
@@ -60,17 +61,22 @@ def _assemble(done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots
     return TrainState(step, ok, dense, opt, tables, slots)
 
 
-def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
-    """Copies the state to the host as nested dicts of arrays, independent of mesh and plan.
+def export(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
+    """The state as nested dicts of arrays, independent of mesh and plan.
 
-    Keys: "tables" (table name -> rows and slots, see `export_tables`), "dense" and "opt" (path of
-    each leaf -> array).
+    Keys: "tables" (table name -> rows and slots, lazy arrays that are good until the next step, see
+    `export_tables`), "dense" and "opt" (path of each leaf -> array).
     """
     return {
         "tables": export_tables(bound, state.tables, state.slots),
         "dense": _named_leaves(state.dense),
         "opt": _named_leaves(state.opt),
     }
+
+
+def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
+    """The same with tables copied to the host."""
+    return load(export(state, bound))
 
 
 def from_host(
@@ -82,10 +88,10 @@ def from_host(
     tx: optax.GradientTransformation,
     dtype: Any,
 ) -> TrainState:
-    """The inverse of `to_host`, onto any mesh and plan.
+    """The inverse of `export`, onto any mesh and plan.
 
     Args:
-      saved: what `to_host` gave.
+      saved: what `export` or `to_host` gave, or the same read from the disk.
       done: steps done.
       model: the dense module; its own weights do not matter.
       bound: the bound plan.
@@ -109,7 +115,7 @@ def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {_name(path): np.array(jnp.copy(x)) for path, x in leaves}
 
 
-def _fill(tree: Any, saved: dict[str, np.ndarray], what: str) -> Any:
+def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     out = []
     for path, leaf in leaves:
@@ -121,7 +127,7 @@ def _fill(tree: Any, saved: dict[str, np.ndarray], what: str) -> Any:
                 f"the checkpoint holds {held} for {what} {name!r}, but the model needs shape {leaf.shape}, "
                 f"{leaf.dtype}. It belongs to another model: use the config in the run folder."
             )
-        out.append(found)
+        out.append(as_lazy(found).load())
     return jax.tree_util.tree_unflatten(structure, out)
 
 

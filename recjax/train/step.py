@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,11 +16,31 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
+from recjax.embedding.bound import BoundPlan
 from recjax.embedding.lookup import fetch, pool, send_gradients, update
-from recjax.embedding.plan import BoundPlan
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, sharded
 from recjax.train.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What a training step does beside the plain update.
+
+    Attributes:
+      clip_norm: largest norm of the gradient of the mean loss, over all dense parameters and all coalesced rows
+        together, each distinct row counted once; a larger one is scaled down to it. 0 leaves all as they are.
+      accumulate: parts in which each device works on its samples, one after the other, to hold fewer
+        activations. The numbers are those of the whole batch. Batches must be counted with equal `parts`.
+      schedule: factor of all learning rates, from the steps done before (int32).
+    """
+
+    clip_norm: float = 0.0
+    accumulate: int = 1
+    schedule: Callable[[jax.Array], Any] = lambda step: 1.0
+
+
+PLAIN = StepOptions()
 
 
 @jax.tree_util.register_dataclass
@@ -66,13 +88,17 @@ def _forward(graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Ar
 
 
 def make_train_step(
-    graphdef: Any, bound: BoundPlan, mesh: Mesh, tx: optax.GradientTransformation
+    graphdef: Any,
+    bound: BoundPlan,
+    mesh: Mesh,
+    tx: optax.GradientTransformation,
+    options: StepOptions = PLAIN,
 ) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
     Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
-    in dense_grads, and, where tables are row-wise, one of a single integer in finite_check, by which
-    all devices agree on whether the step counts.
+    in dense_grads, and, where tables are sharded, one of a single integer in finite_check, by which
+    all devices agree on whether the step counts; and, to clip, one of a single float in clip.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -86,17 +112,24 @@ def make_train_step(
             routing = inputs.routing.groups[group.name]
             rows[group.name], asked[group.name] = fetch(group, state.tables[group.name], routing)
 
-        def weighted_loss(dense: Any, rows: dict[str, jax.Array]) -> jax.Array:
+        def weighted_loss(dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
             logits_B = _forward(graphdef, bound, dense, rows, inputs).astype(inputs.labels_B.dtype)
             losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
             return jnp.sum(inputs.weights_B * losses_B)
 
+        def gradients(inputs: Inputs) -> Any:
+            loss, backward = jax.vjp(functools.partial(weighted_loss, inputs=inputs), dense_here, rows)
+            with jax.named_scope("dense_backward"):
+                return loss, *backward(jnp.ones_like(loss))
+
         # Made varying, the parameters get gradients of this device's samples alone: the sum over
         # devices is then the one explicit psum below. The tables never enter autodiff.
         dense_here = jax.lax.pcast(state.dense, BATCH_AXES, to="varying")
-        loss, backward = jax.vjp(weighted_loss, dense_here, rows)
-        with jax.named_scope("dense_backward"):
-            dense_grads, row_grads = backward(jnp.ones_like(loss))
+        if options.accumulate == 1:
+            loss, dense_grads, row_grads = gradients(inputs)
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, (inputs.labels_B[0], dense_here, rows))
+            loss, dense_grads, row_grads = _accumulate(gradients, zeros, inputs, options.accumulate)
         with jax.named_scope("dense_grads"):
             dense_grads, loss, weight = jax.lax.psum((dense_grads, loss, jnp.sum(inputs.weights_B)), BATCH_AXES)
             dense_grads = jax.tree.map(lambda g: g / weight, dense_grads)
@@ -106,26 +139,38 @@ def make_train_step(
             touched, sums = send_gradients(group, asked[group.name], row_grads[group.name])
             sent[group.name] = touched, sums / weight
 
+        def over_tables(count: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
+            """The sum of `count` of the row gradients over all groups and devices."""
+            copied = [count(sent[g.name][1]) for g in bound.groups if g.sharding == "copies"]
+            spread = [count(sent[g.name][1]) for g in bound.groups if g.sharding != "copies"]
+            total = sum(copied, zero)
+            return total + jax.lax.psum(sum(spread), MODEL_AXES) if spread else total
+
         with jax.named_scope("finite_check"):
-            by_row = [_not_finite(sent[g.name][1]) for g in bound.groups if g.placement == "row_wise"]
-            copied = [_not_finite(sent[g.name][1]) for g in bound.groups if g.placement == "data_parallel"]
-            bad_tables = sum(copied, jnp.int32(0))
-            if by_row:
-                bad_tables += jax.lax.psum(sum(by_row), MODEL_AXES)
             bad = {
                 "bad_loss": _not_finite(loss),
                 "bad_dense": sum(_not_finite(g) for g in jax.tree.leaves(dense_grads)),
-                "bad_tables": bad_tables,
+                "bad_tables": over_tables(_not_finite, jnp.int32(0)),
             }
             ok = state.ok & (sum(bad.values()) == 0)
 
+        if options.clip_norm:
+            with jax.named_scope("clip"):
+                squares = sum((_squares(g) for g in jax.tree.leaves(dense_grads)), over_tables(_squares, loss * 0))
+                scale = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
+                scale = jnp.where(squares > 0, scale, 1)
+                dense_grads = jax.tree.map(lambda g: g * scale, dense_grads)
+                sent = {name: (touched, sums * scale) for name, (touched, sums) in sent.items()}
+
+        rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
         for group in bound.groups:
             tables[group.name], slots[group.name] = update(
-                group, state.tables[group.name], state.slots[group.name], *sent[group.name], state.step, ok
+                group, state.tables[group.name], state.slots[group.name], *sent[group.name], state.step, rate, ok
             )
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
+            updates = jax.tree.map(lambda u: u * rate, updates)
             dense = optax.apply_updates(state.dense, updates)
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))
         new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
@@ -134,6 +179,23 @@ def make_train_step(
     specs = state_specs(bound)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
     return jax.jit(mapped, donate_argnums=0)
+
+
+def _accumulate(gradients: Callable[[Inputs], Any], zero: Any, inputs: Inputs, parts: int) -> Any:
+    """The sum of `gradients` over `parts` equal parts of the samples, one after the other.
+
+    Only one part's activations are held at a time. The routing's groups stay whole: each row is fetched once.
+    """
+    groups = inputs.routing.groups
+    samples = (inputs.dense_BxK, inputs.labels_B, inputs.weights_B, inputs.routing.features)
+    slices = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), samples)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        dense_BxK, labels_B, weights_B, features = part
+        found = gradients(Inputs(dense_BxK, labels_B, weights_B, Routing(groups, features)))
+        return jax.tree.map(jnp.add, total, found), None
+
+    return jax.lax.scan(add, zero, slices)[0]
 
 
 def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
@@ -151,11 +213,15 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrap
 
 
 def state_specs(bound: BoundPlan) -> Any:
-    """The PartitionSpecs of a TrainState: row-wise tables are split over MODEL_AXES, all else is replicated."""
-    tables = {g.name: P(MODEL_AXES) if g.placement == "row_wise" else P() for g in bound.groups}
+    """The PartitionSpecs of a TrainState: sharded tables are split over MODEL_AXES, all else is replicated."""
+    tables = {g.name: P() if g.sharding == "copies" else P(MODEL_AXES) for g in bound.groups}
     specs: Any = tables
     return TrainState(P(), P(), P(), P(), specs, specs)
 
 
 def _not_finite(x: jax.Array) -> jax.Array:
     return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+
+
+def _squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x))

@@ -15,6 +15,7 @@ from typing import Self, TextIO
 
 from recjax.errors import TrainingError
 from recjax.train.files import disk_error, jsonable, write_whole
+from recjax.train.tensorboard import EventFile
 
 _WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
 _POINT_EVERY_S = 0.1  # at most one point of that window in this time
@@ -30,16 +31,20 @@ class MetricsFile:
     of the test split, which the end of the run writes anew.
     """
 
-    def __init__(self, path: Path, resume_step: int | None, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, path: Path, resume_step: int | None, tensorboard: bool = False, without: Collection[str] = ()
+    ) -> None:
         """Opens the file for more lines.
 
         Args:
           path: the file, in a folder that exists.
           resume_step: the step that the run continues from; lines of later steps are dropped. None
             for a fresh run: all lines are dropped.
+          tensorboard: whether an event file with the same lines stands beside it.
           without: splits whose lines of that step are dropped as well.
 
         Raises:
+          ConfigError: the package for event files is missing.
           TrainingError: a line, other than a torn last one, is no metrics line; or no space, no permission.
         """
         self._path = path
@@ -57,6 +62,7 @@ class MetricsFile:
             self._file = open(path, "ab", buffering=0)  # closed by close
         except OSError as error:
             raise disk_error(path, error, 0) from error
+        self._events = EventFile(path.parent, kept) if tensorboard else None
 
     def write(self, line: Mapping[str, object]) -> None:
         """Appends one line.
@@ -69,17 +75,22 @@ class MetricsFile:
         """
         if not isinstance(line["step"], int):
             raise TypeError(f"a metrics line needs an integer step, not {line['step']!r}")
-        data = json.dumps(jsonable(dict(line)), allow_nan=False).encode() + b"\n"
+        text = json.dumps(jsonable(dict(line)), allow_nan=False)
+        data = text.encode() + b"\n"
         try:
             left = data
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise disk_error(self._path, error, len(data)) from error
+        if self._events:
+            self._events.write(json.loads(text))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+        if self._events:
+            self._events.close()
 
     def __enter__(self) -> Self:
         """Itself."""

@@ -18,8 +18,9 @@ from flax import nnx
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
+from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import MeshConfig, make_mesh
 from recjax.models.dlrm import DLRMConfig
@@ -40,7 +41,8 @@ class Runner:
         features = tuple(FeatureSpec(n, n) for n in names)
         mesh = make_mesh(MeshConfig(devices, "cpu"))
         bound = bind(make_plan("row_wise", tables), tables, features, devices)
-        model = DLRMConfig(bottom=(64, DIM), top=(64, 1)).build(DENSE, names, DIM, dtype=np.float32, seed=0)
+        config = DLRMConfig(bottom=(64, DIM), top=(64, 1))
+        model = config.build(DENSE, dict.fromkeys(names, DIM), dtype=np.float32, seed=0)
         tx = optax.adagrad(0.05)
         self.state = states.create(model, bound, mesh, tx, 0, np.float32)
         self.step = make_train_step(nnx.graphdef(model), bound, mesh, tx)

@@ -93,7 +93,7 @@ def test_no_lines():
         (lambda f: [*f[:14], b"0000000g", *f[15:]], "category", r"C1 \(column 15\) is '0000000g', not up to 8 hexadec"),
         (lambda f: [*f[:39], b"0" * 9], "category", r"C26 \(column 40\) is '000000000'"),
         (lambda f: [*f[:39], b"abc\0"], "category", r"C26 \(column 40\) is 'abc\\x00'"),
-        (lambda f: [*f[:39], b"\xff"], "category", r"C26 \(column 40\) is '\\\\xff'"),
+        (lambda f: [*f[:39], b"\xff"], "category", r"C26 \(column 40\) is '\\xff'"),
     ],
 )
 def test_faults_in_words(change, kind, message):

@@ -17,14 +17,18 @@ from recjax.errors import ConfigError, DataError
 def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown dataset 'movietweeting'. Did you mean movietweetings?"):
         datasets.default("movietweeting")
-    with pytest.raises(ConfigError, match="The datasets are movietweetings, synthetic"):
+    with pytest.raises(ConfigError, match="The datasets are movietweetings, movielens, .*synthetic"):
         datasets.describe("ml-100k")
 
 
-def test_every_dataset_opens_under_its_name(tmp_path, monkeypatch):
+def test_every_dataset_opens_under_its_name_or_says_how_to_prepare_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path))
     for name in set(datasets.DATASETS) - {"prepared"}:  # which needs a path; see test_prepared.py
-        assert datasets.default(name).open().name == name
+        if name in ("movietweetings", "synthetic"):
+            assert datasets.default(name).open().name == name
+        else:
+            with pytest.raises(DataError, match=f"recjax data prepare {name} --from PATH --out DIR"):
+                datasets.default(name).open()
 
 
 def test_prepare_tells_what_it_made(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 
 from recjax.data.batch import validate
 from recjax.data.blocks import MANIFEST, open_prepared
-from recjax.data.movietweetings import DENSE, MovieTweetings, prepare
+from recjax.data.movietweetings import MovieTweetings, prepare
+from recjax.data.ratings import DENSE
 from recjax.data.source import SPLITS, concatenate
 from recjax.errors import ConfigError, DataError, TrainingError
 
@@ -119,22 +120,30 @@ GOOD = "1::10::8::1000\n"
     [
         (GOOD + "1::10::8\n", MOVIES, r"ratings.dat:2: the line has 3 field\(s\) instead of 4"),
         (GOOD + "1::10::8::1000::9\n", MOVIES, r"ratings.dat:2: the line has 5 field\(s\)"),
-        (GOOD + "\n" + GOOD, MOVIES, r"ratings.dat:2: the line has 1 field\(s\)"),
+        (GOOD + "\n" + GOOD, MOVIES, r"ratings.dat:2: user \(field 1\) is ''"),
         (GOOD + "x::10::8::1000\n", MOVIES, r"ratings.dat:2: user \(field 1\) is 'x', not a whole number"),
         (GOOD + "1::::8::1000\n", MOVIES, r"ratings.dat:2: movie \(field 2\) is ''"),
         (GOOD + "1::10::8.5::1000\n", MOVIES, r"ratings.dat:2: rating \(field 3\) is '8.5'"),
         (GOOD + "1::10::-1::1000\n", MOVIES, r"ratings.dat:2: rating \(field 3\) is '-1'"),
-        (GOOD + "1::10::11::1000\n", MOVIES, r"ratings.dat:2: the rating \(field 3\) is 11, but ratings go from 0"),
+        (GOOD + "1::10::11::1000\n", MOVIES, r"ratings.dat:2: rating \(field 3\) is '11', not a number from 0 to 10"),
         (GOOD + "1::10::8::1_000\n", MOVIES, r"ratings.dat:2: timestamp \(field 4\) is '1_000'"),
         (GOOD + "1::10::8:: 1000\n", MOVIES, r"ratings.dat:2: timestamp \(field 4\)"),
         (GOOD + "1::10::٨::1000\n", MOVIES, r"ratings.dat:2: rating \(field 3\)"),
         (GOOD + "9999999999999999999::10::8::1000\n", MOVIES, r"ratings.dat:2: user \(field 1\)"),
-        (GOOD + GOOD + "1::99::8::1\n" + GOOD, MOVIES, r"ratings.dat:3: movie 99 has no line in .*movies.dat"),
+        (
+            GOOD + GOOD + "1::99::8::1\n" + GOOD,
+            MOVIES,
+            r"ratings.dat:3: movie \(field 2\) is '99', which the file of",
+        ),
         ("", MOVIES, "ratings.dat is empty"),
         (GOOD, "", "movies.dat is empty"),
         (GOOD, MOVIES + "50::Title\n", r"movies.dat:5: the line has 2 field\(s\) instead of 3"),
         (GOOD, MOVIES + "tt50::Title (2000)::War\n", r"movies.dat:5: movie \(field 1\) is 'tt50'"),
-        (GOOD, MOVIES + "10::Again (2000)::War\n", "movies.dat:5: movie 10 has an earlier line"),
+        (
+            GOOD,
+            MOVIES + "10::Again (2000)::War\n",
+            r"movies.dat:5: movie \(field 1\) is '10', which an earlier",
+        ),
     ],
 )
 def test_every_fault_is_named_with_its_place(tmp_path, ratings, movies, message):
@@ -189,7 +198,7 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(TrainingError, match=f"cannot write prepared data to {tmp_path}/file/.*RECJAX_CACHE"):
+    with pytest.raises(TrainingError, match=f"cannot prepare {tmp_path}/file/.*RECJAX_CACHE"):
         MovieTweetings().open()
 
 

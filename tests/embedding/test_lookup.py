@@ -15,9 +15,10 @@ from support import mesh_of
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
+from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.lookup import coalesce, fetch, pool, send_gradients, update
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import BoundPlan, Group, bind, make_plan
+from recjax.embedding.plan import PLACEMENTS, make_plan
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -32,11 +33,12 @@ class Counting:
     """Subtracts the gradient; counts how often a row was touched, even by a zero gradient, and sums its gradients."""
 
     kind: ClassVar[str] = "counting"
+    every_row: bool = False
 
     def slots(self, dim):
         return {"touches": SlotSpec(0.0), "sums": SlotSpec(0.0, (dim,))}
 
-    def update(self, rows_UxD, slots, grads_UxD, step):
+    def apply(self, rows_UxD, slots, grads_UxD, at):
         return rows_UxD - grads_UxD, {"touches": slots["touches"] + 1, "sums": slots["sums"] + grads_UxD}
 
 
@@ -164,7 +166,17 @@ def test_an_empty_bag_pools_to_zeros_even_beside_nan():
 # The exchanges.
 
 
-@pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
+def by_device(group: Group, whole: np.ndarray) -> np.ndarray:
+    """A column-wise buffer [N * R, W], padded with NaN, from all columns [R, D]."""
+    parts = []
+    for piece in group.pieces(group.tables[0]):
+        part = np.full((group.rows, group.width), np.nan, np.float32)
+        part[:, : piece.last - piece.first] = whole[:, piece.first : piece.last]
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("plan", PLACEMENTS)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 def test_rows_arrive_and_gradients_go_home(devices, plan):
     """Fetched rows are the ones asked for, and every row's gradients meet in one sum, whichever device sent them."""
@@ -174,15 +186,16 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
     slots = routing.groups[group.name].slots_NxOxC
     N, owners, C = slots.shape
     rng = np.random.default_rng(0)
-    # row "names": every slot of the buffer holds its own global number
-    buffer = np.repeat(np.arange(owners * group.rows, dtype=np.float32)[:, None], D, axis=1)
+    # row "names": every slot of the buffer holds its own global number, and every column a hundredth more
+    whole = (np.arange(owners * group.rows)[:, None] + np.arange(D) / 100).astype(np.float32)
+    buffer = by_device(group, whole) if plan == "column_wise" else whole
     grads = rng.integers(-9, 9, (N * owners * C, D)).astype(np.float32)
 
     def exchange(table, asked, grads):
         rows, arrived = fetch(group, table, asked)
         return rows, *send_gradients(group, arrived, grads)
 
-    table_spec = P(MODEL_AXES) if plan == "row_wise" else P()
+    table_spec = P() if plan == "data_parallel" else P(MODEL_AXES)
     mapped = jax.shard_map(
         exchange,
         mesh=mesh,
@@ -194,7 +207,8 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
 
     held = slots < group.rows
     number = np.arange(owners)[None, :, None] * group.rows + slots  # global number of every slot asked for
-    np.testing.assert_array_equal(rows.reshape(N, owners, C, D)[..., 0], np.where(held, number, 0))
+    truth_rows = np.where(held[..., None], whole[number * held], 0)
+    np.testing.assert_array_equal(rows.reshape(N, owners, C, D), truth_rows)
 
     truth, touches = np.zeros((owners * group.rows, D)), np.zeros(owners * group.rows)
     np.add.at(truth, number[held], grads.reshape(N, owners, C, D)[held])
@@ -203,6 +217,11 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
         np.testing.assert_array_equal(sums, truth)
         np.testing.assert_array_equal(touched, touches > 0)
         return
+    if plan == "column_wise":  # all devices have the same rows
+        marks, parts = np.split(touched, N), np.split(sums, N)
+        assert all((m == marks[0]).all() for m in marks)
+        columns = [s[:, : p.last - p.first] for s, p in zip(parts, group.pieces(group.tables[0]), strict=True)]
+        touched, sums = marks[0], np.concatenate(columns, axis=1)
     found = {}
     for owner, (u, s) in enumerate(zip(np.split(touched, owners), np.split(sums, owners), strict=True)):
         found.update({owner * group.rows + int(k): g.tolist() for k, g in zip(u, s, strict=True) if k < group.rows})
@@ -234,7 +253,9 @@ def test_only_touched_rows_change(plan, ok):
         unique, sums = np.zeros(R, bool), np.full((R, D), 9, np.float32)
         unique[touched], sums[touched] = True, grads
     jitted = jax.jit(functools.partial(update, group))
-    new, slots = jitted(table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.asarray(ok))
+    new, slots = jitted(
+        table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(ok)
+    )
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
         expected[touched] -= np.array(grads, np.float32)
@@ -258,7 +279,7 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         rows, arrived = fetch(group, table, asked)
         touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
-        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.asarray(True))
+        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(True))
 
     spec = P(MODEL_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(MODEL_AXES)), out_specs=(spec, spec))
@@ -273,3 +294,11 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         in_batch[t.name] = np.isin(np.arange(t.rows), ids).astype(np.float32)
         assert 0 < in_batch[t.name].sum() < t.rows
     np.testing.assert_array_equal(slots["touches"], buffer_of(group, in_batch, 0))
+
+
+def test_a_feature_that_is_not_pooled_keeps_its_rows_apart():
+    rows = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
+    routing = FeatureRouting(np.array([[1, 0, 2], [2, 2, 2]]), None, None)  # 2: no id
+    sequence = pool(FeatureSpec("f", "t", None, "none"), rows, routing, 2)
+    assert sequence.rows_BxHxD.tolist() == [[[3, 4], [1, 2], [0, 0]], [[0, 0]] * 3]
+    assert sequence.mask_BxH.tolist() == [[True, True, False], [False] * 3]

@@ -1,6 +1,5 @@
 """Plan files and their refusals, and the binding of a plan to a number of devices."""
 
-import itertools
 import json
 
 import numpy as np
@@ -8,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, BoundPlan, Plan, Segment, bind, make_plan
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 
@@ -85,12 +85,16 @@ def test_keys_left_out_have_their_defaults():
         ('{"format": "recjax-plan/1", "tables": {"t": {"placement": "row_wise"}}}', "exactly one segment"),
         ('{"format": "recjax-plan/1", "tables": {"t": [{}, {}]}}', "splitting a table is not built yet"),
         (plan_text(placment="row_wise"), r"table 't': unknown key 'placment'; the keys are placement, rows, columns"),
-        (plan_text(placement="table_wise"), "'table_wise'; choose one of row_wise, data_parallel"),
-        (plan_text(placement=None), "placement is None; choose one of row_wise, data_parallel"),
-        (plan_text(placement=["row_wise"]), "choose one of row_wise, data_parallel"),
+        (plan_text(placement="twrw"), "'twrw'; choose one of row_wise, table_wise"),
+        (plan_text(placement=None), "placement is None; choose one of row_wise, table_wise"),
+        (plan_text(placement=["row_wise"]), "choose one of row_wise, table_wise"),
         (plan_text(rows="hot"), "rows='hot' is not built yet; leave it at 'all'"),
         (plan_text(columns="0:8"), "columns='0:8' is not built yet; leave it at 'all'"),
         (plan_text(owners=[0, 1]), r"owners=\[0, 1\] is not built yet; leave it at 'all'"),
+        (plan_text(owners=3), "owners=3 is not built yet; leave it at 'all'"),
+        (plan_text(placement="table_wise", owners=-1), "owners=-1 is not the number of a device"),
+        (plan_text(placement="table_wise", owners="0"), "owners='0' is not the number of a device"),
+        (plan_text(placement="table_wise", owners=True), "owners=True is not the number of a device"),
         (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
         (plan_text(exchange="bfloat16"), "exchange='bfloat16' is not built yet; leave it at 'float32'"),
         (plan_text(why=5), "why=5 is not a text"),
@@ -111,7 +115,7 @@ def test_auto_replicates_up_to_64_kib():
     assert plan.tables["over"][0].why == "65,600 bytes: over 65,536, so its rows are spread"
 
 
-@pytest.mark.parametrize("choice", ["row_wise", "data_parallel"])
+@pytest.mark.parametrize("choice", ["row_wise", "table_wise", "column_wise", "data_parallel"])
 def test_a_placement_for_all_tables(choice):
     tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD))
     plan = make_plan(choice, tables)
@@ -135,7 +139,7 @@ def test_a_plan_that_cannot_be_read(tmp_path):
     tables = (TableSpec("a", 10, 4, SGD),)
     for choice in ("rowwise", str(tmp_path / "missing.json"), str(tmp_path)):
         with pytest.raises(
-            ConfigError, match="no plan file of that name, and it is not one of auto, row_wise, data_parallel"
+            ConfigError, match="no plan file of that name, and it is not one of auto, row_wise, table_wise"
         ):
             make_plan(choice, tables)
     (tmp_path / "binary").write_bytes(b"\xff\xfe{")
@@ -164,7 +168,7 @@ def test_one_group_for_each_placement_width_and_optimizer():
     }
     for group in bound.groups:
         assert {(t.spec.dim, t.spec.optimizer) for t in group.tables} == {(group.dim, group.optimizer)}
-        assert group.owners == (1 if group.placement == "data_parallel" else 4)
+        assert (group.owners, group.parts) == ((1, 1) if group.sharding == "copies" else (4, 4))
         assert [f.name for f in group.features] == [t.spec.name for t in group.tables]
 
 
@@ -189,24 +193,37 @@ def test_features_may_share_a_table():
 
 
 def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
-    """Every (table, row) has one place and no two share one; the buffer is no larger than the even split needs."""
+    """Every (table, row, column) has one place and no two share one; no buffer is larger than its fullest device."""
     placed = [t.spec for g in bound.groups for t in g.tables]
     assert sorted(t.name for t in placed) == sorted(t.name for t in tables)
     for group in bound.groups:
-        places, ranges = [], []
+        places = []
+        cells = np.zeros((group.parts, group.rows, group.width), int)
         for table in group.tables:
             owner, slot = table.locate(np.arange(table.spec.rows))
             assert owner.shape == slot.shape == (table.spec.rows,)
-            assert owner.min() >= 0 and owner.max() < group.owners
+            assert owner.min() >= 0 and owner.max() < (group.devices if group.sharding == "rows" else 1)
             assert slot.min() >= 0 and slot.max() < group.rows
             counts = np.bincount(owner, minlength=group.owners)
-            assert counts.max() - counts.min() <= 1
+            if table.placement == "table_wise":
+                assert np.count_nonzero(counts) == 1
+            else:
+                assert counts.max() - counts.min() <= 1
             places.append(owner * group.rows + slot)
-            ranges.append((table.offset, table.offset + table.split.longest))
+            held = np.zeros((table.spec.rows, table.spec.dim), int)
+            for piece in group.pieces(table):
+                held[piece.start : piece.stop, piece.first : piece.last] += 1
+                size = piece.stop - piece.start, piece.last - piece.first
+                cells[piece.part, piece.offset : piece.offset + size[0], : size[1]] += 1
+                # the piece is where `locate` seeks its rows
+                rows = table.order.row(np.arange(piece.start, piece.stop))
+                assert (slot[rows] == piece.offset + np.arange(size[0])).all()
+                assert (owner[rows] == (piece.part if group.sharding == "rows" else 0)).all()
+            assert (held == 1).all()
+        assert cells.max() == 1
+        fullest = cells.any(axis=2).sum(axis=1).max()
         assert len(np.unique(np.concatenate(places))) == sum(t.spec.rows for t in group.tables)
-        assert ranges[0][0] == 0 and ranges[-1][1] == group.rows
-        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ranges))
-        assert group.rows == sum(-(-t.spec.rows // group.owners) for t in group.tables)
+        assert group.rows == max(fullest, 1)
 
 
 tables_of_a_model = st.lists(
@@ -217,7 +234,11 @@ tables_of_a_model = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(tables_of_a_model, st.integers(1, 70), st.sampled_from(["row_wise", "data_parallel", "auto"]))
+@given(
+    tables_of_a_model,
+    st.integers(1, 70),
+    st.sampled_from(["row_wise", "table_wise", "column_wise", "data_parallel", "auto"]),
+)
 def test_every_row_of_every_table_has_one_place(sizes, devices, plan):
     tables, features = specs(*(TableSpec(f"t{i}", *size) for i, size in enumerate(sizes)))
     check_slots(bind(make_plan(plan, tables), tables, features, devices), tables)
@@ -226,7 +247,8 @@ def test_every_row_of_every_table_has_one_place(sizes, devices, plan):
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 8, 64, 300])
 def test_tables_smaller_than_the_number_of_devices(devices):
     tables, features = specs(TableSpec("one", 1, 4, SGD), TableSpec("two", 2, 4, SGD), TableSpec("big", 999, 4, SGD))
-    check_slots(bind(make_plan("row_wise", tables), tables, features, devices), tables)
+    for plan in PLACEMENTS:
+        check_slots(bind(make_plan(plan, tables), tables, features, devices), tables)
 
 
 def test_more_rows_than_int32_on_one_device_are_refused():
@@ -235,3 +257,51 @@ def test_more_rows_than_int32_on_one_device_are_refused():
     with pytest.raises(ConfigError, match=r"group row_wise_D1_sgd: 2,148,532,223 rows on one device exceed int32"):
         bind(plan, tables, features, 1)
     assert bind(plan, tables, features, 2).groups[0].rows == 2**30 + 2**19
+
+
+def test_row_wise_and_table_wise_tables_share_a_buffer():
+    tables, features = specs(TableSpec("a", 10, 4, SGD), TableSpec("b", 6, 4, SGD), TableSpec("c", 4, 4, SGD))
+    plan = Plan({"a": (Segment("row_wise"),), "b": (Segment("table_wise", owners=1),), "c": (Segment("row_wise"),)})
+    (group,) = bind(plan, tables, features, 2).groups
+    assert group.name == "row_wise+table_wise_D4_sgd"
+    assert [t.offsets for t in group.tables] == [(0, 0), (5, 5), (5, 11)]
+    assert group.rows == 13  # device 1 holds 5 rows of a, all 6 of b and 2 of c
+    assert set(group.table("b").locate(np.arange(6))[0]) == {1}
+
+
+def test_table_wise_tables_go_to_the_least_loaded_device():
+    """By hand: shares of bytes plus shares of lookups are 50/100 + 1/8, 25/100 + 5/8, 15/100 + 1/8, 10/100 + 1/8."""
+    sizes = {"big": 500, "busy": 250, "mid": 150, "small": 100}
+    tables = tuple(TableSpec(name, rows, 4, SGD) for name, rows in sizes.items())
+    features = tuple(FeatureSpec(t.name, t.name, 5 if t.name == "busy" else 1) for t in tables)
+    (group,) = bind(make_plan("table_wise", tables), tables, features, 2).groups
+    # busy 0.875 to device 0; big 0.625 to 1; mid 0.275 to 1 (0.9); small 0.225 to 0 (1.1)
+    assert {t.spec.name: t.split.first for t in group.tables} == {"busy": 0, "big": 1, "mid": 1, "small": 0}
+
+
+def test_owners_of_the_plan_are_kept_and_the_others_go_around_them():
+    tables, features = specs(*(TableSpec(name, 100, 4, SGD) for name in "abc"))
+    plan = Plan({"a": (Segment("table_wise"),), "b": (Segment("table_wise", owners=0),), "c": (Segment("table_wise"),)})
+    (group,) = bind(plan, tables, features, 3).groups
+    assert {t.spec.name: t.split.first for t in group.tables} == {"a": 1, "b": 0, "c": 2}
+    with pytest.raises(ConfigError, match="puts table 'b' on device 3, but the mesh has only 3"):
+        moved = Plan({**plan.tables, "b": (Segment("table_wise", owners=3),)})
+        bind(moved, tables, features, 3)
+
+
+def test_a_table_may_ask_for_its_own_placement(tmp_path):
+    tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD))
+    plan = make_plan("auto", tables, {"b": "column_wise"})
+    assert [plan.tables[t][0].placement for t in ("a", "b")] == ["data_parallel", "column_wise"]
+    path = tmp_path / "plan.json"
+    path.write_text(make_plan("row_wise", tables).to_json())
+    assert make_plan(str(path), tables, {"a": "row_wise"}) == make_plan(str(path), tables)
+    with pytest.raises(ConfigError, match="places table 'b' row_wise, but the config asks for column_wise"):
+        make_plan(str(path), tables, {"b": "column_wise"})
+
+
+def test_columns_are_cut_evenly():
+    tables, features = specs(TableSpec("a", 10, 5, SGD))
+    (group,) = bind(make_plan("column_wise", tables), tables, features, 3).groups
+    assert (group.width, group.rows, group.parts, group.owners) == (2, 10, 3, 1)
+    assert [(p.first, p.last) for p in group.pieces(group.tables[0])] == [(0, 2), (2, 4), (4, 5)]

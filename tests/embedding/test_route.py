@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import BoundPlan, Group, Plan, Segment, bind, make_plan
+from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.route import Routing, count, grow, pad
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
@@ -21,24 +22,24 @@ FEATURES = st.lists(
     st.tuples(
         st.integers(0, 2),  # table
         st.sampled_from([None, None, 1, 2, 3]),  # bag
-        st.sampled_from(["sum", "mean"]),
+        st.sampled_from(["sum", "mean", "none"]),
         st.booleans(),  # weighted
     ),
     min_size=1,
     max_size=5,
 )
 TABLES = st.lists(
-    st.tuples(st.sampled_from([1, 2, 7, 40, THIRD]), st.sampled_from([2, 3]), st.booleans()), min_size=3, max_size=3
+    st.tuples(st.sampled_from([1, 2, 7, 40, THIRD]), st.sampled_from([2, 3]), st.sampled_from(PLACEMENTS)),
+    min_size=3,
+    max_size=3,
 )
 
 
 def build(tables: list[Any], features: list[Any], devices: int) -> BoundPlan:
-    """Tables (rows, dim, whether replicated) and features (table, bag, pooling, weighted), bound."""
+    """Tables (rows, dim, placement) and features (table, bag, pooling, weighted), bound."""
     used = sorted({f[0] for f in features})
     specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
-    placements: dict[str, tuple[Segment, ...]] = {
-        f"t{i}": (Segment("data_parallel" if tables[i][2] else "row_wise"),) for i in used
-    }
+    placements: dict[str, tuple[Segment, ...]] = {f"t{i}": (Segment(tables[i][2]),) for i in used}
     named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
     return bind(Plan(placements), specs, named, devices)
 
@@ -77,10 +78,11 @@ def bags_of(batch: Batch, feature: FeatureSpec, dtype: type) -> list[Bag]:
 
 def row_at_slot(group: Group, owner: int, slot: int) -> tuple[str, int]:
     """The (table, row) that lives at a slot of an owner's buffer."""
-    table = next(t for t in reversed(group.tables) if t.offset <= slot)
-    position = int(table.split.start(owner)) + slot - table.offset
-    assert position < table.split.start(owner + 1), "the slot is padding between two tables"
-    return table.spec.name, int(table.order.row(np.int64(position)))
+    for table in group.tables:
+        position = int(table.split.start(owner)) + slot - table.offsets[owner]
+        if table.split.start(owner) <= position < table.split.start(owner + 1):
+            return table.spec.name, int(table.order.row(np.int64(position)))
+    raise AssertionError("the slot is padding")
 
 
 def check_groups(routing: Routing, bound: BoundPlan) -> None:
@@ -95,12 +97,12 @@ def check_groups(routing: Routing, bound: BoundPlan) -> None:
 
 
 def read_back(
-    routing: Routing, bound: BoundPlan, local: int
+    routing: Routing, bound: BoundPlan, local: int, parts: int
 ) -> tuple[dict[str, list[Bag]], dict[str, set[tuple[int, int]]]]:
     """The bags of all N * b samples, by feature; and the (device, place) pairs that some id uses, by group."""
     found: dict[str, list[Bag]] = {}
     used: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
-    N = bound.devices
+    N, size = bound.devices * parts, local // parts
     for group in bound.groups:
         slots = routing.groups[group.name].slots_NxOxC
         C = slots.shape[2]
@@ -109,49 +111,59 @@ def read_back(
             f = routing.features[feature.name]
             assert f.inverse.dtype == np.int32
             inverse = f.inverse.reshape(N, -1)
-            segments = np.repeat(np.arange(local), inverse.shape[1] // local)
+            segments = np.repeat(np.arange(size), inverse.shape[1] // size)
             segments = np.tile(segments, (N, 1)) if f.segments is None else f.segments.reshape(N, -1)
             assert segments.shape == inverse.shape
             weights = np.ones(inverse.shape) if f.weights is None else f.weights.reshape(inverse.shape)
-            samples: list[Bag] = [[] for _ in range(N * local)]
+            samples: list[Bag] = [[] for _ in range(N * size)]
             for n in range(N):
                 for place, segment, weight in zip(inverse[n], segments[n], weights[n], strict=True):
                     if place == nothing:
-                        assert f.segments is None or segment == local
+                        assert f.segments is None or segment == size
                         assert f.weights is None or weight == 0
                         continue
                     assert 0 <= place < nothing
-                    used[group.name].add((n, int(place)))
-                    table, row = row_at_slot(group, int(place) // C, int(slots[n, place // C, place % C]))
+                    used[group.name].add((n // parts, int(place)))
+                    table, row = row_at_slot(group, int(place) // C, int(slots[n // parts, place // C, place % C]))
                     assert table == feature.table
-                    samples[n * local + segment].append((row, float(weight)))
+                    samples[n * size + segment].append((row, float(weight)))
             found[feature.name] = samples
     return found, used
 
 
 @settings(max_examples=120, deadline=None)
-@given(TABLES, FEATURES, st.integers(1, 6), st.integers(1, 13), st.integers(0, 12), st.integers(0, 2**32))
-@example([(40, 2, False)] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 10, 7, 1)
-@example([(LARGEST, 2, False)] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 5, 0, 4)
-def test_every_bag_can_be_read_back(tables, features, devices, batch_size, missing, seed):
+@given(
+    TABLES,
+    FEATURES,
+    st.integers(1, 6),
+    st.integers(1, 13),
+    st.integers(1, 3),
+    st.integers(0, 12),
+    st.integers(0, 2**32),
+)
+@example([(40, 2, "row_wise")] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 10, 1, 7, 1)
+@example([(LARGEST, 2, "row_wise")] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 5, 1, 0, 4)
+def test_every_bag_can_be_read_back(tables, features, devices, batch_size, parts, missing, seed):
     bound = build(tables, features, devices)
     batch = make_batch(bound, max(1, batch_size - missing), seed)
     dtype = np.float64 if seed % 5 == 0 else np.float32
-    counted = count(batch, bound, batch_size)
-    b = -(-batch_size // devices)
-    assert counted.local == b
+    counted = count(batch, bound, batch_size, parts)
+    b = counted.local
+    assert b % parts == 0 and batch_size <= devices * b < batch_size + devices * parts
 
     tight = dict(counted.needs)
     for capacities in (grow({}, tight), grow(grow({}, tight), {k: v + 9 for k, v in tight.items()})):
         routing = pad(counted, bound, capacities, dtype)
         check_groups(routing, bound)
-        found, used = read_back(routing, bound, b)
+        found, used = read_back(routing, bound, b, parts)
         for feature in bound.features:
             expected = bags_of(batch, feature, dtype) + [[]] * (devices * b - batch.size)
+            if feature.pooling == "none":
+                assert found[feature.name] == expected  # in order
             assert [collections.Counter(s) for s in found[feature.name]] == [collections.Counter(s) for s in expected]
             weights = routing.features[feature.name].weights
             assert weights is None or weights.dtype == dtype
-            assert (weights is None) == (feature.pooling == "sum" and not feature.weighted)
+            assert (weights is None) == (feature.pooling != "mean" and not feature.weighted)
 
         for group in bound.groups:
             C = capacities[group.name]
@@ -162,11 +174,12 @@ def test_every_bag_can_be_read_back(tables, features, devices, batch_size, missi
             np.testing.assert_array_equal(counts, true_counts)  # each distinct row once, and none that no id uses
             assert counted.needs[group.name] == counts.max()
 
-    jagged = {f.name for f in bound.features if f.bag is None}
-    assert counted.needs.keys() == {g.name for g in bound.groups} | jagged
-    for name in jagged:
+    jagged = {f.name: f for f in bound.features if f.bag is None}
+    assert counted.needs.keys() == {g.name for g in bound.groups} | jagged.keys()
+    for name, feature in jagged.items():
         lengths = np.pad(batch.bags[name].lengths, (0, devices * b - batch.size))
-        assert counted.needs[name] == lengths.reshape(devices, b).sum(axis=1).max()
+        sums = lengths.reshape(devices * parts, b // parts).sum(axis=1)
+        assert counted.needs[name] == (lengths if feature.pooling == "none" else sums).max()
 
 
 def test_a_batch_by_hand():
@@ -197,7 +210,7 @@ def test_a_batch_by_hand():
 
 def test_routing_only_depends_on_its_batch():
     """Worker threads count batches in any order, and a shorter batch is no other problem."""
-    bound = build([(40, 2, False)] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
+    bound = build([(40, 2, "row_wise")] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
     batches = [make_batch(bound, size, size) for size in (10, 4, 10, 1)]
     first = [count(batch, bound, 10) for batch in batches]
     again = [count(batch, bound, 10) for batch in reversed(batches)][::-1]
@@ -233,7 +246,7 @@ def test_growing_leaves_its_input_alone():
 
 
 def test_short_capacities_are_refused():
-    bound = build([(40, 2, False)] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
+    bound = build([(40, 2, "row_wise")] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
     counted = count(make_batch(bound, 10, 1), bound, 10)
     assert len(counted.needs) == 2
     pad(counted, bound, counted.needs)  # exactly enough
@@ -243,3 +256,15 @@ def test_short_capacities_are_refused():
             pad(counted, bound, {**counted.needs, name: need - 1})
         with pytest.raises(ValueError, match="None"):
             pad(counted, bound, {k: v for k, v in counted.needs.items() if k != name})
+
+
+def test_one_data_feature_in_two_tables():
+    tables = (TableSpec("t", 40, 4, Sgd()), TableSpec("first", 40, 1, Sgd()))
+    features = (FeatureSpec("x", "t", None), FeatureSpec("x.first", "first", None, source="x"))
+    bound = bind(make_plan("row_wise", tables), tables, features, 2)
+    bags = {"x": Bags(np.array([3, 9, 3]), np.array([2, 0, 1], np.int32))}
+    batch = Batch(np.zeros((3, 1), np.float32), bags, np.zeros(3, np.float32), np.ones(3, np.float32))
+    counted = count(batch, bound, 3)
+    found, _ = read_back(pad(counted, bound, grow({}, counted.needs)), bound, counted.local, 1)
+    assert [sorted(s) for s in found["x"]] == [sorted(s) for s in found["x.first"]]
+    assert sorted(found["x"][0]) == [(3, 1.0), (9, 1.0)]

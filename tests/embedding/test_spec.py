@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from recjax.embedding.bound import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 

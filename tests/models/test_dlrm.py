@@ -31,7 +31,7 @@ def test_one_vector_has_no_pairs():
 
 
 def build(config: DLRMConfig, dense: int, features: int, dim: int, dtype: type = jnp.float32, seed: int = 0) -> DLRM:
-    return config.build(dense, tuple(f"f{i}" for i in range(features)), dim, dtype=dtype, seed=seed)
+    return config.build(dense, {f"f{i}": dim for i in range(features)}, dtype=dtype, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_shapes_that_cannot_be(settings, message):
 
 
 def test_sizes_that_do_not_fit_the_data():
-    with pytest.raises(ConfigError, match=r"bottom ends in 16 but embedding.dim is 8.*embedding.dim=16.*end .* in 8"):
+    with pytest.raises(ConfigError, match=r"bottom ends in 16, but .* f0 \(8\), f1 \(8\)\. .*embedding.dim"):
         build(DLRMConfig(bottom=(64, 16)), 3, 2, 8)
     with pytest.raises(ConfigError, match="at least one dense feature"):
         build(DLRMConfig(), 0, 2, 16)

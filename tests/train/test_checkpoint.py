@@ -7,12 +7,16 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
-from checkpoint_support import assert_same, names, no_report, save, state
+from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
+from recjax import lazy
 from recjax.errors import TrainingError
+from recjax.lazy import LazyArray, block_of
 from recjax.train import array_store, manifest
 from recjax.train.checkpoint import Checkpoints
 
@@ -44,27 +48,67 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path):
     meta = {"rows": {"user": 50}, "best": {"auc": 0.1 + 0.2, "at": None}, "seed": 2**63, "name": "Ü", "on": [True]}
     with Checkpoints(tmp_path, 2) as checkpoints:
         checkpoints.save(123, arrays, meta)
-    restored = Checkpoints(tmp_path, 2).newest(no_report)
+    restored = Checkpoints(tmp_path, 2).newest(no_report, in_memory)
     assert restored.step == 123 and restored.meta == meta
     assert_same(restored.arrays, arrays)
 
 
 def test_arrays_larger_than_a_chunk_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_store, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
     save(tmp_path, 1)
-    assert_same(Checkpoints(tmp_path, 2).newest(no_report).arrays, state(1)[0])
+    assert_same(Checkpoints(tmp_path, 2).newest(no_report, in_memory).arrays, state(1)[0])
+
+
+def test_lazy_arrays_are_written_and_read_by_parts(tmp_path, monkeypatch):
+    """Two parts are under way at most, and they are read in order; the files are those of the same arrays in memory."""
+    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    rows, read = np.random.default_rng(0).normal(size=(211, 16)).astype(np.float32), []
+
+    def part(index):
+        read.append(index[0].start)
+        return rows[index].copy()
+
+    block = block_of(rows.shape, rows.dtype)
+    assert block == (16, 16)  # 14 blocks of 16 rows, although 211 is a prime
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(1, {"t": {"rows": LazyArray(rows.shape, rows.dtype, part, block)}}, {})
+        checkpoints.wait()
+        assert read == list(range(0, 211, 16))
+        checkpoints.save(2, {"t": {"rows": rows}}, {})
+
+    def kept(restored):
+        array = restored.arrays["t"]["rows"]
+        assert isinstance(array, LazyArray) and array.block == block
+        assert array.read((slice(30, 40), slice(3, 5))).tobytes() == rows[30:40, 3:5].tobytes()
+        return array.load()
+
+    for step in (1, 2):
+        assert Checkpoints(tmp_path, 2).restore(step, kept).tobytes() == rows.tobytes()
+
+
+def test_orbax_reads_ours_and_we_read_orbax_s(tmp_path):
+    """With its own defaults for zarr chunks, with compression and chunks of its choice."""
+    arrays, meta = state(5, rows=1009)
+    save(tmp_path, 5)
+    theirs = ocp.PyTreeCheckpointer().restore(tmp_path / "00000005" / "state")
+    jax.tree.map(np.testing.assert_array_equal, theirs, state(5)[0])
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=2000), arrays)  # single rows, for 1009 is a prime
+    ocp.PyTreeCheckpointer().save(tmp_path / "theirs", arrays, save_args=chunks)
+    read = array_store.read(tmp_path / "theirs", array_store.describe(arrays))
+    assert read["tables"]["user"].block == (1, 8)
+    assert_same(lazy.load(read), arrays)
 
 
 def test_restored_arrays_are_the_caller_s_own(tmp_path):
     save(tmp_path, 1)
-    first = Checkpoints(tmp_path, 2).newest(no_report)
+    first = Checkpoints(tmp_path, 2).newest(no_report, in_memory)
     first.arrays["tables"]["user"][:] = 0
-    assert_same(Checkpoints(tmp_path, 2).newest(no_report).arrays, state(1)[0])
+    assert_same(Checkpoints(tmp_path, 2).newest(no_report, in_memory).arrays, state(1)[0])
 
 
 def test_nothing_there_is_none(tmp_path):
-    assert Checkpoints(tmp_path / "no", 2).newest(no_report) is None
-    assert Checkpoints(tmp_path, 2).newest(no_report) is None
+    assert Checkpoints(tmp_path / "no", 2).newest(no_report, in_memory) is None
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory) is None
     assert names(tmp_path) == []
 
 
@@ -117,7 +161,7 @@ def test_the_newest_are_kept_and_the_pinned_one(tmp_path):
 def test_steps_sort_as_numbers(tmp_path):
     save(tmp_path, 99_999_999, 100_000_000)
     assert Checkpoints(tmp_path, 2).steps() == [99_999_999, 100_000_000]
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 100_000_000
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 100_000_000
 
 
 def test_the_old_one_goes_only_when_the_new_one_is_complete(tmp_path, monkeypatch):
@@ -145,19 +189,19 @@ def test_a_step_saved_again_replaces_the_first(tmp_path):
     with Checkpoints(tmp_path, 2) as checkpoints:
         checkpoints.save(20, {"x": np.array(5)}, {"second": True})
     assert names(tmp_path) == ["00000010", "00000020"]
-    restored = Checkpoints(tmp_path, 2).newest(no_report)
+    restored = Checkpoints(tmp_path, 2).newest(no_report, in_memory)
     assert restored.meta == {"second": True} and restored.arrays == {"x": np.array(5)}
 
 
 def test_a_replaced_one_serves_while_its_successor_has_no_name_yet(tmp_path):
     save(tmp_path, 10, 20)
     os.rename(tmp_path / "00000020", tmp_path / "00000020.replaced")  # killed between the two renames
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 20
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 20
     save(tmp_path, 20)
     assert names(tmp_path) == ["00000010", "00000020"]
     shutil.copytree(tmp_path / "00000010", tmp_path / "00000010.replaced")  # killed after the second
     (tmp_path / "00000010.replaced" / "manifest.json").unlink()
-    assert Checkpoints(tmp_path, 2).restore(10).step == 10
+    assert Checkpoints(tmp_path, 2).restore(10, in_memory).step == 10
     save(tmp_path, 30)
     assert names(tmp_path) == ["00000010", "00000020", "00000030"]
 
@@ -165,7 +209,7 @@ def test_a_replaced_one_serves_while_its_successor_has_no_name_yet(tmp_path):
 def test_going_back_to_an_earlier_one_drops_the_later_course(tmp_path):
     save(tmp_path, 10, 20, 30, 40)
     with Checkpoints(tmp_path, 3) as checkpoints:
-        assert checkpoints.restore(20).step == 20
+        assert checkpoints.restore(20, in_memory).step == 20
         assert checkpoints.steps() == [10, 20, 30, 40], "reading changes nothing"
         checkpoints.save(25, *state(25))
     assert Checkpoints(tmp_path, 3).steps() == [10, 20, 25]
@@ -176,7 +220,7 @@ def test_leftovers_are_never_read_and_swept_by_the_next_save_only(tmp_path):
     shutil.copytree(tmp_path / "00000010", tmp_path / ".unfinished-00000099-abcd")
     (tmp_path / "notes.txt").write_text("the user's own")
     checkpoints = Checkpoints(tmp_path, 2)
-    assert checkpoints.newest(no_report).step == 10 and checkpoints.steps() == [10]
+    assert checkpoints.newest(no_report, in_memory).step == 10 and checkpoints.steps() == [10]
     assert ".unfinished-00000099-abcd" in names(tmp_path)
     save(tmp_path, 20)
     assert names(tmp_path) == ["00000010", "00000020", "notes.txt"]
@@ -206,12 +250,32 @@ def test_a_save_returns_at_once_and_the_next_one_waits(tmp_path, monkeypatch):
     assert not any(thread.name.startswith("checkpoint") for thread in threading.enumerate())
 
 
+def test_arrays_may_change_once_they_are_read(tmp_path, monkeypatch):
+    """While files are flushed and their checksums taken; and a save that fails keeps nobody waiting."""
+    go, seal = threading.Event(), manifest.seal
+    monkeypatch.setattr(manifest, "seal", lambda *arguments: (go.wait(10), seal(*arguments)))
+    arrays, meta = state(10)
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.wait_for_arrays()  # of nothing
+        checkpoints.save(10, arrays, meta)
+        checkpoints.wait_for_arrays()
+        arrays["tables"]["user"][:] = 0
+        assert checkpoints.steps() == []
+        go.set()
+    assert_same(Checkpoints(tmp_path, 2).restore(10, in_memory).arrays, state(10)[0])
+    monkeypatch.setattr(array_store, "write", lambda *_: os.mkdir("/dev/null/x"))
+    checkpoints.close()
+    with pytest.raises(TrainingError, match="Not a directory"), Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(20, *state(20))
+        checkpoints.wait_for_arrays()
+
+
 def test_meta_is_taken_over_before_save_returns(tmp_path):
     meta = {"position": [1]}
     with Checkpoints(tmp_path, 2) as checkpoints:
         checkpoints.save(10, {"x": np.array(1)}, meta)
         meta["position"][0] = 2
-    assert Checkpoints(tmp_path, 2).newest(no_report).meta == {"position": [1]}
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).meta == {"position": [1]}
 
 
 def test_an_error_of_the_background_comes_once_and_the_next_save_works(tmp_path, monkeypatch):
@@ -225,13 +289,13 @@ def test_an_error_of_the_background_comes_once_and_the_next_save_works(tmp_path,
         with monkeypatch.context() as patch:
             patch.setattr(array_store, "write", full)
             checkpoints.save(step, *state(step))
-            arguments = {"save": (99, *state(99)), "newest": (no_report,), "restore": (10,)}.get(call, ())
+            arguments = {"save": (99, *state(99)), "newest": (no_report, in_memory), "restore": (10, in_memory)}
             with pytest.raises(TrainingError, match="No space left on device"):
-                getattr(checkpoints, call)(*arguments)
+                getattr(checkpoints, call)(*arguments.get(call, ()))
         assert names(tmp_path) == ["00000010"]
         checkpoints.close()
     save(tmp_path, 70)
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 70
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 70
 
 
 def test_an_error_in_the_body_is_not_hidden_by_a_failed_save(tmp_path, monkeypatch):

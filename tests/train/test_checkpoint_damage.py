@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from checkpoint_support import assert_same, names, no_report, save, state
+from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
 from recjax.errors import TrainingError
 from recjax.train import manifest
@@ -50,7 +50,7 @@ def test_any_damage_to_any_file_is_named_and_the_one_before_is_used(tmp_path, ki
         before = (directory / "00000020" / name).stat().st_size
         damage(kind, directory / "00000020" / name)
         reports = []
-        restored = Checkpoints(directory, 2).newest(reports.append)
+        restored = Checkpoints(directory, 2).newest(reports.append, in_memory)
         assert restored.step == 10, (name, kind)
         assert_same(restored.arrays, state(10)[0])
         (text,) = reports
@@ -68,7 +68,7 @@ def test_any_damage_to_any_file_is_named_and_the_one_before_is_used(tmp_path, ki
         else:
             assert name in text
         with pytest.raises(TrainingError, match=r"00000020 is damaged: .*; the others there: 10\."):
-            Checkpoints(directory, 2).restore(20)
+            Checkpoints(directory, 2).restore(20, in_memory)
         shutil.rmtree(directory)
         tried += 1
     assert tried >= 6, "manifest, its checksum, and Orbax's own files"
@@ -83,7 +83,7 @@ def test_a_file_that_the_disk_cannot_read_is_damage(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(manifest.hashlib, "file_digest", bad_sector)
         with pytest.raises(TrainingError, match="cannot be read: Input/output error"):
-            Checkpoints(tmp_path, 2).restore(20)
+            Checkpoints(tmp_path, 2).restore(20, in_memory)
 
 
 def test_every_single_bit_of_the_manifest_counts(tmp_path):
@@ -114,7 +114,7 @@ def test_several_damaged_ones_are_each_reported_and_then_dropped(tmp_path):
     shutil.rmtree(tmp_path / "00000020" / "state")
     reports = []
     with Checkpoints(tmp_path, 2) as checkpoints:
-        assert checkpoints.newest(reports.append).step == 10
+        assert checkpoints.newest(reports.append, in_memory).step == 10
         assert ["00000030 is damaged: manifest.json is missing" in reports[0], "00000020" in reports[1]] == [True] * 2
         assert "state/_CHECKPOINT_METADATA is missing; state/_METADATA is missing; " in reports[1]
         assert re.search(r"; and \d+ more\. The one before", reports[1])
@@ -131,12 +131,12 @@ def test_a_damaged_one_that_is_saved_again_counts_again(tmp_path):
     save(tmp_path, 10, 20)
     (tmp_path / "00000020" / "manifest.json").unlink()
     with Checkpoints(tmp_path, 2) as checkpoints:
-        assert checkpoints.newest(lambda _: None).step == 10
+        assert checkpoints.newest(lambda _: None, in_memory).step == 10
         checkpoints.save(20, *state(20))
         checkpoints.save(30, *state(30))
         checkpoints.wait()
         assert checkpoints.steps() == [20, 30]
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 30
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 30
 
 
 def test_all_damaged_is_an_error_that_names_them(tmp_path):
@@ -144,7 +144,7 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path):
     (tmp_path / "00000010" / "manifest.sha256").unlink()
     (tmp_path / "00000020" / "state" / "_METADATA").unlink()
     with pytest.raises(TrainingError) as error:
-        Checkpoints(tmp_path, 2).newest(no_report)
+        Checkpoints(tmp_path, 2).newest(no_report, in_memory)
     text = str(error.value)
     assert "none of the 2 checkpoints" in text and str(tmp_path) in text and "\n" not in text
     assert "in 00000020, state/_METADATA is missing; in 00000010, manifest.sha256 is missing" in text
@@ -155,9 +155,9 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path):
 def test_a_step_that_is_not_there_lists_those_that_are(tmp_path):
     save(tmp_path, 10, 20)
     with pytest.raises(TrainingError, match=r"no checkpoint of step 15; the steps that it has: 10, 20\."):
-        Checkpoints(tmp_path, 2).restore(15)
+        Checkpoints(tmp_path, 2).restore(15, in_memory)
     with pytest.raises(TrainingError, match=r"has: none\."):
-        Checkpoints(tmp_path / "no", 2).restore(15)
+        Checkpoints(tmp_path / "no", 2).restore(15, in_memory)
 
 
 def rewrite_manifest(folder, change):
@@ -174,24 +174,24 @@ def test_a_manifest_must_not_reach_outside(tmp_path, name):
     save(tmp_path, 10)
     rewrite_manifest(tmp_path / "00000010", lambda content: content["files"].update({name: {"bytes": 1}}))
     with pytest.raises(TrainingError, match="lists '.*', which lies outside the checkpoint"):
-        Checkpoints(tmp_path, 2).restore(10)
+        Checkpoints(tmp_path, 2).restore(10, in_memory)
 
 
 def test_another_format_is_no_damage(tmp_path):
     save(tmp_path, 10, 20)
     rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=2))
     with pytest.raises(TrainingError, match=r"00000020 has format 2, but .* reads format 1"):
-        Checkpoints(tmp_path, 2).newest(no_report)
+        Checkpoints(tmp_path, 2).newest(no_report, in_memory)
 
 
 def test_a_renamed_folder_and_arrays_of_another_shape_are_damage(tmp_path):
     save(tmp_path, 10, 20)
     os.rename(tmp_path / "00000020", tmp_path / "00000030")
     with pytest.raises(TrainingError, match="its manifest is of step 20"):
-        Checkpoints(tmp_path, 2).restore(30)
+        Checkpoints(tmp_path, 2).restore(30, in_memory)
     rewrite_manifest(tmp_path / "00000010", lambda content: content["arrays"].update(step="int32[2]"))
     with pytest.raises(TrainingError, match=r"array 'step' should be int32\[2\]"):
-        Checkpoints(tmp_path, 2).restore(10)
+        Checkpoints(tmp_path, 2).restore(10, in_memory)
 
 
 def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
@@ -205,8 +205,19 @@ def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
         return verify(folder)
 
     monkeypatch.setattr(manifest, "verify", slow)
-    assert Checkpoints(tmp_path, 2).newest(no_report).step == 40
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 40
+    monkeypatch.undo()
     shutil.rmtree(tmp_path)
     save(tmp_path, 10, 20)
+
+    def slowly(restored):  # it is gone after it was verified, and before its arrays are read
+        if restored.step == 20:
+            save(tmp_path, 30, 40, keep=2)
+        return in_memory(restored)
+
+    assert Checkpoints(tmp_path, 2).newest(no_report, slowly).step == 40
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(manifest, "verify", slow)
+    save(tmp_path, 10, 20)
     with pytest.raises(TrainingError, match="no checkpoint of step 20; the steps that it has: 30, 40"):
-        Checkpoints(tmp_path, 2).restore(20)
+        Checkpoints(tmp_path, 2).restore(20, in_memory)

@@ -2,6 +2,7 @@
 
 import collections
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,33 +14,35 @@ from support import Problem, mesh_of, problem
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import route
-from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import BoundPlan, bind, make_plan
+from recjax.embedding.bound import BoundPlan, bind
+from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.plan import make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.state import TrainState
-from recjax.train.step import Inputs, make_predict, make_train_step, place
+from recjax.train.step import PLAIN, Inputs, StepOptions, make_predict, make_train_step, place
 
 B, D = 97, 8
+ADAGRAD = RowWiseAdagrad(0.05)
 
 
-def make(rows: tuple[int, ...]) -> Problem:
+def make(rows: tuple[int, ...], optimizer: Any = ADAGRAD) -> Problem:
     source = Synthetic(rows=rows, ids_per_bag=(1, 3, 0), weighted=(False, True, False), train_rows=500).open()
     model = DLRMConfig(bottom=(16, D), top=(16, 1))
-    return problem(source, model, RowWiseAdagrad(0.05), D, steps=3, batch_size=B, tx=optax.sgd(0.1))
+    return problem(source, model, optimizer, D, steps=3, batch_size=B, tx=optax.sgd(0.1))
 
 
 class Built:
     """A problem on a mesh, with its step compiled."""
 
-    def __init__(self, problem: Problem, devices: int, plan: str) -> None:
+    def __init__(self, problem: Problem, devices: int, plan: str, options: StepOptions = PLAIN) -> None:
         self.problem, self.mesh = problem, mesh_of(devices)
         self.bound: BoundPlan = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
         model = problem.build(np.float32)
         self.graphdef = nnx.graphdef(model)
         self.state: TrainState = states.create(model, self.bound, self.mesh, problem.tx, 0, np.float32)
-        self.step = make_train_step(self.graphdef, self.bound, self.mesh, problem.tx)
-        self.counted = [route.count(b, self.bound, B) for b in problem.batches]
+        self.step = make_train_step(self.graphdef, self.bound, self.mesh, problem.tx, options)
+        self.counted = [route.count(b, self.bound, B, options.accumulate) for b in problem.batches]
         self.capacities: dict[str, int] = {}
         for c in self.counted:
             self.capacities = route.grow(self.capacities, c.needs)
@@ -74,6 +77,51 @@ def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
     assert bytes_of["finite_check"] == 4
 
 
+def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
+    built = Built(make((900, 37, 2000)), 3, "table_wise")
+    found = collectives(built.compiled().as_text())
+    assert collections.Counter((c.phase, c.kind) for c in found) == {
+        ("id_exchange", "all-to-all"): 1,
+        ("row_exchange", "all-to-all"): 1,
+        ("grad_exchange", "all-to-all"): 1,
+        ("dense_grads", "all-reduce"): 1,
+        ("finite_check", "all-reduce"): 1,
+    }
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), ADAGRAD])
+def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | RowWiseAdagrad) -> None:
+    """Also where D = 8 is no multiple of the 3 devices, which hold 3, 3 and 2 columns."""
+    built = Built(make((900, 37, 2000), optimizer), 3, "column_wise")
+    found = collectives(built.compiled().as_text())
+    means = {("sparse_update", "all-reduce"): 1} if isinstance(optimizer, RowWiseAdagrad) else {}
+    assert collections.Counter((c.phase, c.kind) for c in found) == {
+        ("id_exchange", "all-gather"): 1,
+        ("row_exchange", "all-to-all"): 1,
+        ("grad_exchange", "all-to-all"): 1,
+        ("dense_grads", "all-reduce"): 1,
+        ("finite_check", "all-reduce"): 1,
+        **means,
+    }
+    (group,) = built.bound.groups
+    C = built.capacities[group.name]
+    bytes_of = {c.phase: c.result_bytes for c in found}
+    assert bytes_of["id_exchange"] == 3 * C * 4
+    assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 3 * C * 3 * 4
+    if means:
+        assert bytes_of["sparse_update"] == 3 * C * 4
+
+
+def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
+    def found(options: StepOptions) -> collections.Counter[Any]:
+        built = Built(make((900, 37, 2000)), 4, "row_wise", options)
+        return collections.Counter((c.phase, c.kind, c.result_bytes) for c in collectives(built.compiled().as_text()))
+
+    plain = found(PLAIN)
+    assert found(StepOptions(clip_norm=1.0)) == plain + collections.Counter([("clip", "all-reduce", 4)])
+    assert found(StepOptions(accumulate=3)) == plain
+
+
 def test_data_parallel_step_only_reduces() -> None:
     built = Built(make((900, 37, 2000)), 8, "data_parallel")
     found = collectives(built.compiled().as_text())
@@ -85,7 +133,7 @@ def test_data_parallel_step_only_reduces() -> None:
 
 def test_a_mixed_plan_exchanges_once_per_group() -> None:
     built = Built(make((9000, 37, 12000)), 4, "auto")
-    assert [g.placement for g in built.bound.groups] == ["row_wise", "data_parallel"]
+    assert [g.sharding for g in built.bound.groups] == ["rows", "copies"]
     found = collectives(built.compiled().as_text())
     assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
         "id_exchange": 1,

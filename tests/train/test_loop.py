@@ -13,6 +13,7 @@ from recjax.data.batch import Batch
 from recjax.data.synthetic import SyntheticSource
 from recjax.embedding import route
 from recjax.errors import ConfigError, DataError
+from recjax.lazy import load as load_arrays
 from recjax.presets import load
 from recjax.train import loop as loops
 from recjax.train import state as states
@@ -53,14 +54,61 @@ def test_the_host_never_holds_two_copies_of_the_state(tmp_path, monkeypatch):
         original(self, *arguments, **options)
         writing.append(self)
 
-    def copy(*arguments: Any, original: Any = states.to_host) -> Any:
+    def copy(*arguments: Any, original: Any = states.export) -> Any:
         assert all(checkpoints._saving is None for checkpoints in writing), "the one before is still being written"
         return original(*arguments)
 
     monkeypatch.setattr(Checkpoints, "save", watched)
-    monkeypatch.setattr(loops.states, "to_host", copy)
+    monkeypatch.setattr(loops.states, "export", copy)
     fit(setup("train.checkpoint_every=1"), tmp_path)
     assert len(writing) == 2
+
+
+@pytest.mark.parametrize(
+    ("choice", "left", "copied"),
+    [
+        ("always", 0, True),
+        ("never", 2**50, False),
+        ("auto", 2**50, True),
+        ("auto", 100_000, False),
+        ("auto", None, False),
+    ],
+)
+def test_tables_are_copied_for_a_checkpoint_or_training_waits(tmp_path, monkeypatch, capsys, choice, left, copied):
+    """Two tables of 700 rows, 68 bytes each: their checkpoint takes 48 KB beside the dense part."""
+    events: list[str] = []
+
+    def watched(self: Checkpoints, step: int, arrays: Any, *, original: Any = Checkpoints.save, **options: Any) -> None:
+        kinds = {type(x).__name__ for table in arrays["tables"].values() for x in table.values()}
+        events.extend(kinds)
+        original(self, step, arrays, **options)
+
+    def waited(self: Checkpoints, original: Any = Checkpoints.wait_for_arrays) -> None:
+        original(self)
+        assert self._arrays_read.is_set()
+        events.append("waited")
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    monkeypatch.setattr(Checkpoints, "wait_for_arrays", waited)
+    monkeypatch.setattr(loops, "available_bytes", lambda: left)
+    fit(setup("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path)
+    assert events == (["ndarray"] * 2 if copied else ["LazyArray", "waited"] * 2)
+    told = "straight from the devices while training waits" in capsys.readouterr().err
+    assert told == (choice == "auto" and not copied)
+
+
+def test_both_ways_to_save_give_the_same_bits(tmp_path):
+    def saved(choice: str, step: int) -> Any:
+        checkpoints = Checkpoints(tmp_path / choice / "checkpoints", 2)
+        return checkpoints.restore(step, lambda restored: load_arrays(restored.arrays))
+
+    for choice in ("always", "never"):
+        (tmp_path / choice).mkdir()
+        fit(setup("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path / choice)
+    for step in (1, 2):
+        left, right = saved("always", step), saved("never", step)
+        assert left["tables"].keys() == {"sparse_0", "sparse_1"}
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), left, right))
 
 
 def test_capacities_are_kept_on_the_same_layout_only():

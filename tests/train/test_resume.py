@@ -78,7 +78,8 @@ def assert_ended_like(run, undisturbed, steps=STEPS):
     assert steps_kept(run) == steps_kept(undisturbed)
     for step in steps_kept(run):
         assert_same_arrays(arrays(run, step), arrays(undisturbed, step))
-        metas = (Checkpoints(folder / "checkpoints", 2).restore(step).meta for folder in (run, undisturbed))
+        both = (Checkpoints(folder / "checkpoints", 2) for folder in (run, undisturbed))
+        metas = (checkpoints.restore(step, lambda restored: restored.meta) for checkpoints in both)
         assert next(metas) == next(metas)
     assert steps_of(run, "train") == list(range(1, steps + 1))
     assert without_speed(all_lines(run)) == without_speed(all_lines(undisturbed))
@@ -195,10 +196,11 @@ def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
     assert_ended_like(run, undisturbed)
 
 
-def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path):
-    """Found by watching the folder, not by a place in the program."""
+@pytest.mark.parametrize("copy", ["always", "never"])
+def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path, copy):
+    """Found by watching the folder, not by a place in the program; from a copy, and straight from the devices."""
     run = tmp_path / "run"
-    command = ("train", preset, *LONG, "--out", run)
+    command = ("train", preset, *LONG, f"train.checkpoint_copy={copy}", "--out", run)
 
     def unfinished():
         folder = run / "checkpoints"

@@ -1,0 +1,26 @@
+"""DLRM on the Criteo 1TB click log, as facebookresearch/dlrm has it: D=64, batch 2048, SGD 0.1, ids modulo 10 million.
+
+    recjax data prepare criteo_1tb --from FOLDER_OF_DAYS --out prepared/ subsample_negatives=0.875 ids.modulo=10_000_000
+    recjax train dlrm_criteo_terabyte data.path=prepared/
+
+Published: accuracy 0.8107, with 87.5% of the negative rows left out. Values that occur fewer than 10 times share a row;
+`data.ids.min_count=1`, when preparing and when training, gives every value its own, as published.
+
+PLACEHOLDER
+"""
+
+from recjax.data.criteo import Criteo1TB
+from recjax.data.ids import Frequency
+from recjax.embedding.optim import Sgd
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.options import DenseSgd, TrainConfig
+from recjax.train.small import SmallData
+
+config = RunConfig(
+    data=Criteo1TB(subsample_negatives=0.875, ids=Frequency(min_count=10, modulo=10_000_000)),
+    model=DLRMConfig(bottom=(512, 256, 64), top=(512, 512, 256, 1)),
+    embedding=EmbeddingConfig(dim=64, optimizer=Sgd(0.1)),
+    train=TrainConfig(batch_size=2048, optimizer=DenseSgd(0.1), eval_every=10_000, eval_batch_size=16_384),
+    small=SmallData(below_rows=50_000_000),
+)

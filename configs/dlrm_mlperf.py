@@ -1,0 +1,33 @@
+"""DLRM on the Criteo 1TB click log as in MLPerf Training v0.7 to v2.1: D=128, dot interaction, SGD, ids modulo 40M.
+
+    recjax data prepare criteo_1tb --from FOLDER_OF_DAYS --out prepared/ ids.min_count=1 ids.modulo=40_000_000
+    recjax train dlrm_mlperf data.path=prepared/
+
+MLPerf's target is an AUC of 0.8025 on the first half of day 23, which is the test split here. The tables have up to
+some 100 GiB together: `recjax plan dlrm_mlperf data.path=prepared/ mesh.devices=8` says how they spread.
+
+PLACEHOLDER
+"""
+
+from recjax.data.criteo import Criteo1TB
+from recjax.data.ids import Frequency
+from recjax.embedding.optim import Sgd
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.options import DenseSgd, TrainConfig
+from recjax.train.schedule import Polynomial
+from recjax.train.small import SmallData
+
+config = RunConfig(
+    data=Criteo1TB(ids=Frequency(min_count=1, modulo=40_000_000)),
+    model=DLRMConfig(bottom=(512, 256, 128), top=(1024, 1024, 512, 256, 1)),
+    embedding=EmbeddingConfig(dim=128, optimizer=Sgd(18.0)),
+    train=TrainConfig(
+        batch_size=32_768,
+        optimizer=DenseSgd(18.0),
+        schedule=Polynomial(warmup_steps=8000, decay_start=70_000, decay_steps=30_000),
+        eval_every=6400,  # 20 times an epoch
+        eval_batch_size=32_768,
+    ),
+    small=SmallData(below_rows=1_000_000_000),
+)

@@ -1,0 +1,77 @@
+"""DCN-v2 (Wang et al. 2021, arXiv:2008.13535): explicit feature crosses beside or below a deep network."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from recjax.errors import ConfigError
+from recjax.models.layers import CrossNet, Mlp, check_logit, check_widths
+
+
+@dataclasses.dataclass(frozen=True)
+class DCNv2Config:
+    """Shape of a DCN-v2. The defaults' form is MLPerf's: bottom MLP, low-rank crosses, top MLP on these."""
+
+    kind: ClassVar[str] = "dcnv2"
+    first_order: ClassVar[bool] = False
+    bottom: tuple[int, ...] = (64, 16)  # widths of the MLP over the dense features; empty: they are crossed as they are
+    cross_layers: int = 3  # each raises the degree of the crosses by one
+    rank: int = 32  # of the crosses' matrices; 0: full rank
+    top: tuple[int, ...] = (64, 1)  # widths of the deep network's layers; the last is the logit, so 1
+    structure: Literal["stacked", "parallel"] = "stacked"  # the deep network sees the crosses, or the input beside them
+
+    def __post_init__(self) -> None:
+        check_widths("bottom", self.bottom)
+        check_logit("top", self.top)
+        if self.cross_layers < 1:
+            raise ConfigError(f"cross_layers is {self.cross_layers}; it must be at least 1.")
+        if self.rank < 0:
+            raise ConfigError(f"rank is {self.rank}; give 1 or more, or 0 for full rank.")
+
+    def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DCNv2:
+        """Makes the module.
+
+        Args:
+          dense: K, dense features; without any there is no bottom MLP.
+          dims: feature name -> D of its pooled embedding, in the order of the input; they may differ.
+          dtype: of the computation; parameters start as float32.
+          seed: of the initial weights.
+        """
+        return DCNv2(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))
+
+
+class DCNv2(nnx.Module):
+    """x_0 = [bottom MLP of the dense features, pooled embeddings], cross layers, deep network, one logit.
+
+    Stacked (the paper's figure 1a, MLPerf, TorchRec's DLRM_DCN): logit = top(cross(x_0)).
+    Parallel (figure 1b): logit = w . [cross(x_0), deep(x_0)] + b, deep being all layers of top but the last.
+    """
+
+    def __init__(self, config: DCNv2Config, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
+        self.bottom = Mlp(dense, config.bottom if dense else (), dtype=dtype, rngs=rngs)
+        width = (config.bottom[-1] if dense and config.bottom else dense) + sum(dims.values())
+        self.cross = CrossNet(width, config.cross_layers, config.rank, dtype=dtype, rngs=rngs)
+        self.parallel = config.structure == "parallel"
+        if self.parallel:
+            deep = config.top[:-1]
+            self.deep = Mlp(width, deep, dtype=dtype, rngs=rngs)
+            width, top = width + (deep[-1] if deep else width), config.top[-1:]
+        else:
+            top = config.top
+        self.top = Mlp(width, top, linear_output=True, dtype=dtype, rngs=rngs)
+        self.features = tuple(dims)
+        self.dtype = dtype
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
+        """Logits [b] from dense features [b, K] and pooled embeddings, feature name -> [b, D]."""
+        parts = [self.bottom(dense_BxK.astype(self.dtype)), *(pooled[n].astype(self.dtype) for n in self.features)]
+        x_BxN = jnp.concatenate(parts, axis=1)
+        crossed_BxN = self.cross(x_BxN)
+        if self.parallel:
+            crossed_BxN = jnp.concatenate([crossed_BxN, self.deep(x_BxN)], axis=1)
+        return self.top(crossed_BxN)[:, 0]

@@ -1,0 +1,59 @@
+"""Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a linear model that memorises and a deep one that generalises."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from recjax.embedding.optim import SparseOptimizer
+from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded
+
+
+@dataclasses.dataclass(frozen=True)
+class WideDeepConfig:
+    """Shape of a Wide & Deep model."""
+
+    kind: ClassVar[str] = "wide_deep"
+    first_order: ClassVar[bool] = True
+    deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
+    linear: SparseOptimizer | None = None  # optimizer of the wide part's ids; none: that of the embeddings
+
+    def __post_init__(self) -> None:
+        check_logit("deep", self.deep)
+
+    def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> WideDeep:
+        """Makes the module.
+
+        Args:
+          dense: K, dense features; may be 0.
+          dims: lookup -> columns: for each feature f its embedding f (any D) and its wide weight f.linear (1).
+          dtype: of the computation; parameters start as float32.
+          seed: of the initial weights.
+
+        Raises:
+          ConfigError: an embedding has no wide weight beside it.
+        """
+        return WideDeep(self, dense, embedded(dims), dtype=dtype, rngs=nnx.Rngs(seed))
+
+
+class WideDeep(nnx.Module):
+    """logit = sum of the wide weights of all ids + w . dense + deep network([dense, embeddings]) (equation 3).
+
+    The wide part is linear over one-hot ids. The paper's cross-product columns must be features of the data. The
+    weights of dense features and the deep network's last bias, which serves both parts, belong to the dense part.
+    """
+
+    def __init__(self, config: WideDeepConfig, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
+        self.wide = FirstOrder(dense, tuple(dims), dtype=dtype)
+        self.deep = Mlp(dense + sum(dims.values()), config.deep, linear_output=True, dtype=dtype, rngs=rngs)
+        self.features = tuple(dims)
+        self.dtype = dtype
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
+        """Logits [b] from dense features [b, K] and what was looked up, f -> [b, D] and f.linear -> [b, 1]."""
+        parts = [dense_BxK.astype(self.dtype), *(pooled[name].astype(self.dtype) for name in self.features)]
+        return self.wide(dense_BxK, pooled) + self.deep(jnp.concatenate(parts, axis=1))[:, 0]

@@ -1,0 +1,1 @@
+"""Many runs from one file: what they are, running them, and what came of it."""

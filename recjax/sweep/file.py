@@ -1,0 +1,223 @@
+"""A sweep file: which runs it stands for.
+
+A TOML file with these keys; the values under `grid` and `zip` are lists.
+
+    preset = "synthetic"               # a name in configs/, or the path of a preset
+    overrides = ["train.epochs=1"]     # of every run, as on the command line
+    sort = "validation.auc"            # the measure that orders the final table
+
+    [grid]                             # every combination
+    seed = [0, 1, 2]
+    embedding.dim = [4, 16]
+
+    [zip]                              # these lists go in parallel: first with first, second with second
+    "train.batch_size" = [512, 1024]
+    "train.optimizer.learning_rate" = [0.1, 0.2]
+
+A key may be quoted or not. Values are those of the command line, as TOML values or as text; a list within a list is
+a tuple: `model.top = [[64, 1], [32, 1]]`. The first key varies slowest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import json
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax import config as machinery
+from recjax import presets
+from recjax.config_values import either, written
+from recjax.errors import ConfigError
+
+KEYS = ("preset", "overrides", "sort", "grid", "zip")
+# Measure of a run -> whether more of it is better.
+SORTS = {
+    **{f"{split}.{name}": name == "auc" for split in ("validation", "test") for name in ("auc", "logloss", "ne")},
+    "samples_per_s": True,
+    "seconds": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """Settings that change together: one key of `grid`, or all keys of `zip`.
+
+    Attributes:
+      keys: dotted keys.
+      points: for each position on the axis the values of all keys, as texts.
+    """
+
+    keys: tuple[str, ...]
+    points: tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a sweep.
+
+    Attributes:
+      index: its place in the sweep, from 0.
+      preset: what it trains.
+      swept: dotted key -> text, of the settings that the sweep varies.
+      overrides: all assignments "a.b=value", the fixed ones first.
+      config: what they make of the preset.
+      out: its run folder, named after the hash of that config: it stays when runs are added to the file.
+    """
+
+    index: int
+    preset: str
+    swept: dict[str, str]
+    overrides: tuple[str, ...]
+    config: presets.RunConfig
+    out: Path
+
+    @property
+    def arguments(self) -> list[str]:
+        """What stands behind `recjax`."""
+        return ["train", self.preset, *self.overrides, "--out", str(self.out)]
+
+    @property
+    def command(self) -> str:
+        """The line that does this run when it is pasted into a shell."""
+        return shlex.join(["recjax", *self.arguments])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What a sweep file says.
+
+    Attributes:
+      file: its path.
+      out: the sweep's folder.
+      axes: what it varies, slowest first.
+      sort: a key of SORTS, or None for the order of the file.
+      runs: all of them.
+    """
+
+    file: Path
+    out: Path
+    axes: tuple[Axis, ...]
+    sort: str | None
+    runs: tuple[Run, ...]
+
+
+def read_sweep(file: Path, out: Path | None = None) -> Sweep:
+    """Reads a sweep file and checks the config of every run.
+
+    Args:
+      file: path of the TOML file.
+      out: the sweep's folder; None takes runs/sweep-NAME, after the file.
+
+    Raises:
+      ConfigError: the file cannot be read, is no TOML, or holds a key or value that is wrong; two of its runs are the
+        same. The message names the file and the key.
+    """
+    plain = _read(file)
+    try:
+        if unknown := [key for key in plain if key not in KEYS]:
+            close = difflib.get_close_matches(unknown[0], KEYS, n=1)
+            raise ConfigError(
+                f"unknown key {unknown[0]!r}."
+                + (f" Did you mean {close[0]}?" if close else "")
+                + f" A sweep file has the keys {', '.join(KEYS)}; settings of the runs stand under overrides, [grid] "
+                "or [zip]."
+            )
+        preset, fixed, sort = plain.get("preset"), plain.get("overrides", []), plain.get("sort")
+        if not isinstance(preset, str):
+            raise ConfigError('it names no preset. Write for example preset = "synthetic".')
+        if not isinstance(fixed, list) or not all(isinstance(text, str) and "=" in text for text in fixed):
+            raise ConfigError(
+                f'overrides is {json.dumps(fixed, default=str)}; expected a list of texts like ["train.epochs=1"].'
+            )
+        if sort is not None and not (isinstance(sort, str) and sort in SORTS):
+            raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {either([*SORTS])}.")
+        axes = _axes(plain, fixed)
+        folder = out or Path("runs") / f"sweep-{file.stem}"
+        runs = _runs(preset, fixed, axes, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return Sweep(file, folder, axes, sort, runs)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text ({error.reason}). A sweep file is TOML.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{file}: not valid TOML: {error}. Texts stand in quotes; so must a key below another key of the same "
+            'table, as in "embedding.optimizer" and "embedding.optimizer.learning_rate".'
+        ) from error
+
+
+def _axes(plain: dict[str, Any], fixed: Sequence[str]) -> tuple[Axis, ...]:
+    """The axes in the order of the file."""
+    axes: list[Axis] = []
+    places = {text.partition("=")[0]: "overrides" for text in fixed}
+    for section in (key for key in plain if key in ("grid", "zip")):
+        lists = _lists(plain[section], section)
+        for key, _ in lists:
+            if key in places:
+                raise ConfigError(f"{key} stands under {places[key]} and under {section}. Leave one of them out.")
+            places[key] = section
+        if section == "grid":
+            axes += [Axis((key,), tuple((text,) for text in texts)) for key, texts in lists]
+        elif lists:
+            if len({len(texts) for _, texts in lists}) > 1:
+                lengths = ", ".join(f"{key} has {len(texts)}" for key, texts in lists)
+                raise ConfigError(f"the lists under zip go in parallel, but {lengths} values. Make them equally long.")
+            axes.append(Axis(tuple(key for key, _ in lists), tuple(zip(*(texts for _, texts in lists), strict=True))))
+    if not axes:
+        raise ConfigError('it varies nothing. Give lists under [grid] or [zip], for example "seed" = [0, 1, 2].')
+    return tuple(axes)
+
+
+def _lists(value: Any, section: str, key: str = "") -> list[tuple[str, list[str]]]:
+    """(dotted key, values as texts) of a section, whose unquoted dotted keys TOML reads as nested tables."""
+    place = f"{section}, {key}" if key else section
+    if isinstance(value, dict):
+        inner = ((f"{key}.{name}" if key else name, below) for name, below in value.items())
+        return [pair for path, below in inner for pair in _lists(below, section, path)]
+    if not key or not isinstance(value, list):
+        wanted = "a list of values" if key else "a table of lists"
+        raise ConfigError(f"{place} is {json.dumps(value, default=str)}; expected {wanted}.")
+    if not value:
+        raise ConfigError(f"{place} is an empty list. Give it a value, or leave the key out.")
+    for item in value:
+        for leaf in item if isinstance(item, list) else [item]:
+            if not isinstance(leaf, (str, int, float)):
+                raise ConfigError(
+                    f"{place} holds {json.dumps(leaf, default=str)}; expected texts, numbers, true, false, or lists of "
+                    "these."
+                )
+    return [(key, [written(item) for item in value])]
+
+
+def _runs(preset: str, fixed: Sequence[str], axes: Sequence[Axis], folder: Path) -> tuple[Run, ...]:
+    base = presets.load(preset)
+    runs: dict[str, Run] = {}
+    for index, points in enumerate(itertools.product(*(axis.points for axis in axes))):
+        pairs = zip(axes, points, strict=True)
+        swept = {key: text for axis, point in pairs for key, text in zip(axis.keys, point, strict=True)}
+        varied = [f"{key}={text}" for key, text in swept.items()]
+        try:
+            config = machinery.override(base, [*fixed, *varied])
+        except ConfigError as error:
+            raise ConfigError(f"run {index} ({', '.join(varied)}): {error}") from error
+        name = machinery.config_hash(config)
+        if name in runs:
+            raise ConfigError(
+                f"run {index} ({', '.join(varied)}) has the same config as run {runs[name].index}. Remove the value "
+                "that is repeated."
+            )
+        runs[name] = Run(index, preset, swept, (*fixed, *varied), config, folder / name)
+    return tuple(runs.values())

@@ -1,0 +1,24 @@
+"""How much memory is left on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What this process could still take without swapping, None where the system does not say (it is not Linux).
+
+    In a container with a limit of its own (cgroup version 2), what is left of that if it is less. Files that the system
+    keeps in memory only for speed count as available.
+    """
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        left = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, min(left, limit - used + int(stat["inactive_file"])))
+    except (OSError, ValueError, KeyError):  # no container, or "max": no limit
+        return left

@@ -1,0 +1,47 @@
+"""What presets with a published recipe do where there are few data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recjax.embedding.optim import Adagrad, SparseOptimizer
+from recjax.errors import ConfigError
+from recjax.train.options import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
+from recjax.train.schedule import Constant
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallData:
+    """How to train on a small training split, instead of by a recipe that is meant for a whole log.
+
+    A recipe for billions of samples makes a handful of steps of 100,000, or takes too small ones. Below `below_rows`
+    train.batch_size is lowered until an epoch has `steps` steps, and the other settings here take the place of
+    train.epochs, .optimizer, .schedule (none), .eval_every, .patience and embedding.optimizer.
+    """
+
+    below_rows: int = 0  # samples of the training split from which on the recipe holds; 0: always
+    steps: int = 400  # of an epoch, at least: the batch is the largest power of two that gives that
+    epochs: int = 3  # at most
+    evaluations: int = 4  # of the validation split, in an epoch
+    patience: int = 3  # evaluations without improvement before it stops early; 0 never stops early
+    optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad(0.02)  # of the dense parameters
+    tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
+
+    def __post_init__(self) -> None:
+        for name, least in (("below_rows", 0), ("steps", 1), ("epochs", 1), ("evaluations", 1), ("patience", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+    def train(self, train: TrainConfig, rows: int) -> TrainConfig:
+        """The settings of training for a training split of `rows` samples, fewer than `below_rows`."""
+        batch_size = min(train.batch_size, 2 ** max(0, (rows // self.steps).bit_length() - 1))
+        return dataclasses.replace(
+            train,
+            batch_size=batch_size,
+            accumulate=min(train.accumulate, batch_size),
+            epochs=self.epochs,
+            optimizer=self.optimizer,
+            schedule=Constant(),
+            eval_every=max(1, -(-rows // batch_size) // self.evaluations),
+            patience=self.patience,
+        )

@@ -1,0 +1,202 @@
+"""Weights of other libraries: into a run folder that has not trained yet, and out of any run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.embedding.rows import RowOrder
+from recjax.errors import ConfigError
+from recjax.lazy import as_lazy
+from recjax.models.state_dicts import Entry, entries, recognise
+from recjax.presets import RunConfig
+from recjax.train import state as states
+from recjax.train.checkpoint import Checkpoints
+from recjax.train.files import disk_error
+from recjax.train.folder import RunFolder
+from recjax.train.loop import Cursor, describe
+from recjax.train.saved import open_run
+from recjax.train.setup import Setup, dims, make_setup, specs
+
+
+def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict[str, Any]:
+    """Makes a run folder whose checkpoint of step 0 holds the weights of a state dict.
+
+    `recjax eval` then evaluates them, and `recjax train` with the same config and --out trains on from them. Slots of
+    optimizers start anew: state dicts do not hold them.
+
+    Args:
+      file: an .npz of facebookresearch/dlrm's or TorchRec's state dict; see `recjax.models.state_dicts`.
+      config: of the model that the weights are of.
+      out: the run folder; must not hold a run that has begun.
+
+    Returns:
+      {"out", "format", "arrays", "values"}: where, what it was, and how much.
+
+    Raises:
+      ConfigError: the file is no such state dict, or does not have exactly the arrays that the model needs.
+    """
+    file = Path(file)
+    with _open(file) as theirs, RunFolder(Path(out), config) as folder:
+        if any((folder.path / "checkpoints").glob("[0-9]*")):
+            raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
+        setup = make_setup(config)
+        with _named(file):
+            form, prefix = recognise(theirs.files)
+            wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
+            _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
+        arrays = states.export(setup.new_state(), setup.bound)
+        values = 0
+        for entry in wanted:
+            values += _replace(arrays, entry, file, theirs, prefix + entry.key)
+        folder.claim()
+        with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
+            checkpoints.save(0, arrays, describe(setup, Cursor()))
+    return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}
+
+
+def export_weights(
+    run: Path | str, form: str, file: Path | str, overrides: Sequence[str] = (), step: int | None = None
+) -> dict[str, Any]:
+    """Writes the weights of a checkpoint as another library's state dict.
+
+    Args:
+      run: a run folder.
+      form: "facebook" or "torchrec".
+      file: the .npz to write; there, `{k: torch.from_numpy(v) for k, v in numpy.load(file).items()}` gives what
+        `load_state_dict` takes.
+      overrides: changes to the run's config that keep the model, for example "mesh.devices=1" or "data.path=...".
+      step: a step that has a checkpoint; None takes the newest.
+
+    Returns:
+      {"file", "format", "step", "arrays", "values"}: where, what, of which step, and how much.
+
+    Raises:
+      ConfigError: the format cannot hold this model, or the file cannot be written.
+    """
+    file = Path(file)
+    setup, state, done = open_run(Path(run), overrides, (), step, report=_note)
+    found = _entries(form, setup)
+    arrays = states.export(state, setup.bound)
+    values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
+    return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:
+    tables, features = specs(setup.config, setup.source.schema)
+    return entries(form, setup.config.model, features, dims(tables, features), keys)
+
+
+def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
+    """An array of an exported state, tables in the order of their rows."""
+    if not entry.table:
+        return np.asarray(arrays["dense"][_parameter(arrays, entry.name)])
+    rows = as_lazy(arrays["tables"][entry.name]["rows"]).load()
+    return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
+
+
+def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key: str) -> int:
+    """Puts one of their arrays in the place of ours; gives the number of its values."""
+    at, name = (arrays["tables"][entry.name], "rows") if entry.table else (arrays["dense"], "")
+    name = name or _parameter(arrays, entry.name)
+    old = at[name]
+    with _reading(file):
+        new = theirs[key]
+    shape = entry.out(np.broadcast_to(np.zeros((), old.dtype), old.shape)).shape
+    if new.shape != shape:
+        raise ConfigError(
+            f"{file}: {key} has shape {new.shape}, but this model needs {shape}. Give the config of the model that the "
+            "weights are of."
+        )
+    if not np.can_cast(new.dtype, old.dtype, "safe"):
+        raise ConfigError(
+            f"{file}: {key} is {new.dtype}, which {old.dtype} cannot hold exactly. Save it as {old.dtype}."
+        )
+    new = entry.back(new)
+    at[name] = np.array(new[RowOrder(len(new)).row(np.arange(len(new)))] if entry.table else new, old.dtype, order="C")
+    return int(new.size)
+
+
+def _parameter(arrays: dict[str, Any], name: str) -> str:
+    """The name of a dense parameter in an exported state, where Flax may add how it stores it."""
+    return next(full for full in arrays["dense"] if full.removesuffix(".value") == name)
+
+
+def _check_keys(found: Sequence[str], needed: Sequence[str], form: str) -> None:
+    missing, extra = sorted(set(needed) - set(found)), sorted(set(found) - set(needed))
+    if missing or extra:
+        what = [
+            f"{word} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            for word, names in (("it lacks", missing), ("it has beside what the model needs", extra))
+            if names
+        ]
+        raise ConfigError(
+            f"it is a {form} state dict, but of another model: {'; '.join(what)}. Give the config of the model that "
+            "the weights are of."
+        )
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Any:
+    """Puts the file before the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Any:
+    """Turns what a damaged or foreign file raises into a ConfigError."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
+            "v.cpu().numpy() for k, v in state_dict.items()})."
+        ) from error
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Any:
+    """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
+    with contextlib.ExitStack() as stack:
+        with _reading(file):
+            opened = np.load(stack.enter_context(open(file, "rb")), allow_pickle=False)
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array, not several by name")
+            stack.enter_context(opened)
+        yield opened
+
+
+def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> int:
+    """Writes an .npz file that is whole or not there, as numpy.savez does but an array at a time; gives its values."""
+    unfinished = file.with_name(f".{file.name}.unfinished-{os.getpid()}")
+    values = needed_bytes = 0
+    try:
+        try:
+            with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
+                for key, array in arrays:
+                    needed_bytes += array.nbytes
+                    values += array.size
+                    with target.open(f"{key}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+            os.replace(unfinished, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    except OSError as error:
+        raise disk_error(file, error, needed_bytes) from error
+    return values

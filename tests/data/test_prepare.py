@@ -1,0 +1,360 @@
+"""The engine with a reader of its own: text, integers and jagged bags against plain Python; interruptions; encoding."""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recjax.data import prepare as engine
+from recjax.data.blocks import open_prepared, write_prepared
+from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.encoder import open_encoder
+from recjax.data.ids import Frequency, Hash
+from recjax.data.prepare import prepare_data
+from recjax.data.source import BLOCK_ROWS, SPLITS, concatenate
+from recjax.errors import ConfigError, DataError, TrainingError
+
+# A row: label, dense or None, word or None, tags (a bag), split.
+ROW = st.tuples(
+    st.integers(0, 1),
+    st.none() | st.integers(-3, 9),
+    st.none() | st.sampled_from(["a", "bb", "é", "a longer word"]),
+    st.lists(st.integers(-2, 3), max_size=3),
+    st.integers(0, 2),
+)
+
+
+@dataclasses.dataclass
+class Toy:
+    """A reader of rows that are given; `stop_at` is the chunk at which it fails once."""
+
+    rows: list[Any]
+    chunk_rows: int = 3
+    error: Exception | None = None
+    stop_at: int | None = None
+
+    name = "toy"
+    label = "yes"
+    splits = "as given"
+    dense = ("age",)
+    features = (RawFeature("word", optional=True), RawFeature("tags", jagged=True))
+
+    def __post_init__(self):
+        self.asked = []
+
+    def files(self):
+        return {"rows": hashlib.sha256(repr(self.rows).encode()).hexdigest()}
+
+    def chunks(self, start):
+        count = -(-len(self.rows) // self.chunk_rows)
+        for index in range(start, count):
+            if index == self.stop_at:
+                raise self.error
+            self.asked.append(index)
+            yield chunk(self.rows[index * self.chunk_rows : (index + 1) * self.chunk_rows])
+
+
+def chunk(rows):
+    labels, ages, words, tags, splits = zip(*rows, strict=True)
+    return Chunk(
+        np.array(labels, np.float32),
+        np.array([np.nan if age is None else age for age in ages], np.float64)[:, None],
+        {
+            "word": Column(
+                np.array([(w or "").encode() for w in words], "S"), None, np.array([w is None for w in words])
+            ),
+            "tags": Column(np.array([t for bag in tags for t in bag], np.int64), np.array([*map(len, tags)], np.int32)),
+        },
+        np.array(splits, np.uint8),
+    )
+
+
+DEFAULT = Frequency()
+
+
+def prepare(reader, out, ids=DEFAULT, dense="none", indicators=False, **more):
+    options = {"ids": ids.kind, "dense": dense, "missing_indicators": indicators, **more.pop("options", {})}
+    return prepare_data(reader, out, ids=ids, dense=dense, missing_indicators=indicators, options=options, **more)
+
+
+def whole(source, split):
+    return concatenate([source.read(split, i) for i in range(len(source.row_counts(split)))])
+
+
+def rank(values, min_count, first):
+    counts = collections.Counter(values)
+    kept = sorted((v for v in counts if counts[v] >= min_count), key=lambda v: (-counts[v], v))
+    return {value: row for row, value in enumerate(kept, first)}
+
+
+@settings(max_examples=20)
+@given(st.lists(ROW, min_size=1, max_size=25), st.integers(1, 3), st.integers(1, 10))
+def test_every_row_is_encoded_as_plain_python_does(tmp_path_factory, rows, min_count, chunk_rows):
+    out = tmp_path_factory.mktemp("toy") / "out"
+    source = prepare(Toy(rows, chunk_rows), out, Frequency(min_count), indicators=True)
+    train = [row for row in rows if row[4] == 0]
+    words = rank([row[2].encode() for row in train if row[2] is not None], min_count, 2)
+    tags = rank([tag for row in train for tag in row[3]], min_count, 1)
+    assert [feature.rows for feature in source.schema.features] == [len(words) + 2, len(tags) + 1]
+    expected = {
+        "word": [1 if row[2] is None else words.get(row[2].encode(), 0) for row in rows],
+        "tags": [[tags.get(tag, 0) for tag in row[3]] for row in rows],
+    }
+    encoded = open_encoder(out).encode(chunk(rows))
+    parts = [([i for i, row in enumerate(rows) if row[4] == split], name) for split, name in enumerate(SPLITS)]
+    for at, found in [*((at, whole(source, name)) for at, name in parts if at), (range(len(rows)), encoded)]:
+        assert found.labels.tolist() == [rows[i][0] for i in at]
+        assert found.dense.tolist() == [[rows[i][1] or 0.0, float(rows[i][1] is None)] for i in at]
+        assert found.bags["word"].ids[:, 0].tolist() == [expected["word"][i] for i in at]
+        assert found.bags["tags"].lengths.tolist() == [len(rows[i][3]) for i in at]
+        assert found.bags["tags"].ids.tolist() == [tag for i in at for tag in expected["tags"][i]]
+
+
+def rows_of(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            int(rng.integers(2)),
+            int(rng.integers(9)),
+            "abcd"[rng.integers(4)],
+            rng.integers(0, 5, 2).tolist(),
+            int(i % 10 > 7),
+        )
+        for i in range(count)
+    ]
+
+
+def test_blocks_are_full_whatever_the_chunks(tmp_path):
+    rows = rows_of(12_000)
+    found = [prepare(Toy(rows, size), tmp_path / str(size)) for size in (1000, 5000, 12_000)]
+    assert found[0].row_counts("train").tolist() == [BLOCK_ROWS, BLOCK_ROWS, 9600 - 2 * BLOCK_ROWS]
+    assert len({source.fingerprint for source in found}) == 1
+
+
+@pytest.mark.parametrize("transform", ["log1p", "log_shift", "standard"])
+def test_statistics_are_of_the_training_split(tmp_path, transform):
+    rows = [(0, value, "a", [], split) for value, split in [(2, 0), (4, 0), (None, 0), (100, 1), (-50, 2)]]
+    encoder = open_encoder(prepare(Toy(rows, 2), tmp_path / "out", dense=transform).path)
+    truth = {
+        "log1p": np.log([3, 5, 1, 101, 1]),
+        "log_shift": [np.log(2), np.log(4), 0, np.log(100), np.log(2)],
+        "standard": [-1, 1, 0, 97, -53],
+    }
+    np.testing.assert_allclose(encoder.encode(chunk(rows)).dense[:, 0], truth[transform], rtol=1e-6)
+
+
+def test_hashed_text(tmp_path):
+    made = prepare(Toy(rows_of(50)), tmp_path / "out", Hash((7,)))
+    encoder = open_encoder(made.path)
+    assert [f.rows for f in encoder.schema.features] == [8, 7]
+    assert encoder.schema == made.schema
+    with pytest.raises(ConfigError, match="text cannot be taken modulo"):
+        prepare(Toy(rows_of(50)), tmp_path / "other", Frequency(1, modulo=5))
+
+
+class Stopped(BaseException):
+    """What a kill looks like from inside: nothing may catch it."""
+
+
+def test_an_interrupted_reading_goes_on_at_the_next_chunk(tmp_path):
+    rows = rows_of(60)
+    clean = prepare(Toy(rows), tmp_path / "clean")
+    with pytest.raises(Stopped):
+        prepare(Toy(rows, error=Stopped(), stop_at=13), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    again = Toy(rows)
+    made = prepare(again, tmp_path / "out")
+    assert 8 <= again.asked[0] <= 13 and again.asked[-1] == 19
+    assert made.fingerprint == clean.fingerprint and made.about == clean.about
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "out"]
+
+
+@pytest.mark.parametrize("where", ["_vocabulary", "write_prepared"])
+def test_an_interrupted_later_stage_reads_nothing_again(tmp_path, monkeypatch, where):
+    rows = rows_of(60)
+    clean = prepare(Toy(rows), tmp_path / "clean")
+
+    def stop(*_, **__):
+        raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(engine, where, stop)
+        prepare(Toy(rows), tmp_path / "out")
+    again = Toy(rows)
+    assert prepare(again, tmp_path / "out").fingerprint == clean.fingerprint
+    assert again.asked == []
+
+
+def test_other_options_of_encoding_keep_what_is_read_and_other_files_do_not(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise Stopped
+
+    cases = (
+        ({"ids": Frequency(2)}, False),
+        ({"dense": "log1p"}, False),
+        ({"options": {"split": "other"}}, True),
+        ({"rows": rows_of(60, seed=1)}, True),
+    )
+    for i, (change, reads) in enumerate(cases):
+        out = tmp_path / str(i)
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(engine, "write_prepared", stop)
+            prepare(Toy(rows_of(60)), out)
+        reader = Toy(change.pop("rows", rows_of(60)))
+        made = prepare(reader, out, **change)
+        assert bool(reader.asked) == reads
+        assert made.fingerprint == prepare(Toy(reader.rows), tmp_path / f"clean{i}", **change).fingerprint
+
+
+def test_a_vocabulary_of_other_options_is_not_taken(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(engine, "write_prepared", stop)
+        prepare(Toy(rows_of(60)), tmp_path / "out")
+    made = prepare(Toy(rows_of(60)), tmp_path / "out", Frequency(1000))
+    assert [feature.rows for feature in made.schema.features] == [2, 1]
+
+
+def test_a_journal_cut_short_and_a_lost_part_are_read_again(tmp_path):
+    rows = rows_of(60)
+    clean = prepare(Toy(rows), tmp_path / "clean")
+
+    damages = (
+        lambda work: os.truncate(work / "journal.jsonl", (work / "journal.jsonl").stat().st_size - 5),
+        lambda work: os.truncate(work / "part-000005.npz", 100),
+        lambda work: (work / "part-000005.npz").unlink(),
+        lambda work: (work / "key.json").write_text("{}"),
+    )
+    for i, damage in enumerate(damages):
+        out = tmp_path / str(i)
+        with pytest.raises(Stopped):
+            prepare(Toy(rows, error=Stopped(), stop_at=15), out)
+        damage(tmp_path / f".{i}.work")
+        assert prepare(Toy(rows), out).fingerprint == clean.fingerprint
+
+
+def test_a_part_whose_content_changed_is_refused(tmp_path):
+    with pytest.raises(Stopped):
+        prepare(Toy(rows_of(60), error=Stopped(), stop_at=15), tmp_path / "out")
+    file = tmp_path / ".out.work" / "part-000003.npz"
+    content = bytearray(file.read_bytes())
+    content[content.index(b"1.codes") + 200] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=f"{file} is damaged.*Remove the folder"):
+        prepare(Toy(rows_of(60)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_data_leave_nothing(tmp_path):
+    with pytest.raises(DataError, match="line 3"):
+        prepare(Toy(rows_of(60), error=DataError("line 3"), stop_at=15), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_preparation_of_the_same_is_free_and_of_another_refused_before_the_work(tmp_path, capsys):
+    prepare(Toy(rows_of(60)), tmp_path / "out")
+    same = Toy(rows_of(60))
+    prepare(same, tmp_path / "out")
+    assert same.asked == [] and "holds these data already" in capsys.readouterr().err
+    other = Toy(rows_of(60))
+    with pytest.raises(DataError, match="already holds prepared data of other content"):
+        prepare(other, tmp_path / "out", Frequency(2), options={"ids.min_count": 2})
+    assert other.asked == []
+    made = prepare(other, tmp_path / "out", Frequency(2), options={"ids.min_count": 2}, overwrite=True)
+    assert other.asked and made.about["options"]["ids.min_count"] == 2
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device", "part")
+
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="No space left.*is kept beside it"):
+        patch.setattr(np, "savez", refuse)
+        prepare(Toy(rows_of(60)), tmp_path / "out")
+    assert prepare(Toy(rows_of(60)), tmp_path / "out").name == "toy"
+
+
+def test_a_reader_that_breaks_its_promise(tmp_path):
+    class Wrong(Toy):
+        def chunks(self, start):
+            for good in super().chunks(start):
+                yield dataclasses.replace(good, **self.change)
+
+    for change, message in (
+        ({"labels": np.zeros(3)}, "labels are float64"),
+        ({"split": np.zeros(2, np.uint8)}, r"split \(2,\)"),
+        ({"columns": {}}, "column 'word' needs keys"),
+    ):
+        reader = Wrong(rows_of(9))
+        reader.change = change
+        with pytest.raises(DataError, match=message):
+            prepare(reader, tmp_path / "out")
+
+
+def test_data_without_vocabularies_encode_nothing(tmp_path, good):
+    with pytest.raises(DataError, match=r"\(own\) do not say how raw rows become ids"):
+        open_encoder(good)
+    made = prepare(Toy(rows_of(60)), tmp_path / "out")
+    (made.path / "vocabulary" / "0" / "rows.npy").write_bytes(b"")
+    with pytest.raises(DataError, match="damaged"):
+        open_encoder(made.path)
+
+
+def test_attachments_are_part_of_the_data(tmp_path, good):
+    source = open_prepared(good)
+    file = tmp_path / "file"
+    file.write_text("content")
+    blocks = {split: [source.read(split, 0)] for split in SPLITS}
+    write_prepared(tmp_path / "out", "own", source.schema, blocks, {}, attachments={"a/b": file})
+    (tmp_path / "out" / "a" / "b").unlink()
+    with pytest.raises(DataError, match="a/b is missing"):
+        open_prepared(tmp_path / "out")
+
+
+KILL = """
+import os, signal
+from recjax.data import prepare, work
+after = {after}
+original = work.WorkFolder.{method}
+def method(self, *arguments, **options):
+    global after
+    after -= 1
+    if after < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, *arguments, **options)
+work.WorkFolder.{method} = method
+from recjax.data import criteo
+criteo._PIECE_BYTES = 2000
+criteo.CriteoReader.__init__.__defaults__ = (2000,)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "after"), [("write", 9), ("finish", 5), ("train_counts", 30), ("read", 4)])
+def test_a_killed_command_goes_on(tmp_path, method, after):
+    import criteo_support
+
+    (tmp_path / "train.txt").write_bytes(criteo_support.text(criteo_support.random_rows(300)))
+    command = ("data", "prepare", "criteo_kaggle", "--from", tmp_path, "--json", "--out")
+    never = KILL.format(after=10**9, method=method)
+    with start(*command, tmp_path / "clean", before=never) as process:
+        clean = json.loads(process.communicate()[0])
+    with start(*command, tmp_path / "out", before=KILL.format(after=after, method=method)) as process:
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    with start(*command, tmp_path / "out", before=never) as process:
+        out, err = process.communicate()
+    assert "going on with" in err
+    assert json.loads(out)["fingerprint"] == clean["fingerprint"]

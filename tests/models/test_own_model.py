@@ -1,0 +1,146 @@
+"""A model that a preset brings itself, which looks at a feature's rows one by one: `history_preset.py`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import assert_refused, inside, lines_of, outside
+
+import recjax
+from recjax import config as machinery
+from recjax.embedding.lookup import Sequence
+from recjax.errors import ConfigError
+from recjax.preset_files import class_path, find_class
+from recjax.presets import RunConfig, default_out
+from recjax.train.folder import read_config
+
+PRESET = Path(__file__).with_name("history_preset.py")
+SHORT = ("train.steps=4", "train.log_every=1", "train.checkpoint_every=2")
+
+
+@pytest.fixture(scope="module")
+def history():
+    """The preset's classes and functions, by name."""
+    recjax.load(str(PRESET))
+    return vars(sys.modules[str(PRESET)])
+
+
+@pytest.fixture
+def preset(tmp_path):
+    """A copy of the preset, elsewhere."""
+    return shutil.copy(PRESET, tmp_path / "mine.py")
+
+
+def test_attention_by_hand(history):
+    rows = jnp.asarray([[[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]], [[5.0, 5.0]] * 3])
+    sequence = Sequence(rows, jnp.asarray([[True, True, False], [False] * 3]))
+    query = jnp.asarray([[np.sqrt(2) * np.log(3), 0.0], [1.0, 1.0]], jnp.float32)
+    # scores ln 3 and 0: weights 3/4 and 1/4; of an empty history nothing, and no NaN
+    np.testing.assert_allclose(history["attend"](query, sequence, 1.0), [[0.75, 0.5], [0.0, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(history["attend"](query, sequence, 0.0), [[0.5, 1.0], [0.0, 0.0]], atol=1e-6)
+
+
+def losses(out, *settings):
+    assert inside("train", PRESET, *SHORT, *settings, "--out", out).status == 0
+    return [line["loss"] for line in lines_of(out, "train")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_equal_weights_train_as_mean_pooling_does_and_on_any_mesh(tmp_path):
+    mean = losses(tmp_path / "mean", "embedding.features.sparse_1.pooling=mean")
+    even = losses(tmp_path / "even", "model.sharpness=0", "mesh.devices=3")
+    np.testing.assert_allclose(even, mean, rtol=1e-5)
+    assert len(mean) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_its_run_is_a_run_like_any_other(preset, tmp_path):
+    out = tmp_path / "run"
+    assert inside("train", preset, *SHORT, "model.hidden=8", "--out", out, "--json").result["steps"] == 4
+    assert json.loads((out / "config.json").read_text())["class"] == f"{preset}:HistoryRun"
+    assert inside("train", preset, *SHORT, "model.hidden=8", "train.steps=5", "--out", out, "--json").status == 0
+    done = outside("eval", out, "--json")  # in a process that never saw the preset
+    assert done.result["step"] == 5
+    wrong = inside("train", preset, *SHORT, "model.hidden=16", "--out", out)
+    assert_refused(wrong, 2, "model.hidden: 8 there, 16 here")
+    assert_refused(inside("train", "synthetic", "--out", out), 2, "model: history there, dlrm here")
+    os.rename(preset, tmp_path / "other.py")
+    assert_refused(
+        inside("eval", out), 2, r"config\.json: the class of this config is .*mine\.py:HistoryRun: cannot read"
+    )
+    assert inside("train", tmp_path / "other.py", *SHORT, "model.hidden=8", "train.steps=6", "--out", out).status == 0
+    assert inside("eval", out, "--json").result["step"] == 6
+
+
+def test_its_config_is_a_config_like_any_other(tmp_path, history):
+    config = recjax.load(str(PRESET), "model.hidden=64-32", "model.sharpness=2")
+    assert machinery.flatten(config)["model.hidden"] == (64, 32)
+    assert machinery.from_json(type(config), machinery.to_json(config)) == config
+    assert default_out(config).name.startswith("synthetic-history-")
+    assert default_out(config) != default_out(recjax.load(str(PRESET)))
+    with pytest.raises(ConfigError, match=r"Did you mean model\.sharpness"):
+        recjax.load(str(PRESET), "model.sharpnes=2")
+    assert class_path(RunConfig) == "recjax.presets:RunConfig"
+    assert find_class("recjax.presets:RunConfig") is RunConfig
+    assert find_class(class_path(type(config))).__qualname__ == "HistoryRun"
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("gone.py:Run", "cannot read the preset gone.py"),
+        ("recjax.no_such:Run", "module 'recjax.no_such' cannot be imported"),
+        ("recjax.presets:Gone", "recjax.presets has no class 'Gone'"),
+        ("recjax.presets:load", "recjax.presets has no class 'load'"),
+        ("recjax.errors:ConfigError", "is no RunConfig"),
+        ("", "module '' cannot be imported"),
+        (5, "module '' cannot be imported"),
+    ],
+)
+def test_a_class_that_cannot_be_found(tmp_path, where, message):
+    plain = json.loads(machinery.to_json(recjax.load("synthetic")))
+    (tmp_path / "config.json").write_text(json.dumps({"class": where, **plain}))
+    with pytest.raises(ConfigError, match=rf"config\.json: the class of this config is {where}: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_a_class_of_a_module_is_found_by_import(tmp_path):
+    """As when a config is made in Python instead of in a preset."""
+    (tmp_path / "mine.py").write_text(PRESET.read_text())
+    program = (
+        "import json, mine, pathlib\n"
+        "from recjax.train.folder import RunFolder, read_config\n"
+        "with RunFolder(pathlib.Path('run'), mine.config) as folder:\n"
+        "    folder.claim()\n"
+        "assert json.loads(folder.config_file.read_text())['class'] == 'mine:HistoryRun'\n"
+        "assert read_config(folder.path) == mine.config\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(recjax.__file__).parent.parent}"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+
+
+def test_built_in_models_take_no_sequences(tmp_path):
+    done = inside("train", "synthetic", "embedding.features.sparse_1.pooling=none", "--out", tmp_path / "run")
+    assert_refused(done, 2, "pooling is none for sparse_1, but model=dlrm takes one vector", "sparse_1.pooling=mean")
+    assert_refused(inside("plan", "synthetic", "embedding.pooling=none"), 2, "none for sparse_0, sparse_1, sparse_2")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_the_readme_model_trains(tmp_path):
+    readme = (Path(recjax.__file__).parent.parent / "README.md").read_text()
+    code = readme.split("## Your own model")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "plain.py").write_text(code)
+    done = inside(
+        "train", tmp_path / "plain.py", "train.steps=2", "model.hidden=8", "--out", tmp_path / "run", "--json"
+    )
+    assert done.result["steps"] == 2
+    assert inside("eval", tmp_path / "run", "--json").result["step"] == 2

@@ -1,0 +1,115 @@
+"""Runs of a sweep in processes of their own: one fails, one was killed, the others are done once."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from commands import inside, outside, start
+
+import recjax
+from recjax.sweep import run as sweep_run
+from recjax.sweep.file import read_sweep
+from recjax.train.checkpoint import Checkpoints
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
+
+
+@pytest.fixture
+def file(preset, tmp_path, monkeypatch):
+    """Three runs, of which the middle one cannot be: its batch is larger than the training split."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(recjax.__file__).parent.parent))  # the runs too are of this checkout
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f'preset = "{preset}"\noverrides = ["train.steps=12", "mesh.devices=2"]\nsort = "validation.auc"\n'
+        "[grid]\ntrain.batch_size = [64, 100_000, 32]\n"
+    )
+    return path
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
+    out = tmp_path / "out"
+    runs = read_sweep(file, out).runs
+    # Its first run was killed on the way, after its first checkpoint.
+    with start(*runs[0].arguments) as process:
+        while process.poll() is None and not Checkpoints(runs[0].out / "checkpoints", 2).steps():
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+
+    done = inside("sweep", file, "--out", out, "--json")
+    assert done.status == 1
+    assert "[1/3] resuming" in done.err and done.err.count("[2/3] recjax: error: train.batch_size is 100,000") == 1
+    assert done.err.splitlines()[-1].startswith("recjax: error: 1 of 3 runs failed: 1. ")
+    result = json.loads(done.out)
+    assert done.out.count("\n") == 1
+    by_index = {row["index"]: row for row in result["runs"]}
+    assert [by_index[i]["status"] for i in range(3)] == ["done", "failed", "done"]
+    assert by_index[1]["error"].startswith("train.batch_size is 100,000, but the training split has 2,500 samples.")
+    # Sorted by validation AUC, with what has none at the end; the file keeps the order of the runs.
+    assert result["runs"][0]["validation"]["auc"] > result["runs"][1]["validation"]["auc"]
+    assert result["runs"][2]["index"] == 1
+    assert rows(out) == [by_index[i] for i in range(3)]
+    # The figures are those of the run folder.
+    for run in (runs[0], runs[2]):
+        summary = json.loads((run.out / "summary.json").read_text())
+        row = by_index[run.index]
+        assert (row["steps"], row["test"], row["eval_step"]) == (12, summary["eval"], summary["eval_step"])
+        lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+        best = max(line["auc"] for line in lines if line["split"] == "validation")
+        assert row["validation"]["auc"] == best
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+    # Again: what is done stays untouched, what failed is tried again.
+    before = {path: path.stat().st_mtime_ns for run in (runs[0], runs[2]) for path in run.out.iterdir()}
+    again = inside("sweep", file, "--out", out)
+    assert again.status == 1
+    assert "[1/3] done already" in again.err and "[3/3] done already" in again.err and "[2/3] recjax train" in again.err
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "validation.auc"]
+
+
+def test_one_run_by_its_index_and_the_results_of_all(file, tmp_path):
+    out = tmp_path / "out"
+    one = inside("sweep", file, "--out", out, "--index", "2", "--json")
+    (row,) = one.result["runs"]
+    assert (row["index"], row["status"], row["swept"]) == (2, "done", {"train.batch_size": "32"})
+    assert not (out / "results.jsonl").exists()
+    table = inside("sweep", file, "--out", out, "--results")
+    assert table.status == 0 and table.out.count("open") == 2 and "recjax train" not in table.err
+    assert [r["status"] for r in rows(out)] == ["open", "open", "done"]
+    assert inside("sweep", file, "--out", out, "--index", "1").status == 1
+
+
+def test_a_folder_of_another_config_is_not_done(file, tmp_path):
+    run = read_sweep(file, tmp_path / "out").runs[2]
+    assert sweep_run.result(run)["status"] == "open"
+    assert outside(*run.arguments).status == 0
+    assert sweep_run.result(run)["status"] == "done"
+    config = run.out / "config.json"
+    config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+    assert sweep_run.result(run)["status"] == "open"
+    config.write_text("{")
+    assert sweep_run.result(run)["status"] == "open"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_sweep_leaves_no_run_behind(file, tmp_path, number):
+    file.write_text(file.read_text().replace("train.steps=12", "train.steps=1000000"))
+    with start("sweep", file, "--out", tmp_path / "out") as process:
+        while not list((tmp_path / "out").glob("*/checkpoints/[0-9]*")):  # its first run is under way
+            time.sleep(0.05)
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+        (child,) = map(int, found.stdout.split())
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode not in (0, -signal.SIGKILL)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

@@ -1,0 +1,165 @@
+"""The contract: every optimizer under every placement and pooling, on 1, 3 and 8 devices, equals the dense oracle.
+
+One model holds them all, so that a case compiles once: a table for each optimizer, looked up as a sum, as a mean and
+un-pooled, by bags that are fixed or jagged, weighted or not. Rates follow a schedule, gradients are clipped in some
+steps and not in others, and some samples weigh 0, so that rows are touched by a gradient of zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from support import Problem, Result, compare, mesh_of, run_oracle, run_sharded
+
+from recjax.data.batch import Bags, Batch
+from recjax.embedding.bound import bind
+from recjax.embedding.lookup import Sequence
+from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
+from recjax.embedding.rows import RowOrder
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.train import state as states
+from recjax.train.options import DenseAdagrad
+from recjax.train.schedule import Polynomial
+from recjax.train.step import StepOptions
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": Sgd(0.5, l2=0.01),
+    "momentum": Sgd(0.5, momentum=0.9),
+    "nesterov": Sgd(0.5, momentum=0.8, nesterov=True, weight_decay=0.1),
+    "adagrad": Adagrad(0.2, l2=0.01),
+    "rowwise_adagrad": RowWiseAdagrad(0.2, l2=0.01, weight_decay=0.1),
+    "adam": Adam(0.05, weight_decay=0.1),
+    "partial_rowwise_adam": PartialRowWiseAdam(0.05, l2=0.01),
+    "ftrl": Ftrl(0.5, l1=1e-4, l2=0.1),
+    "momentum-every_row": Sgd(0.5, momentum=0.9, every_row=True),
+    "rowwise_adagrad-every_row": RowWiseAdagrad(0.2, l2=0.01, every_row=True),
+    "adam-every_row": Adam(0.05, l2=0.01, every_row=True),
+}
+STEPS, B, V = 5, 21, 31
+# Data features by name: ids a bag (None: jagged) and whether they are weighted.
+DATA = {"one": (1, False), "three": (3, True), "jagged": (None, False), "jagged_weighted": (None, True)}
+SCHEDULE = Polynomial(warmup_steps=2, decay_start=3, decay_steps=4, end=0.1)
+OPTIONS = StepOptions(clip_norm=0.8, schedule=SCHEDULE.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Net:
+    """Config of a small model that takes pooled and un-pooled lookups of any width."""
+
+    kind: ClassVar[str] = "net"
+
+    def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> nnx.Module:
+        return NetModule(dense, dims, dtype, nnx.Rngs(seed))
+
+
+class NetModule(nnx.Module):
+    def __init__(self, dense: int, dims: dict[str, int], dtype: Any, rngs: nnx.Rngs) -> None:
+        self.names = tuple(dims)
+        self.hidden = nnx.Linear(dense + sum(dims.values()), 6, param_dtype=dtype, rngs=rngs)
+        self.out = nnx.Linear(6, 1, param_dtype=dtype, rngs=rngs)
+
+    def __call__(self, dense_BxK: jax.Array, lookups: dict[str, Any]) -> jax.Array:
+        columns = [dense_BxK]
+        for name in self.names:
+            found = lookups[name]
+            if isinstance(found, Sequence):  # places count differently, so that their order matters
+                place_H = 1 + jnp.arange(found.mask_BxH.shape[1]).astype(dense_BxK.dtype)
+                seen = jnp.where(found.mask_BxH[..., None], jnp.tanh(found.rows_BxHxD + 1), 0)
+                found = (seen / place_H[None, :, None]).sum(axis=1)
+            columns.append(found)
+        return self.out(jnp.tanh(self.hidden(jnp.concatenate(columns, axis=1))))[:, 0]
+
+
+def make_batch(step: int) -> Batch:
+    """The last of the batches is short; ids are skewed, and the upper rows are never named."""
+    rng = np.random.default_rng(step)
+    size = B if step < STEPS - 1 else 13
+    bags = {}
+    for name, (bag, weighted) in DATA.items():
+        lengths = rng.integers(0, 4, size).astype(np.int32)
+        shape = (size, bag) if bag is not None else (int(lengths.sum()),)
+        ids = (rng.random(shape) ** 2 * (V - 4)).astype(np.int64)
+        bags[name] = Bags(
+            ids, lengths if bag is None else None, rng.uniform(0.5, 1.5, shape).astype(np.float32) if weighted else None
+        )
+    labels, weights = (rng.random(size) < 0.4).astype(np.float32), rng.integers(0, 3, size).astype(np.float32)
+    return Batch(rng.normal(size=(size, 2)).astype(np.float32), bags, labels, weights)
+
+
+@functools.cache
+def make() -> Problem:
+    tables, features = [], []
+    reads = itertools.cycle(DATA.items())
+    for number, (name, optimizer) in enumerate(OPTIMIZERS.items()):
+        tables.append(TableSpec(name, V, (5, 3)[number % 2], optimizer))
+        for pooling in ("sum", "mean", "none"):
+            source, (bag, weighted) = next(reads)
+            features.append(FeatureSpec(f"{name}.{pooling}", name, bag, pooling, weighted, source))
+    return Problem(
+        [make_batch(step) for step in range(STEPS)],
+        B,
+        tuple(tables),
+        tuple(features),
+        Net(),
+        2,
+        DenseAdagrad(0.1, l2=0.01, weight_decay=0.1).build(),
+        options=OPTIONS,
+    )
+
+
+@functools.cache
+def oracle() -> Result:
+    return run_oracle(make(), np.float64)
+
+
+@functools.cache
+def start() -> dict[str, Any]:
+    """The new weights, made once on one device: compiling that for each case would double the time of all."""
+    problem, mesh = make(), mesh_of(1)
+    bound = bind(make_plan("row_wise", problem.tables), problem.tables, problem.features, 1)
+    state = states.create(problem.build(np.float64), bound, mesh, problem.tx, problem.seed, np.float64)
+    return states.to_host(state, bound)
+
+
+def check(problem: Problem, devices: int, plan: str | Plan) -> None:
+    with jax.enable_x64(True):
+        result = run_sharded(problem, devices, plan, np.float64, start())
+        compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("plan", PLACEMENTS)
+def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
+    check(make(), devices, plan)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_placements_mixed_in_one_model(parts: int) -> None:
+    """Neighbours placed differently; with each device's samples at once, and in two parts."""
+    turn = itertools.cycle(reversed(PLACEMENTS))
+    plan = Plan({table.name: (Segment(next(turn)),) for table in make().tables})
+    check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), 3, plan)
+
+
+def test_the_problem_shows_what_it_should() -> None:
+    """The contract would say little if nothing were clipped, every row touched, or no weight of FTRL exactly 0."""
+    with jax.enable_x64(True):
+        norms, after = oracle().norms, oracle().tables
+    assert min(norms) < OPTIONS.clip_norm < max(norms)
+    named = np.unique(np.concatenate([b.ids.ravel() for batch in make().batches for b in batch.bags.values()]))
+    untouched = np.setdiff1d(np.arange(V), named)
+    assert len(untouched) >= 4
+    for name, optimizer in OPTIMIZERS.items():
+        order = RowOrder(V).position(untouched)
+        same = after[name]["rows"][untouched] == start()["tables"][name]["rows"][order]
+        assert not same.any() if optimizer.every_row and optimizer.l2 else same.all()
+    assert (after["ftrl"]["rows"][named] == 0).any()
