@@ -124,18 +124,26 @@ class Reader(Protocol):
         ...
 
 
-def check_chunk(chunk: Chunk, name: str, dense: Sequence[str], features: Sequence[RawFeature]) -> None:
-    """Refuses a chunk that does not have the shapes and types described above.
+class Columns(Protocol):
+    """What a reader reads and an encoder takes; the attributes are those of `Reader`."""
 
-    Args:
-      chunk: what to check.
-      name: of the dataset, for messages.
-      dense: names of the dense columns that it must have.
-      features: the categorical columns that it must have.
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def dense(self) -> Sequence[str]: ...  # noqa: D102
+
+    @property
+    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
+
+
+def check_chunk(chunk: Chunk, columns: Columns) -> None:
+    """Refuses a chunk that does not have these columns in the shapes and types described above.
 
     Raises:
       DataError: naming the column.
     """
+    name, dense, features = columns.name, columns.dense, columns.features
     n = chunk.rows
     if chunk.labels.dtype != np.float32 or chunk.split.dtype != np.uint8:
         raise DataError(f"{name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8.")

@@ -24,6 +24,7 @@ class Encoder:
     """Encodes raw rows. `open_encoder` makes one for prepared data.
 
     Attributes:
+      name: of the dataset.
       features: the categorical columns of the raw rows.
       dense: names of their dense columns.
       maps: how the values of each feature become rows.
@@ -39,7 +40,7 @@ class Encoder:
         by: DenseEncoder,
     ) -> None:
         """An encoder for raw rows of the dataset `name` with these columns; one map for each feature."""
-        self._name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
+        self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
             features=tuple(
@@ -56,7 +57,7 @@ class Encoder:
         Raises:
           DataError: a column is missing, or of another shape or type than the prepared data's.
         """
-        check_chunk(chunk, self._name, self.dense, self.features)
+        check_chunk(chunk, self)
         return self.encode_coded(code_chunk(chunk))
 
     def encode_coded(self, chunk: CodedChunk) -> Batch:

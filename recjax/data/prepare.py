@@ -178,7 +178,7 @@ def _parse(reader: Reader, work: WorkFolder, progress: PrepareProgress) -> None:
 
     def store(numbered: tuple[int, Chunk]) -> Part:
         index, chunk = numbered
-        check_chunk(chunk, reader.name, reader.dense, reader.features)
+        check_chunk(chunk, reader)
         return work.write(index, code_chunk(chunk), chunk.skipped, chunk.done)
 
     start = len(work.parts)
