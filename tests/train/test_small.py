@@ -68,8 +68,8 @@ def test_settings_that_cannot_be(settings, message):
 
 def test_a_run_says_so_and_resumes(tmp_path, compiled_once):
     arguments = [
-        "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1", "data.train_rows=640",
-        "data.validation_rows=100", "data.test_rows=100",
+        "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1",
+        "data.train_rows=640", "data.validation_rows=100", "data.test_rows=100",
         "mesh.devices=1", "train.batch_size=512", "small.below_rows=641", "small.steps=10", "small.epochs=2",
         "--out", tmp_path / "run", "--json",
     ]  # fmt: skip
