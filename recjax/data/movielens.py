@@ -77,7 +77,7 @@ class MovieLens:
     path: str = ""  # folder of prepared data
     variant: Literal["auto", "100k", "1m", "latest"] = "auto"  # the release; auto: told by its files
     threshold: float = 4.0  # the label is rating >= threshold (0.5 to 5)
-    validation_fraction: float = 0.1  # share of the ratings before the test split that validate (the latest of them)
+    validation_fraction: float = 0.02  # share of the ratings before the test split that validate (the latest of them)
     tags: int = 0  # how many of a movie's latest tags before a rating make the feature "tags"; 0: none
     min_user_count: int = 2  # users with fewer training ratings share row 0 with the unseen ones
     min_movie_count: int = 1  # the same for movies
