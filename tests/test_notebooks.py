@@ -58,7 +58,7 @@ def test_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(recjax.__file__).parent.parent))
     monkeypatch.delenv("NPROC")  # recjax sets it itself
     notebook = read(path)
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     outputs = [output for cell in code(notebook) for output in cell.outputs]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]

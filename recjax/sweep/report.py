@@ -95,9 +95,9 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
             panel = panels[row][column]
             _draw_panel(panel, axis, others, name, done)
             panel.set_ylabel(label if column == 0 else "")
-            if row == 0 and 1 < len(panel.containers) <= _MOST_LABELS:
-                panel.legend(fontsize=7, framealpha=0.9, edgecolor="none")
-        panels[-1][column].set_xlabel(_title(axis))
+        panel.set_xlabel(_title(axis))
+        if 1 < len(panel.containers) <= _MOST_LABELS:  # below, where it hides nothing
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=7, edgecolor="none")
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_whole(out_png, picture.getvalue())

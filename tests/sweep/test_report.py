@@ -109,7 +109,7 @@ def test_what_the_panels_show(monkeypatch, tmp_path):
     assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["16", "4"]
     auc = panels[1]
     assert [tick.get_text() for tick in auc.get_xticklabels()] == ["256", "1024", "4096"]
-    assert [text.get_text() for text in auc.get_legend().get_texts()] == ["dim=16", "dim=4"]
+    assert [text.get_text() for text in panels[5].get_legend().get_texts()] == ["dim=16", "dim=4"]
     wide, narrow = auc.containers
     assert list(wide.lines[0].get_ydata()) == pytest.approx([0.601, 0.611, 0.621])
     assert list(narrow.lines[0].get_ydata()) == pytest.approx([0.501, 0.511, 0.52])
