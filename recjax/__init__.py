@@ -83,7 +83,7 @@ def predict(
 
     Args:
       out: the run folder, which is all that is needed.
-      input: the rows: .jsonl, the dataset's own text, or a folder of prepared data.
+      input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data.
       scores: the file to write, .csv or .jsonl.
       *overrides: texts "dotted.key=value", for example another "mesh.devices".
       split: of a folder.

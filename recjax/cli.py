@@ -297,7 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
     overrides(predict)
     predict.add_argument("--input", type=Path, required=True, metavar="FILE",
-                         help="raw rows: .jsonl (each raw column by name), or the dataset's own text (Criteo), with or "
+                         help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
                          "without labels, also .gz; or a folder of prepared data")  # fmt: skip
     predict.add_argument("--out", type=Path, required=True, metavar="FILE",
                          help=".csv or .jsonl: row (from 1), logit, probability, in the input's order")  # fmt: skip

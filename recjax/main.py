@@ -13,7 +13,7 @@ import jax
 
 from recjax import presets
 from recjax.data.baselines import references
-from recjax.data.kept import keep
+from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.checkpoint import Checkpoints
@@ -46,15 +46,10 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     with RunFolder(Path(out or presets.default_out(config)), config) as folder:
         setup = make_setup(config, splits=("train", "test"))
         _tell_small(config, setup)
-        folder.claim()
-        keep(setup.source, folder.path / KEPT)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
-            if cursor.step > total_steps(setup):
-                raise ConfigError(
-                    f"{folder.path} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked "
-                    "for. Choose another --out to start anew, or ask for more steps (train.steps or train.epochs)."
-                )
+            folder.claim()
+            keep(setup.source, folder.path / KEPT)
             with MetricsFile(
                 folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone
             ) as log:
@@ -91,6 +86,12 @@ def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainStat
     if resumed is None:
         return setup.new_state(), Cursor(), []
     state, cursor = resumed
+    refuse_other_values(setup.source, run / KEPT)
+    if cursor.step > total_steps(setup):
+        raise ConfigError(
+            f"{run} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked for. Choose "
+            "another --out to start anew, or ask for more steps (train.steps or train.epochs)."
+        )
     undone = cursor.extend() if cursor.step < total_steps(setup) else []
     if cursor.stopped:
         _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")

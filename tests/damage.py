@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from commands import Done, assert_refused, inside
 
 # Changes to a text file after which it must read the same.
 HARMLESS: dict[str, Callable[[bytes], bytes]] = {
@@ -68,3 +72,42 @@ def blank_line(file: Path) -> str:
 
 
 FATAL = (empty, cut_gzip, no_gzip, folder, missing, extra_field, blank_line)
+
+
+def assert_prepares_or_refuses(
+    kind: str, write: Callable[[Path], Path], name: str, rows: int, place: Path, *overrides: str
+) -> None:
+    """`recjax data prepare KIND` on good files and on damaged ones, and `recjax train KIND` on what it made.
+
+    Args:
+      kind: the dataset, which has a preset of the same name.
+      write: makes good raw files in a folder, and returns it.
+      name: the file that is damaged.
+      rows: of the good files.
+      place: an empty folder.
+      *overrides: options of the preparation.
+    """
+    out = place / "out"
+
+    def prepare(raw: Path) -> Done:
+        return inside("data", "prepare", kind, "--from", raw, "--out", out, "--json", *overrides)
+
+    for break_it in FATAL:
+        raw = write(place / "raw")
+        message = break_it(raw / name)
+        assert_refused(prepare(raw), 3, message)
+        assert os.listdir(place) == ["raw"], "nothing is left that a later run would trust"
+        shutil.rmtree(raw)
+    assert_refused(prepare(place / "raw"), 3, "--from")
+    raw = write(place / "raw")
+    made = prepare(raw).result
+    assert sum(made["rows"].values()) == rows and made["dataset"] == kind
+    assert sorted(os.listdir(place)) == ["out", "raw"]
+    assert prepare(raw).result == made
+    assert inside("data", "info", out, "--json").result["fingerprint"] == made["fingerprint"]
+    run = ("train", kind, "train.steps=1", "train.batch_size=8", "mesh.devices=2", "--out", place / "run")
+    wrong = inside(*run, f"data.path={out}", "data.on_error=skip", *(f"data.{override}" for override in overrides))
+    assert_refused(wrong, 3, "prepared with on_error=stop, but the config says skip")
+    assert_refused(inside(*run), 3, f"recjax data prepare {kind} --from PATH --out DIR")
+    done = inside(*run, f"data.path={out}", *(f"data.{override}" for override in overrides))
+    assert done.status == 0, done.err

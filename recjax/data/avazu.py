@@ -132,17 +132,37 @@ class AvazuReader:
 
     def _chunk(self, rows: Rows) -> Chunk:
         clicks = rows.integers("click", 0, 1)
-        day, hour = _day_and_hour(rows)
-        columns = {"hour": hour, "weekday": (day + 3) % 7}  # 0 is Monday; 1970 began on a Thursday
-        columns |= {name: rows.integers(name, -1) for name in _INTEGERS}
-        columns |= {name: rows.hexadecimals(name) for name in _HASHES}
-        angle = 2 * np.pi * hour[rows.ok] / 24
-        return Chunk(
-            labels=clicks[rows.ok].astype(np.float32),
-            dense=np.stack([np.sin(angle), np.cos(angle)], axis=1),
-            columns={name: Column(values[rows.ok]) for name, values in columns.items()},
-            split=self._day_splits.of(day[rows.ok]),
+        chunk, day = _features(rows)
+        return dataclasses.replace(
+            chunk, labels=clicks[rows.ok].astype(np.float32), split=self._day_splits.of(day[rows.ok])
         )
+
+
+def read_unlabelled(file: Path) -> Iterator[Chunk]:
+    """The rows of a file in its order, all labels 0: it need not have the column click, as Kaggle's test file.
+
+    Raises:
+      DataError: the file cannot be read, or a line is malformed (with file, line and field).
+    """
+    for rows in read_rows(file, Form(_COLUMNS[1:], header=_COLUMNS[1:]), Faults(), _COLUMNS[1:]):
+        yield _features(rows)[0]
+
+
+def _features(rows: Rows) -> tuple[Chunk, np.ndarray]:
+    """The rows without label and split, which are 0, and the day of each, of malformed rows too."""
+    day, hour = _day_and_hour(rows)
+    columns = {"hour": hour, "weekday": (day + 3) % 7}  # 0 is Monday; 1970 began on a Thursday
+    columns |= {name: rows.integers(name, -1) for name in _INTEGERS}
+    columns |= {name: rows.hexadecimals(name) for name in _HASHES}
+    angle = 2 * np.pi * hour[rows.ok] / 24
+    n = len(angle)
+    chunk = Chunk(
+        labels=np.zeros(n, np.float32),
+        dense=np.stack([np.sin(angle), np.cos(angle)], axis=1),
+        columns={name: Column(values[rows.ok]) for name, values in columns.items()},
+        split=np.zeros(n, np.uint8),
+    )
+    return chunk, day
 
 
 def _day_and_hour(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

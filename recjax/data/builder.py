@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
 
@@ -21,12 +22,15 @@ VERSION = "1.0.0"  # of the record layout
 NAME = "blocks"
 FOLDER = f"{NAME}/{VERSION}"  # of the files, below the folder of the prepared data; TFDS's own layout
 _BLOCKS_PER_FILE = 1024
+_WRITER_OPTIONS = (
+    "group_size:1,zstd:1"  # a block is read alone; level 3, the default, writes 1% less in 1.6 times as long
+)
 
 
 def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -> None:
     """Writes the blocks below `folder`, each as soon as it is there; `tfds.builder_from_directory` reads the result.
 
-    (A TFDS builder class would keep a whole split until it has its last example: it shuffles, or sorts instead.)
+    (A TFDS builder class would hold a whole split until its last example is there, in order to sort them.)
 
     Args:
       schema: the columns of every block.
@@ -38,19 +42,46 @@ def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -
     """
     data_dir = folder / FOLDER
     data_dir.mkdir(parents=True)
-    identity = tfds.core.dataset_info.DatasetIdentity(
+    identity = tfds.core.DatasetIdentity(
         name=NAME, version=tfds.core.Version(VERSION), data_dir=str(data_dir), module_name=__name__
     )
+    info = tfds.core.DatasetInfo(builder=identity, features=_record_layout(schema), disable_shuffling=True)
+    info.set_file_format("array_record")
     try:
+        written = [_write_split(info.features, data_dir, split, blocks) for split, blocks in splits.items()]
+        info.set_splits(tfds.core.SplitDict(written))
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
-            info = tfds.core.DatasetInfo(builder=identity, features=_record_layout(schema), disable_shuffling=True)
-            writer = tfds.core.SequentialWriter(info, _BLOCKS_PER_FILE, file_format="array_record")
-            writer.initialize_splits(list(splits))
-            for split, blocks in splits.items():
-                writer.add_examples({split: (_to_record(block) for block in blocks)})
-            writer.close_all()
+            info.write_to_directory(str(data_dir))
     except RuntimeError as error:  # so the ArrayRecord writer says that the disk is full
         raise OSError(str(error)) from error
+
+
+def _write_split(features: Any, data_dir: Path, split: str, blocks: Iterable[Batch]) -> tfds.core.SplitInfo:
+    """Writes the files of one split."""
+    files = tfds.core.ShardedFileTemplate(
+        data_dir=data_dir,
+        dataset_name=NAME,
+        split=split,
+        filetype_suffix="array_record",
+        template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}",  # how many files there will be is not known yet
+    )
+    lengths: list[int] = []
+    written_bytes = 0
+    writer: Any = None
+    for index, block in enumerate(blocks):
+        if index % _BLOCKS_PER_FILE == 0:
+            if writer is not None:
+                writer.close()
+            file = files.sharded_filepath(shard_index=len(lengths), num_shards=None)
+            writer = ArrayRecordWriter(str(file), _WRITER_OPTIONS)
+            lengths.append(0)
+        record = features.serialize_example(_to_record(block))
+        writer.write(record)
+        lengths[-1] += 1
+        written_bytes += len(record)
+    if writer is not None:
+        writer.close()
+    return tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=written_bytes, filename_template=files)
 
 
 class Reader:

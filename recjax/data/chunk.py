@@ -124,31 +124,45 @@ class Reader(Protocol):
         ...
 
 
-def check_chunk(chunk: Chunk, reader: Reader) -> None:
-    """Refuses a chunk that does not have the shapes and types described above.
+class Columns(Protocol):
+    """What a reader reads and an encoder takes; the attributes are those of `Reader`."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def dense(self) -> Sequence[str]: ...  # noqa: D102
+
+    @property
+    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
+
+
+def check_chunk(chunk: Chunk, columns: Columns) -> None:
+    """Refuses a chunk that does not have these columns in the shapes and types described above.
 
     Raises:
       DataError: naming the column.
     """
+    name, dense, features = columns.name, columns.dense, columns.features
     n = chunk.rows
     if chunk.labels.dtype != np.float32 or chunk.split.dtype != np.uint8:
+        raise DataError(f"{name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8.")
+    if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(dense)):
         raise DataError(
-            f"{reader.name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8."
+            f"{name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where they must "
+            f"be ({n},) and ({n}, {len(dense)})."
         )
-    if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(reader.dense)):
-        raise DataError(
-            f"{reader.name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where "
-            f"they must be ({n},) and ({n}, {len(reader.dense)})."
-        )
-    for feature in reader.features:
+    for feature in features:
         column = chunk.columns.get(feature.name)
         if column is None or column.keys.ndim != 1 or column.keys.dtype.kind not in "iuS":
-            raise DataError(f"{reader.name}: column {feature.name!r} needs keys [n] of integers or bytes.")
+            raise DataError(f"{name}: column {feature.name!r} needs keys [n] of integers or bytes.")
         entries = n if column.lengths is None else int(column.lengths.sum(dtype=np.int64))
         if (column.lengths is None) == feature.jagged or len(column.keys) != entries:
             raise DataError(
-                f"{reader.name}: column {feature.name!r} (jagged={feature.jagged}) has {len(column.keys)} keys where "
-                f"{n} rows ask for {entries}."
+                f"{name}: column {feature.name!r} (jagged={feature.jagged}) has {len(column.keys)} keys where {n} rows "
+                f"ask for {entries}."
             )
-        if column.missing is not None and (not feature.optional or column.missing.shape != column.keys.shape):
-            raise DataError(f"{reader.name}: column {feature.name!r} is not optional, or `missing` has another shape.")
+        if column.missing is not None and column.missing.shape != column.keys.shape:
+            raise DataError(f"{name}: column {feature.name!r} has {len(column.missing)} marks for {entries} keys.")
+        if column.missing is not None and column.missing.any() and not feature.optional:
+            raise DataError(f"{name}: column {feature.name!r} has no value in a row, but every row must have one.")

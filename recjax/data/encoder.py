@@ -11,7 +11,7 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.blocks import open_prepared
-from recjax.data.chunk import Chunk, RawFeature
+from recjax.data.chunk import Chunk, RawFeature, check_chunk
 from recjax.data.coding import Coded, CodedChunk, code_chunk
 from recjax.data.dense import DenseEncoder, DenseStats
 from recjax.data.ids import Frequency, Hash, IdMap, IdOptions, Modulo, load_map
@@ -24,15 +24,23 @@ class Encoder:
     """Encodes raw rows. `open_encoder` makes one for prepared data.
 
     Attributes:
+      name: of the dataset.
       features: the categorical columns of the raw rows.
       dense: names of their dense columns.
       maps: how the values of each feature become rows.
       schema: the columns of the batches that it makes.
     """
 
-    def __init__(self, features: Sequence[RawFeature], dense: Sequence[str], maps: Sequence[IdMap], by: DenseEncoder):
-        """An encoder for raw rows with these columns; one map for each feature."""
-        self.features, self.dense, self.maps, self._by = features, dense, maps, by
+    def __init__(
+        self,
+        name: str,
+        features: Sequence[RawFeature],
+        dense: Sequence[str],
+        maps: Sequence[IdMap],
+        by: DenseEncoder,
+    ) -> None:
+        """An encoder for raw rows of the dataset `name` with these columns; one map for each feature."""
+        self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
             features=tuple(
@@ -42,7 +50,14 @@ class Encoder:
         )
 
     def encode(self, chunk: Chunk) -> Batch:
-        """The rows of a chunk as a batch, in their order; `split` does not matter."""
+        """The rows of a chunk as a batch, in their order; which split they are of does not matter.
+
+        Values that the vocabulary does not hold get row 0.
+
+        Raises:
+          DataError: a column is missing, or of another shape or type than the prepared data's.
+        """
+        check_chunk(chunk, self)
         return self.encode_coded(code_chunk(chunk))
 
     def encode_coded(self, chunk: CodedChunk) -> Batch:
@@ -104,7 +119,7 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             f"again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
         ) from None
     by = DenseEncoder(raw["transform"], raw["indicators"], DenseStats.from_json(raw["stats"]))
-    return Encoder(features, raw["dense"], maps, by)
+    return Encoder(source.name, features, raw["dense"], maps, by)
 
 
 def _options(raw: Mapping[str, Any]) -> IdOptions:

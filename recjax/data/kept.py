@@ -23,6 +23,10 @@ _BLOCKS = "blocks"  # the folder that is not kept
 def keep(source: BlockSource, out: Path) -> None:
     """Copies what describes prepared data to the folder `out`; nothing for data that are not on disk.
 
+    Args:
+      source: the data.
+      out: may hold what an earlier call with the same data has left; what is damaged there is replaced.
+
     Raises:
       DataError: the data are damaged.
       TrainingError: `out` cannot be written.
@@ -73,7 +77,36 @@ def open_kept(folder: Path) -> PreparedSource | None:
 
 def _holds(out: Path, source: PreparedSource) -> bool:
     try:
-        kept = open_prepared(out)
-    except DataError:
+        kept = open_kept(out)
+    except DataError:  # damaged: the same data make it whole again
         return False
-    return kept.fingerprint == source.fingerprint and kept.about == source.about
+    return kept is not None and kept.fingerprint == source.fingerprint and kept.about == source.about
+
+
+def refuse_other_values(source: BlockSource, kept: Path) -> None:
+    """Refuses data whose ids stand for other values than those of the data that `keep` left something of.
+
+    Raises:
+      DataError: saying what differs.
+    """
+    try:
+        then = open_kept(kept)
+    except DataError:  # damaged: `keep` replaces it
+        return
+    if then is not None and (what := other_encoding(then, source)):
+        place = f" at {source.path}" if isinstance(source, PreparedSource) else ""
+        raise DataError(
+            f"the data{place} have other {what} than those that the run was trained on: their ids stand for other "
+            "values. Point data.path at the data it was trained on, or start anew in another --out."
+        )
+
+
+def other_encoding(one: BlockSource, other: BlockSource) -> str | None:
+    """What lets the ids of two data stand for different values, in a word; None if they mean the same.
+
+    Fingerprints do not tell: they are of the ids.
+    """
+    if one.schema != other.schema:
+        return "columns"
+    about = [source.about if isinstance(source, PreparedSource) else {} for source in (one, other)]
+    return next((key for key in ("vocabularies", "encoder") if about[0].get(key) != about[1].get(key)), None)

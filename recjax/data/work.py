@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -78,27 +79,29 @@ class WorkFolder:
         text = json.dumps(key, sort_keys=True)
         file = self.path / _KEY
         if file.is_file() and file.read_bytes() == text.encode():
-            self.parts = list(self._journal())
+            self.parts = self._journal()
             return
         for old in self.path.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         file.write_text(text, "utf-8")
 
-    def _journal(self) -> Iterator[Part]:
-        """The parts that were finished; rewrites the journal without what follows them."""
+    def _journal(self) -> list[Part]:
+        """The parts that were finished, up to the first that is not whole; forgets what follows them."""
         journal = self.path / _JOURNAL
         lines = journal.read_text("utf-8").splitlines(keepends=True) if journal.is_file() else []
-        good = []
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the line that a kill cut short
-                part = Part.from_line(line)
-                file = self.path / part.file
-                if line.endswith("\n") and file.is_file() and file.stat().st_size == part.bytes:
-                    good.append(line)
-                    yield part
-                    continue
-            break
-        journal.write_text("".join(good), "utf-8")
+        parts = list(itertools.takewhile(lambda part: part is not None, map(self._whole, lines)))
+        if len(parts) < len(lines):
+            journal.write_text("".join(lines[: len(parts)]), "utf-8")
+        return [part for part in parts if part is not None]
+
+    def _whole(self, line: str) -> Part | None:
+        """The part of a line of the journal; None if the line is cut short or the file is not what it says."""
+        try:
+            part = Part.from_line(line)
+        except (ValueError, KeyError, TypeError):
+            return None
+        file = self.path / part.file
+        return part if line.endswith("\n") and file.is_file() and file.stat().st_size == part.bytes else None
 
     def write(self, index: int, chunk: CodedChunk, skipped: Mapping[str, int], done: float | None) -> Part:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""

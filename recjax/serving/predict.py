@@ -24,7 +24,7 @@ from recjax.data.batch import Batch, Schema, validate
 from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.encoder import open_encoder
 from recjax.data.pipeline import batches
-from recjax.data.source import BlockSource, between, concatenate, require_rows
+from recjax.data.source import between, concatenate, require_rows
 from recjax.embedding import route
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.serving import rows
@@ -111,7 +111,11 @@ def _batches(setup: Setup, input: Path, split: str, size: int) -> Iterator[Itera
     """The rows of the input in batches of `size`, checked."""
     if input.is_dir():
         source = open_prepared(input)
-        _refuse_other_rows(setup.source, source)
+        if what := kept.other_encoding(setup.source, source):
+            raise DataError(
+                f"the data at {input} have other {what} than those that the run was trained on, so their ids stand for "
+                "other values. Give the raw rows as a file instead: they are then encoded as in training."
+            )
         require_rows(source, split)
         yield batches(source, split, size, epochs=1, workers=setup.config.train.workers)
         return
@@ -142,22 +146,6 @@ def _rebatched(parts: Iterable[Batch], size: int, schema: Schema) -> Iterator[Ba
             yield batch
             position += batch.size
         rest = [between(whole, end, whole.size)] if end < whole.size else []
-
-
-def _refuse_other_rows(trained: BlockSource, given: PreparedSource) -> None:
-    """Refuses prepared data whose ids mean other values than those of the training."""
-    # Fingerprints do not tell: the same ids may stand for other values.
-    then = trained.about if isinstance(trained, PreparedSource) else {}
-    for what, old, new in (
-        ("columns", trained.schema, given.schema),
-        ("vocabularies", then.get("vocabularies"), given.about.get("vocabularies")),
-        ("encoding", then.get("encoder"), given.about.get("encoder")),
-    ):
-        if old != new:
-            raise DataError(
-                f"the data at {given.path} have other {what} than those that the run was trained on, so their ids mean "
-                "other values. Give the raw rows as a file instead: they are then encoded as in training."
-            )
 
 
 @contextlib.contextmanager

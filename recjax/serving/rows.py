@@ -1,7 +1,7 @@
 """Files of raw rows to predict on, read in their own order, with or without labels.
 
-Two formats: the text of the dataset itself where that is one file of rows (Criteo), and JSON Lines for every dataset
-that was prepared with vocabularies: an object a line that holds each raw column by name.
+Two formats: the text of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
+dataset that was prepared with vocabularies: an object a line that holds each raw column by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from recjax.data.avazu import Avazu, read_unlabelled
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.criteo_text import CATEGORIES, FIELDS, fault, parse
@@ -43,6 +44,8 @@ def read(file: Path, dataset: str, encoder: Encoder) -> Iterator[Chunk]:
         return json_lines(file, encoder)
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
         return criteo(file)
+    if dataset == Avazu.kind:
+        return read_unlabelled(file)
     raise ConfigError(
         f"{file}: rows of {dataset} are read as JSON Lines only, from a file whose name ends in .jsonl (or .jsonl.gz): "
         "an object a line with the keys " + ", ".join((*(f.name for f in encoder.features), *encoder.dense)) + "."

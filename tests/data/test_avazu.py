@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.avazu import Avazu, open_raw
+from recjax.data.avazu import Avazu, open_raw, read_unlabelled
 from recjax.data.chunk import check_chunk
 from recjax.errors import DataError
 
@@ -147,3 +147,25 @@ def test_any_rows_read_back(tmp_path_factory, rows):
     [chunk] = read(write(tmp_path_factory.mktemp("any"), lines), validation=0, test=0)
     columns = {name: chunk.columns[name].keys.tolist() for name in ("hour", "site_id", "C20")}
     assert list(zip(chunk.labels.tolist(), *columns.values(), strict=True)) == [tuple(map(float, row)) for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_the_verbs(tmp_path):
+    rows = [line(i, i % 2, f"1410{21 + i // 8}{i % 24:02}", site=f"{i % 3:08x}", c14=i % 5) for i in range(80)]
+    damage.assert_prepares_or_refuses("avazu", lambda folder: write(folder, rows), "train.csv", 80, tmp_path)
+
+
+def test_rows_to_score_need_no_label(tmp_path):
+    [whole] = read(write(tmp_path / "raw"))
+    bare = [",".join([*row.split(",")[:1], *row.split(",")[2:]]) for row in (HEAD, *ROWS)]
+    write(tmp_path / "raw", bare[1:], bare[0], "test.csv")
+    for name in ("train.csv", "test.csv"):
+        [chunk] = read_unlabelled(tmp_path / "raw" / name)
+        assert chunk.labels.tolist() == [0] * 6
+        np.testing.assert_array_equal(chunk.dense, whole.dense)
+        for feature, column in whole.columns.items():
+            np.testing.assert_array_equal(chunk.columns[feature].keys, column.keys, err_msg=feature)
+    write(tmp_path / "raw", [*bare[1:3], bare[3].replace("1fbe01fe", "1fbe01f")], bare[0], "bad.csv")
+    with pytest.raises(DataError, match=r"bad\.csv:4: site_id \(field 5\) is '1fbe01f', not eight hexadecimal"):
+        list(read_unlabelled(tmp_path / "raw" / "bad.csv"))

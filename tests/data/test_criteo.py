@@ -214,7 +214,7 @@ def test_missing_sources(tmp_path):
     for place, message in (
         (None, "does not ship with recjax. Give the place of its files with --from"),
         (tmp_path / "absent", "absent is not a folder"),
-        (tmp_path / "folder", "has neither train.txt nor train.txt.gz"),
+        (tmp_path / "folder", "train.txt is a folder where a file should be"),
         (tmp_path / "cut", "is no complete gzip file"),
     ):
         with pytest.raises(DataError, match=message):

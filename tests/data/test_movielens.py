@@ -1,5 +1,7 @@
 """MovieLens: the same ratings written as each release, against a table by hand, and every fault that files can have."""
 
+import functools
+
 import damage
 import numpy as np
 import pytest
@@ -290,3 +292,11 @@ def test_any_ratings_are_split_by_time(tmp_path_factory, ratings, variant, fract
     counts = np.bincount(chunk.split, minlength=3)
     assert (np.diff(chunk.split.astype(int)) >= 0).all() and counts[2] == len(ratings) // 5
     assert counts[1] == int((len(ratings) - counts[2]) * fraction) and counts[0] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_the_verbs(tmp_path):
+    ratings = [(1 + i % 3, 10 * (1 + i % 4), 1 + i % 5, 1000 + i) for i in range(80)]
+    write_latest = functools.partial(write, variant="latest", ratings=ratings)
+    damage.assert_prepares_or_refuses("movielens", write_latest, "movies.csv", 80, tmp_path, "variant=latest")

@@ -159,6 +159,10 @@ def test_hashed_text(tmp_path):
     assert encoder.schema == made.schema
     with pytest.raises(ConfigError, match="text cannot be taken modulo"):
         prepare(Toy(rows_of(50)), tmp_path / "other", Frequency(1, modulo=5))
+    unread = Toy(rows_of(50))
+    with pytest.raises(ConfigError, match="ids.rows has 3 values"):
+        prepare(unread, tmp_path / "third", Hash((1, 2, 3)))
+    assert unread.asked == []
 
 
 class Stopped(BaseException):
@@ -285,21 +289,38 @@ def test_a_full_disk(tmp_path, monkeypatch):
     assert prepare(Toy(rows_of(60)), tmp_path / "out").name == "toy"
 
 
+def without(name):
+    """Columns of three rows of which one lacks an entry."""
+    columns = chunk(rows_of(3)).columns
+    return columns | {name: Column(columns[name].keys[1:], columns[name].lengths)}
+
+
+def absent(name):
+    """Columns of three rows of which one marks an entry as missing."""
+    columns = chunk(rows_of(3)).columns
+    return columns | {name: dataclasses.replace(columns[name], missing=columns[name].keys == columns[name].keys[0])}
+
+
 def test_a_reader_that_breaks_its_promise(tmp_path):
     class Wrong(Toy):
         def chunks(self, start):
             for good in super().chunks(start):
                 yield dataclasses.replace(good, **self.change)
 
+    encoder = open_encoder(prepare(Toy(rows_of(9)), tmp_path / "good").path)
     for change, message in (
         ({"labels": np.zeros(3)}, "labels are float64"),
         ({"split": np.zeros(2, np.uint8)}, r"split \(2,\)"),
         ({"columns": {}}, "column 'word' needs keys"),
+        ({"columns": without("word")}, r"'word' \(jagged=False\) has 2 keys where 3 rows ask for 3"),
+        ({"columns": absent("tags")}, "'tags' has no value in a row, but every row must have one"),
     ):
         reader = Wrong(rows_of(9))
         reader.change = change
         with pytest.raises(DataError, match=message):
             prepare(reader, tmp_path / "out")
+        with pytest.raises(DataError, match=message):
+            encoder.encode(dataclasses.replace(chunk(rows_of(3)), **change))
 
 
 def test_data_without_vocabularies_encode_nothing(tmp_path, good):

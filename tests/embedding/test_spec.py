@@ -27,6 +27,14 @@ def test_tables_that_cannot_be(settings, message):
         TableSpec(**{"name": "t", "rows": 3, "dim": 2, "optimizer": Sgd(), **settings})
 
 
+def test_every_row_is_for_tables_of_a_limited_size():
+    dense = Sgd(every_row=True)
+    TableSpec("t", 2**22, 16, dense)
+    TableSpec("t", 2**22 + 1, 16, Sgd())
+    with pytest.raises(ConfigError, match=r"'t' has 4,194,305 rows of 16 .* 67,108,880 values, but 67,108,864 are the"):
+        TableSpec("t", 2**22 + 1, 16, dense)
+
+
 def test_the_scale_of_the_initial_values():
     assert TableSpec("t", 10_000, 2, Sgd()).scale == 0.01
     assert TableSpec("t", 2**31 - 1, 2, Sgd(), 0.25).scale == 0.25

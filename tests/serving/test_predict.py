@@ -8,66 +8,18 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import SMALL, assert_refused, inside, prepare
+from commands import SMALL, assert_refused, contents, inside, prepare
+from shop import ROWS, Reader, prepare_shop, rows
 
 import recjax
-from recjax.data.chunk import Chunk, Column, RawFeature
-from recjax.data.ids import Frequency
-from recjax.data.prepare import prepare_data
+from recjax.data.chunk import Column
 from recjax.serving.predict import predict
 from recjax.train.saved import open_run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-ROWS = 700  # more than two batches of 256, and a rest
+# 700 rows: two batches of 256, and a rest.
 TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
-
-
-def rows(seed=0):
-    """Raw rows: an integer, a text that may be missing, a bag of texts, and two numbers of which one may be missing."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(ROWS):
-        made.append(
-            {
-                "user": int(rng.zipf(1.5)) % 10**12 - 5,
-                "city": None if rng.random() < 0.2 else f"Zürich {rng.integers(9)}",
-                "tags": [f"t{i}" for i in rng.integers(0, 6, rng.integers(0, 4))],
-                "age": float(rng.integers(100)),
-                "price": None if rng.random() < 0.3 else float(rng.normal()),
-            }
-        )
-    return made
-
-
-class Reader:
-    """Hands those rows to the preparation; all are training rows but the last 200."""
-
-    name, label, splits = "shop", "bought", "the last rows"
-    dense = ("age", "price")
-    features = (RawFeature("user"), RawFeature("city", optional=True), RawFeature("tags", jagged=True))
-
-    def files(self):
-        return {}
-
-    def chunks(self, start):
-        made = rows()
-        city = [row["city"] for row in made]
-        columns = {
-            "user": Column(np.array([row["user"] for row in made], np.int64)),
-            "city": Column(
-                np.array([(c or "").encode() for c in city], "S"), None, np.array([c is None for c in city])
-            ),
-            "tags": Column(
-                np.array([tag.encode() for row in made for tag in row["tags"]], "S"),
-                np.array([len(row["tags"]) for row in made], np.int32),
-            ),
-        }
-        nan = math.nan
-        dense = np.array([[row["age"], nan if row["price"] is None else row["price"]] for row in made])
-        labels = (np.arange(ROWS) % 3 == 0).astype(np.float32)
-        split = np.repeat([0, 1, 2], [500, 100, 100]).astype(np.uint8)
-        yield from [Chunk(labels, dense, columns, split)][start:]
 
 
 def write(path, made):
@@ -90,8 +42,7 @@ def scores(path):
 def shop(preset, tmp_path_factory):
     """Prepared data and a run on them; then the data are moved away."""
     folder = tmp_path_factory.mktemp("shop")
-    options = {"ids": Frequency(min_count=2), "dense": "standard", "missing_indicators": True, "options": {}}
-    prepare_data(Reader(), folder / "data", **options)
+    prepare_shop(folder / "data")
     done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", *TRAIN, "train.eval_every=3",
                   "--out", folder / "run", "--json")  # fmt: skip
     (folder / "data").rename(folder / "elsewhere")
@@ -219,9 +170,8 @@ def test_mistakes(shop, preset, good, tmp_path):
     assert_refused(done, 2, r"the data of this run \(synthetic\) do not come from files")
 
 
-def test_prepared_data_with_other_vocabularies_are_refused(shop, tmp_path):
+def test_prepared_data_with_other_vocabularies_are_refused(shop, preset, tmp_path):
     folder, _ = shop
-    options = {"ids": Frequency(min_count=2), "dense": "standard", "missing_indicators": True, "options": {}}
 
     class Other(Reader):
         def chunks(self, start):
@@ -230,9 +180,17 @@ def test_prepared_data_with_other_vocabularies_are_refused(shop, tmp_path):
                 chunk.columns["user"] = Column(user.keys + 1)  # as many rows, of other users
                 yield chunk
 
-    prepare_data(Other(), tmp_path / "other", **options)
+    prepare_shop(tmp_path / "other", Other)
     done = inside("predict", folder / "run", "--input", tmp_path / "other", "--out", tmp_path / "scores.csv")
     assert_refused(done, 3, "have other vocabularies than those that the run was trained on")
+    # Nor is the run resumed on them, though their ids, and so their fingerprints, are the same.
+    kept = contents(folder / "run")
+    done = inside("train", preset, "data=prepared", f"data.path={tmp_path / 'other'}", *TRAIN, "train.eval_every=3",
+                  "--out", folder / "run")  # fmt: skip
+    assert_refused(
+        done, 3, "other vocabularies than those that the run was trained on: their ids stand for other values"
+    )
+    assert contents(folder / "run") == kept
 
 
 def test_data_without_vocabularies(preset, tmp_path):
@@ -256,3 +214,19 @@ def test_what_the_run_kept_is_verified(shop, tmp_path):
     done = inside("predict", run, "--input", write(tmp_path / "rows.jsonl", rows()), "--out", tmp_path / "scores.csv")
     assert_refused(done, 3, r"what the run kept of its data is damaged: .*values\.npy")
     assert not (folder / "run" / "data" / "blocks").exists()
+
+
+def test_slices_are_named_by_value_and_unknown_values_form_no_group(shop):
+    folder, _ = shop
+    result = inside("eval", folder / "run", trained_on(folder), "--by", "city", "--by", "tags", "--group", "user",
+                    "--json").result  # fmt: skip
+    test = rows()[600:]
+    cities = {row["value"]: row["samples"] for row in result["by"]["city"]}
+    assert cities["missing"] == sum(row["city"] is None for row in test)
+    assert cities["Zürich 3"] == sum(row["city"] == "Zürich 3" for row in test)
+    tags = {row["value"]: row["samples"] for row in result["by"]["tags"]}
+    assert tags["t2"] == sum("t2" in row["tags"] for row in test)
+    assert tags["no value"] == sum(not row["tags"] for row in test)
+    known = [row["user"] for row in rows()[:500]]
+    strangers = sum(known.count(row["user"]) < 2 for row in test)
+    assert result["grouped"]["shared_share"] == pytest.approx(strangers / 100) and strangers > 3

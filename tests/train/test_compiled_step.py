@@ -15,7 +15,7 @@ from recjax.comms.compiled import collectives
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import route
 from recjax.embedding.bound import BoundPlan, bind
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
+from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
@@ -150,9 +150,10 @@ def test_prediction_only_fetches() -> None:
     assert collections.Counter(c.phase for c in found) == {"id_exchange": 1, "row_exchange": 1}
 
 
-def test_temporaries_do_not_grow_with_the_table() -> None:
+@pytest.mark.parametrize("optimizer", [ADAGRAD, Adam(0.05, l2=0.01)])
+def test_temporaries_do_not_grow_with_the_table(optimizer: RowWiseAdagrad | Adam) -> None:
     def temporary(V: int) -> tuple[int, str, int]:
-        built = Built(make((V, 37, 2000)), 8, "row_wise")
+        built = Built(make((V, 37, 2000), optimizer), 8, "row_wise")
         # equal capacities, so that nothing but the table differs
         built.capacities = dict.fromkeys(built.capacities, 512)
         compiled = built.compiled()
