@@ -15,7 +15,8 @@ step, and does not tell what to expect of the test.
 25 recipes were tried: 17 by validation AUC, averaged over the last 10 and the last 20% of the ratings before the test,
 and 8 (among them 1, 2, 5 and 10% validation) by the last fifth of the ratings before the test, where this one gives
 0.6857 and the added means 0.6832. All differences among the better half were below 0.002. Test was seen once
-before, for the first recipe of all (10% validation: 0.6553).
+before, for the first recipe of all (10% validation: 0.6553), and it was known how the means' AUC on test moves with the
+share that validates when that was made small.
 """
 
 from recjax.data.movielens import MovieLens
