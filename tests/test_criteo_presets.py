@@ -77,6 +77,17 @@ def test_without_data_the_error_has_the_command_that_prepares_them(name):
     } - {"ids.min_count=10"}
 
 
+def test_the_documented_plan_is_of_mlperfs_tables():
+    docstring = presets.preset_files.load_preset_module(presets.preset_files.find_preset("dcnv2_mlperf"))[1]
+    command = docstring.partition("    recjax plan")[2].partition("\n\n")[0]
+    described = inside("plan", *command.split(), "--json").result
+    tables = described["tables"].values()
+    assert sum(t["rows"] for t in tables) == 204_184_588 and {t["dim"] for t in tables} == {128}
+    assert sum(t["ids_per_step"] for t in tables) == 214 * 65_536
+    slots = 2  # Adagrad keeps one number for each weight
+    assert 97.3 < sum(described["bytes_per_device"]) / slots / 2**30 < 97.5
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """Name of a preset -> prepared data of its options, from one small file."""

@@ -26,9 +26,9 @@ from recjax.weights import export_weights, import_weights
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 Weights = dict[str, np.ndarray]
-ROWS, D, K = (5000, 37, 300), 8, 3
+ROWS, D, K = (5000, 37, 300, 11), 8, 3
 DATA = (
-    "data.rows=5000,37,300", "data.ids_per_bag=1,3,0", "data.weighted=false,true,true", "data.dense=3",
+    "data.rows=5000,37,300,11", "data.ids_per_bag=1,3,0,2", "data.weighted=false,true,true,false", "data.dense=3",
     "data.train_rows=400", "data.validation_rows=50", "data.test_rows=150", "embedding.dim=8",
     "mesh.devices=2", "train.batch_size=100", "train.log_every=1",
 )  # fmt: skip
@@ -47,7 +47,7 @@ def draw(shapes: dict[str, tuple[int, ...]]) -> Weights:
 
 
 def facebook_shapes(interaction: str = "dot") -> dict[str, tuple[int, ...]]:
-    top = {"dot": D + 6, "itself": D + 10, "cat": 4 * D}[interaction]
+    top = {"dot": D + 10, "itself": D + 15, "cat": 5 * D}[interaction]
     shapes: dict[str, tuple[int, ...]] = {f"emb_l.{i}.weight": (rows, D) for i, rows in enumerate(ROWS)}
     for stack, widths in (("bot_l", (K, 12, D)), ("top_l", (top, 16, 6, 1))):
         for i, (n, m) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
@@ -59,12 +59,12 @@ def torchrec_shapes(dcn: bool = False, names: str = "sparse_{}") -> dict[str, tu
     bags = "sparse_arch.embedding_bag_collection.embedding_bags.t_"
     shapes: dict[str, tuple[int, ...]] = {f"{bags}{names.format(i)}.weight": (rows, D) for i, rows in enumerate(ROWS)}
     layers = {"dense_arch.model._mlp.0._linear": (12, K), "dense_arch.model._mlp.1._linear": (D, 12)}
-    N = 4 * D
+    N = 5 * D
     if dcn:
         for i in range(2):
             shapes |= {f"inter_arch.crossnet.W_kernels.{i}": (N, 5), f"inter_arch.crossnet.V_kernels.{i}": (5, N)}
             shapes |= {f"inter_arch.crossnet.bias.{i}": (N, 1)}
-    layers |= {"over_arch.model.0._mlp.0._linear": (16, N if dcn else D + 6)}
+    layers |= {"over_arch.model.0._mlp.0._linear": (16, N if dcn else D + 10)}
     layers |= {"over_arch.model.0._mlp.1._linear": (6, 16), "over_arch.model.1": (1, 6)}
     for name, (m, n) in layers.items():
         shapes |= {f"{name}.weight": (m, n), f"{name}.bias": (m,)}
@@ -97,8 +97,8 @@ def facebook_dlrm(w: Weights, batch: Batch, interaction: str) -> np.ndarray:
     T = np.concatenate([x, *ly], 1).reshape(batch.size, -1, D)
     Z = T @ T.transpose(0, 2, 1)
     offset = 1 if interaction == "itself" else 0
-    li = [i for i in range(4) for j in range(i + offset)]
-    lj = [j for i in range(4) for j in range(i + offset)]
+    li = [i for i in range(5) for j in range(i + offset)]
+    lj = [j for i in range(5) for j in range(i + offset)]
     return mlp(np.concatenate([x, Z[:, li, lj]], 1), "top_l", 2)[:, 0]
 
 
@@ -123,7 +123,7 @@ def torchrec(w: Weights, batch: Batch, names: str = "sparse_{}") -> np.ndarray:
             x_l = x_0 * (W @ (V @ x_l) + bias) + x_l
         y = x_l[:, :, 0]
     else:
-        upper = np.triu_indices(4, k=1)  # torch.triu_indices(F + 1, F + 1, offset=1) has the same order
+        upper = np.triu_indices(5, k=1)  # torch.triu_indices(F + 1, F + 1, offset=1) has the same order
         y = np.concatenate([x, (T @ T.transpose(0, 2, 1))[:, *upper]], 1)
     for k in range(2):
         y = np.maximum(linear(y, f"over_arch.model.0._mlp.{k}._linear"), 0)
@@ -195,13 +195,13 @@ def test_one_librarys_weights_leave_as_the_others(tmp_path):
 
 
 def test_the_order_of_the_pairs_by_hand():
-    """Upper: 01 02 03 12 13 23. Lower: 10 20 21 30 31 32. So TorchRec's third is our fourth, and so on."""
+    """Upper: 01 02 03 04 12 13 14 23 24 34. Lower: 10 20 21 30 31 32 40 41 42 43. So TorchRec's third is our fourth."""
     config = settings(*DOT)
     tables, features = specs(config, config.data.open().schema)
     entry = next(e for e in entries("torchrec", config.model, features, dims(tables, features)) if "over" in e.key)
     assert entry.name == "top.layers.0.kernel"
-    kernel = np.arange(D + 6)[:, None]
-    assert entry.out(kernel).tolist() == [[*range(D), D, D + 1, D + 3, D + 2, D + 4, D + 5]]
+    kernel = np.arange(D + 10)[:, None]
+    assert entry.out(kernel).tolist() == [[*range(D), *(D + k for k in (0, 1, 3, 6, 2, 4, 7, 5, 8, 9))]]
     assert entry.back(entry.out(kernel)).tolist() == kernel.tolist()
 
 
@@ -218,7 +218,7 @@ def test_training_goes_on_from_imported_weights(tmp_path):
     """By the command line; a run that has begun is not overwritten, and its later steps can be exported."""
     file, run = save(tmp_path / "in.npz", draw(facebook_shapes())), tmp_path / "run"
     done = inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", run, "--json")
-    assert done.result["format"] == "facebook" and done.result["arrays"] == 13
+    assert done.result["format"] == "facebook" and done.result["arrays"] == 14
     untouched = inside("eval", run, "--json").result
     config = settings(*DOT)
     p = facebook_dlrm(draw(facebook_shapes()), config.data.open().read("test", 0), "dot")
@@ -252,10 +252,10 @@ def changed(weights: Weights, **changes: Any) -> Weights:
     [
         ({"bot_l.2.bias": None}, ["in.npz: it is a facebook state dict, but of another model: it lacks bot_l.2.bias"]),
         ({"v_W_l.0": np.ones(3)}, ["it has beside what the model needs v_W_l.0", "Give the config"]),
-        ({"emb_l.2.weight": None, "emb_l.3.weight": np.ones((2, 8))}, ["it lacks emb_l.2.weight; it has .*emb_l.3"]),
+        ({"emb_l.2.weight": None, "emb_l.4.weight": np.ones((2, 8))}, ["it lacks emb_l.2.weight; it has .*emb_l.4"]),
         ({"emb_l.1.weight": np.ones((36, 8), np.float32)},
          [r"emb_l.1.weight has shape \(36, 8\), but this model needs \(37, 8\)"]),
-        ({"top_l.0.weight": np.ones((15, 16), np.float32)}, [r"shape \(15, 16\), but this model needs \(16, 14\)"]),
+        ({"top_l.0.weight": np.ones((15, 16), np.float32)}, [r"shape \(15, 16\), but this model needs \(16, 18\)"]),
         ({"top_l.4.bias": np.ones(1)}, ["top_l.4.bias is float64, which float32 cannot hold exactly"]),
         ({"bot_l.0.weight": None}, ["it is no state dict that recjax knows", "numpy.savez"]),
     ],

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Batch, Feature, Schema, validate
+from recjax.data.memory import keep_freed_memory
 from recjax.errors import DataError, TrainingError
 
 MANIFEST = "recjax.json"
@@ -85,6 +86,7 @@ class PreparedSource:
     def _open(self, split: str) -> Any:
         from recjax.data import builder  # slow to import, and not there on every machine that only evaluates
 
+        keep_freed_memory()
         return builder.Reader(self.schema, self.path, split)
 
 

@@ -43,6 +43,7 @@ from recjax.data.ids import (
     load_map,
     reduced,
 )
+from recjax.data.memory import keep_freed_memory
 from recjax.data.progress import PrepareProgress
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
 from recjax.data.vocabulary import Vocabulary
@@ -82,7 +83,7 @@ def prepare_data(
       TrainingError: the disk is full or refuses.
     """
     out = Path(out).absolute()
-    _keep_freed_memory()
+    keep_freed_memory()
     progress = PrepareProgress()
     if not isinstance(ids, Frequency):
         _computed(reader, ids)  # refuses bad options before the work
@@ -135,14 +136,6 @@ def prepare_data(
     finally:
         progress.close()
     return made
-
-
-def _keep_freed_memory() -> None:
-    """Makes glibc reuse the memory of arrays instead of asking the system for pages again: a third less time to parse.
-
-    Its threshold for that follows the largest block of up to 32 MiB that was freed (mallopt(3), M_MMAP_THRESHOLD).
-    """
-    np.empty(31 << 20, np.uint8)
 
 
 def _no_faults() -> collections.Counter[str]:

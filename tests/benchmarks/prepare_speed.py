@@ -33,13 +33,16 @@ def peak_gib() -> float:
     return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM"))
 
 
+stages: list["Stages"] = []  # the preparation makes one for itself
+
+
 class Stages(PrepareProgress):
     """Prints what each stage took, when the next one begins."""
 
     def __init__(self) -> None:
         super().__init__()
         self._name, self._wall, self._cpu = "", 0.0, 0.0
-        self.stage("checksums")
+        stages.append(self)
 
     def stage(self, name: str, rows: int = 0, done: float = 0.0) -> None:
         """Ends a stage and begins the next."""
@@ -58,6 +61,7 @@ def measure_prepare(raw: Path, out: Path, min_count: int) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     made = prepare(CriteoKaggle(ids=Frequency(min_count)), raw, out)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    stages[-1].stage("end")
     rows = sum(int(made.row_counts(split).sum()) for split in ("train", "validation", "test"))
     ids = sum(feature.rows for feature in made.schema.features)
     print(f"{rows:,} rows, {ids:,} table rows, {raw.stat().st_size / 1e9:.2f} GB of text", flush=True)

@@ -103,7 +103,9 @@ def test_a_folder_of_another_config_is_not_done(file, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_sweep_leaves_no_run_behind(file, tmp_path, number):
     file.write_text(file.read_text().replace("train.steps=12", "train.steps=1000000"))
-    with start("sweep", file, "--out", tmp_path / "out") as process:
+    # A process that was started in the background, as CI may be, ignores SIGINT, and so do its children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    with start("sweep", file, "--out", tmp_path / "out", before=heed) as process:
         while not list((tmp_path / "out").glob("*/checkpoints/[0-9]*")):  # its first run is under way
             time.sleep(0.05)
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
