@@ -298,6 +298,8 @@ def _not_finite(step: int, place: str, result: dict[str, jax.Array]) -> str:
         for key, what in (("bad_dense", "dense gradients"), ("bad_tables", "table gradients"))
         if int(result[key])
     ]
+    if not found and int(result.get("bad_norm", 0)):
+        found.append("the norm of its gradients, whose squares overflow")
     if int(result["bad_loss"]):
         found.insert(0, f"its loss ({float(result['loss'])})")
     return (

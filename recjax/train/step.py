@@ -103,7 +103,8 @@ def make_train_step(
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
       mean log loss of exactly this step; "ok", false if it was not finite and changed nothing; and
-      "bad_loss", "bad_dense", "bad_tables", the numbers of non-finite values that made it so.
+      "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of non-finite values that made
+      it so.
     """
 
     def train_step(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -152,16 +153,16 @@ def make_train_step(
                 "bad_dense": sum(_not_finite(g) for g in jax.tree.leaves(dense_grads)),
                 "bad_tables": over_tables(_not_finite, jnp.int32(0)),
             }
-            ok = state.ok & (sum(bad.values()) == 0)
-
         if options.clip_norm:
             with jax.named_scope("clip"):
                 squares = sum((_squares(g) for g in jax.tree.leaves(dense_grads)), over_tables(_squares, loss * 0))
+                bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
                 scale = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 scale = jnp.where(squares > 0, scale, 1)
                 dense_grads = jax.tree.map(lambda g: g * scale, dense_grads)
                 sent = {name: (touched, sums * scale) for name, (touched, sums) in sent.items()}
 
+        ok = state.ok & (sum(bad.values()) == 0)
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
         for group in bound.groups:
