@@ -1,5 +1,6 @@
 """Plan files and their refusals, and the binding of a plan to a number of devices."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -290,14 +291,16 @@ def test_owners_of_the_plan_are_kept_and_the_others_go_around_them():
 
 
 def test_a_table_may_ask_for_its_own_placement(tmp_path):
-    tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD))
-    plan = make_plan("auto", tables, {"b": "column_wise"})
+    a, b = TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD)
+    own = dataclasses.replace(b, placement="column_wise")
+    plan = make_plan("auto", (a, own))
     assert [plan.tables[t][0].placement for t in ("a", "b")] == ["data_parallel", "column_wise"]
     path = tmp_path / "plan.json"
-    path.write_text(make_plan("row_wise", tables).to_json())
-    assert make_plan(str(path), tables, {"a": "row_wise"}) == make_plan(str(path), tables)
-    with pytest.raises(ConfigError, match="places table 'b' row_wise, but the config asks for column_wise"):
-        make_plan(str(path), tables, {"b": "column_wise"})
+    path.write_text(make_plan("row_wise", (a, b)).to_json())
+    same = dataclasses.replace(a, placement="row_wise")
+    assert make_plan(str(path), (same, b)) == make_plan(str(path), (a, b))
+    with pytest.raises(ConfigError, match="places table 'b' row_wise, but its own setting says column_wise"):
+        make_plan(str(path), (a, own))
 
 
 def test_columns_are_cut_evenly():

@@ -164,7 +164,8 @@ import jax
 from recjax import lazy
 from recjax.embedding.collection import export_tables, import_tables, initialise
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import bind, make_plan
+from recjax.embedding.bound import bind
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import MeshConfig, make_mesh
 from recjax.train.checkpoint import Checkpoints
