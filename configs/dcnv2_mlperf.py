@@ -11,9 +11,8 @@ figure cannot be compared. The benchmark's tables and bags, on synthetic data:
 7122,1543,63,40000000,3067956,405282,10,2209,11938,155,4,976,14,40000000,40000000,40000000,590152,12973,108,36 \
 data.ids_per_bag=3,2,1,2,6,1,1,1,1,7,3,8,1,6,9,5,1,1,1,12,100,27,10,3,1,1 small.below_rows=0
 
-Not measured: Criteo's data are not ours to have. On fewer rows than `small.below_rows` the settings of `small` take the
-recipe's place, which would make 2 steps of 100,000 rows; configs/dlrm_criteo_kaggle.py says what they gave
-with D=16 on a generated file.
+Not measured on Criteo's data, which are not ours to have. On a small sample `small` takes the recipe's place, of which
+100,000 rows would be 2 steps.
 """
 
 from recjax.data.criteo import Criteo1TB
