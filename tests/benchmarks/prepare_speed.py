@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the file there for the next time (default: temporary)")
     options = parser.parse_args()
     processes = multiprocessing.get_context("spawn")
+    if options.folder:
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         raw = Path(options.folder or temporary) / f"criteo_like_{options.rows}_{options.scale}.txt"
         if not raw.exists():
