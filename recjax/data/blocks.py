@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,7 @@ def _write_all(
             block = builder.as_stored(block, schema)
             block_rows[split].append(block.size)
             for array in builder.arrays(block):
-                hashes[split].update(array.tobytes())
+                hashes[split].update(np.ascontiguousarray(array).data)
             yield block
 
     filled = {}
@@ -270,7 +271,9 @@ def _write_all(
         first = next(stream, None)
         if first is not None:  # TFDS refuses to write an empty split
             filled[split] = itertools.chain([first], stream)
-    builder.write(schema, filled, folder)
+    with ThreadPoolExecutor(1) as pool:  # checksums of finished files beside the writing of the next
+        sums: dict[Path, Future[str]] = {}
+        builder.write(schema, filled, folder, lambda file: sums.update({file: pool.submit(_sha256, file)}))
     table = {
         split: {
             "rows": sum(rows),
@@ -287,7 +290,10 @@ def _write_all(
         "fingerprint": _fingerprint(dataset, _schema_to_json(schema), table),
         "about": dict(about),
         "files": {
-            str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+            str(file.relative_to(folder)): {
+                "bytes": file.stat().st_size,
+                "sha256": sums[file].result() if file in sums else _sha256(file),
+            }
             for file in sorted(folder.rglob("*"))
             if file.is_file()
         },

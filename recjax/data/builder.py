@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ _BLOCKS_PER_FILE = 1024
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
-def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -> None:
+def write(
+    schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path, finished: Callable[[Path], object]
+) -> None:
     """Writes the blocks below `folder`, each as soon as it is there; `tfds.builder_from_directory` reads the result.
 
     (A TFDS builder class would hold a whole split until its last example is there, in order to sort them.)
@@ -35,6 +37,7 @@ def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -
       schema: the columns of every block.
       splits: the blocks of every split, read once; no split is empty.
       folder: an existing folder.
+      finished: called with every file of blocks as soon as it is complete.
 
     Raises:
       OSError: the file system refuses. An error raised by the blocks themselves is raised as it is.
@@ -47,7 +50,7 @@ def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -
     info = tfds.core.DatasetInfo(builder=identity, features=_record_layout(schema), disable_shuffling=True)
     info.set_file_format("array_record")
     try:
-        written = [_write_split(info.features, data_dir, split, blocks) for split, blocks in splits.items()]
+        written = [_write_split(info.features, data_dir, split, blocks, finished) for split, blocks in splits.items()]
         info.set_splits(tfds.core.SplitDict(written))
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
             info.write_to_directory(str(data_dir))
@@ -55,7 +58,9 @@ def write(schema: Schema, splits: Mapping[str, Iterable[Batch]], folder: Path) -
         raise OSError(str(error)) from error
 
 
-def _write_split(features: Any, data_dir: Path, split: str, blocks: Iterable[Batch]) -> tfds.core.SplitInfo:
+def _write_split(
+    features: Any, data_dir: Path, split: str, blocks: Iterable[Batch], finished: Callable[[Path], object]
+) -> tfds.core.SplitInfo:
     """Writes the files of one split."""
     files = tfds.core.ShardedFileTemplate(
         data_dir=data_dir,
@@ -67,19 +72,23 @@ def _write_split(features: Any, data_dir: Path, split: str, blocks: Iterable[Bat
     lengths: list[int] = []
     written_bytes = 0
     writer: Any = None
+
+    def close() -> None:
+        if writer is not None:
+            writer.close()
+            finished(file)
+
     for index, block in enumerate(blocks):
         if index % _BLOCKS_PER_FILE == 0:
-            if writer is not None:
-                writer.close()
-            file = files.sharded_filepath(shard_index=len(lengths), num_shards=None)
+            close()
+            file = Path(files.sharded_filepath(shard_index=len(lengths), num_shards=None))
             writer = ArrayRecordWriter(str(file), _WRITER_OPTIONS)
             lengths.append(0)
         record = features.serialize_example(_to_record(block))
         writer.write(record)
         lengths[-1] += 1
         written_bytes += len(record)
-    if writer is not None:
-        writer.close()
+    close()
     return tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=written_bytes, filename_template=files)
 
 

@@ -107,7 +107,7 @@ class Reader(Protocol):
     def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
 
     def files(self) -> Mapping[str, str]:
-        """File name -> sha256 (hex) of every raw file; may take a pass over them.
+        """File name -> sha256 (hex) of every raw file; may take a pass over them. Called beside `chunks`, in a thread.
 
         Raises:
           DataError: a file is missing or unreadable.

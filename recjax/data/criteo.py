@@ -186,8 +186,8 @@ class CriteoReader:
             return list(ahead(pool, _THREADS, lambda path: scan(path, self._piece_bytes), self._paths))
 
     def files(self) -> Mapping[str, str]:
-        """File name -> sha256; the first call reads all files."""
-        return {file.path.name: file.sha256 for file in self._files}
+        """File name -> sha256; reads all files."""
+        return {path.name: textfile.sha256(path) for path in self._paths}
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones: one for each piece of each file, in order."""

@@ -16,10 +16,11 @@ import json
 import operator
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,6 +53,7 @@ from recjax.errors import DataError, TrainingError
 
 _VERSION = 1  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
+_T = TypeVar("_T")
 _ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed
 
 
@@ -87,22 +89,19 @@ def prepare_data(
     progress = PrepareProgress()
     if not isinstance(ids, Frequency):
         _computed(reader, ids)  # refuses bad options before the work
+    about = {"label": reader.label, "splits": reader.splits, "options": dict(options), **(more or {})}
     progress.stage("checksums")
-    about: dict[str, Any] = {
-        "label": reader.label,
-        "splits": reader.splits,
-        "options": dict(options),
-        "files": dict(reader.files()),
-        **(more or {}),
-    }
-    if (made := _already(out, reader.name, about, overwrite)) is not None:
-        progress.note(f"{out} holds these data already")
-        return made
+    hashing = _in_background(reader.files)
+    refuse_foreign(out)
+    if (out / MANIFEST).exists():
+        about["files"] = dict(hashing.result())
+        if (made := _already(out, reader.name, about, overwrite)) is not None:
+            progress.note(f"{out} holds these data already")
+            return made
     try:
         with work_folder(out) as work:
-            parsing = {key: value for key, value in options.items() if key.split(".")[0] not in _ENCODING}
-            work.resume({"version": _VERSION, "reader": reader.name, "files": about["files"], "options": parsing})
-            _parse(reader, work, progress)
+            _parse(reader, work, options, hashing, progress)
+            about["files"] = dict(hashing.result())
             about["skipped"] = dict(sum((collections.Counter(part.skipped) for part in work.parts), _no_faults()))
             if about["skipped"]:
                 faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
@@ -144,9 +143,6 @@ def _no_faults() -> collections.Counter[str]:
 
 def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
     """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
-    refuse_foreign(out)
-    if not (out / MANIFEST).exists():
-        return None
     try:
         made = open_prepared(out, name)
         if all(made.about.get(key) == about[key] for key in about):
@@ -162,8 +158,42 @@ def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) ->
     return None
 
 
-def _parse(reader: Reader, work: WorkFolder, progress: PrepareProgress) -> None:
-    """Brings the work folder's parts to the end of the reader's chunks."""
+def _in_background(function: Callable[[], _T]) -> Future[_T]:
+    """Calls a function in a thread that an error elsewhere, or the end of the process, need not wait for."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _parse(
+    reader: Reader,
+    work: WorkFolder,
+    options: Mapping[str, Any],
+    hashing: Future[Mapping[str, str]],
+    progress: PrepareProgress,
+) -> None:
+    """Brings the work folder's parts to the end of the reader's chunks.
+
+    Work that is there already waits for the files' checksums, which tell whether it is of these files. New work does
+    not: it can be taken up again from the moment on when they are known.
+    """
+
+    def key() -> dict[str, Any]:
+        parsing = {name: value for name, value in options.items() if name.split(".")[0] not in _ENCODING}
+        files = dict(hashing.result())
+        return {"version": _VERSION, "reader": reader.name, "files": files, "options": parsing}
+
+    if work.claimed:
+        work.resume(key())
+    else:
+        work.clear()
     rows = sum(sum(part.rows) for part in work.parts)
     if work.parts:
         progress.note(f"going on with {rows:,} rows that an interrupted preparation has read")
@@ -179,8 +209,12 @@ def _parse(reader: Reader, work: WorkFolder, progress: PrepareProgress) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
             for part in ahead(pool, _THREADS, store, enumerate(reader.chunks(start), start)):
                 work.finish(part)
+                if hashing.done() and not work.claimed:
+                    work.claim(key())
                 rows += sum(part.rows)
                 progress.update(rows, part.done)
+        if not work.claimed:
+            work.claim(key())
     except DataError:
         work.remove()  # of no use to a run on mended files or with other options
         raise

@@ -7,7 +7,6 @@ alone, and a file gives the same pieces plain and gzipped.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -25,14 +24,12 @@ class TextFile:
     Attributes:
       path: the file.
       size: bytes of a piece.
-      sha256: of the file as it is on disk, hex.
       lines: of the whole file; a last line without an end counts.
       first_lines: number of the first line of every piece, counted from 0.
     """
 
     path: Path
     size: int
-    sha256: str
     lines: int
     first_lines: tuple[int, ...]
 
@@ -44,7 +41,7 @@ def scan(path: Path, size: int) -> TextFile:
       DataError: missing, unreadable, empty, a truncated gzip file, or one that is gzipped against its name.
     """
     first_lines: list[int] = []
-    digest, lines, last = hashlib.sha256(), 0, b""
+    lines, last = 0, b""
     with open_bytes(path) as stream:
         for block in _blocks(stream, 0, size):
             if not first_lines and block.startswith(b"\x1f\x8b"):
@@ -52,14 +49,9 @@ def scan(path: Path, size: int) -> TextFile:
             first_lines.append(lines)
             lines += block.count(b"\n") + (len(first_lines) == 1)  # every line begins after an end, but the first
             last = block[-1:]
-            if path.suffix != ".gz":
-                digest.update(block)
-        if path.suffix == ".gz":
-            with path.open("rb") as raw:
-                digest = hashlib.file_digest(raw, hashlib.sha256)
     if not first_lines:
         raise DataError(f"{path} is empty. Download or copy it again.")
-    return TextFile(path, size, digest.hexdigest(), lines - (last == b"\n"), tuple(first_lines))
+    return TextFile(path, size, lines - (last == b"\n"), tuple(first_lines))
 
 
 def pieces(file: TextFile, start: int) -> Iterator[bytes]:

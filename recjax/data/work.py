@@ -74,16 +74,27 @@ class WorkFolder:
         self.path = path
         self.parts: list[Part] = []
 
+    @property
+    def claimed(self) -> bool:
+        """Whether the work that is there says what it is the work of; without that it is of no use."""
+        return (self.path / _KEY).is_file()
+
+    def claim(self, key: Mapping[str, Any]) -> None:
+        """Says what the work is of; JSON values."""
+        (self.path / _KEY).write_bytes(_as_text(key))
+
     def resume(self, key: Mapping[str, Any]) -> None:
         """Takes up the work that is there if it has this key (JSON values), else removes it and starts anew."""
-        text = json.dumps(key, sort_keys=True)
-        file = self.path / _KEY
-        if file.is_file() and file.read_bytes() == text.encode():
+        if self.claimed and (self.path / _KEY).read_bytes() == _as_text(key):
             self.parts = self._journal()
             return
+        self.clear()
+        self.claim(key)
+
+    def clear(self) -> None:
+        """Removes what is there."""
         for old in self.path.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-        file.write_text(text, "utf-8")
 
     def _journal(self) -> list[Part]:
         """The parts that were finished, up to the first that is not whole; forgets what follows them."""
@@ -116,13 +127,13 @@ class WorkFolder:
         file = self.path / f"part-{index:06}.npz"
         with file.open("wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
-            stream.flush()
-            os.fsync(stream.fileno())
         rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
         return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(chunk.dense[train]), done)
 
     def finish(self, part: Part) -> None:
         """Enters a written part into the journal; call it in the order of the chunks."""
+        with (self.path / part.file).open("rb") as written:  # here, so that no thread that computes waits for the disk
+            os.fsync(written.fileno())
         with (self.path / _JOURNAL).open("a", encoding="utf-8") as journal:
             journal.write(part.to_line())
             journal.flush()
@@ -158,6 +169,10 @@ class WorkFolder:
     def remove(self) -> None:
         """Removes all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _as_text(key: Mapping[str, Any]) -> bytes:
+    return json.dumps(key, sort_keys=True).encode()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Pieces of files against str.splitlines, for every size of piece."""
 
 import gzip
-import hashlib
 import os
 
 import pytest
@@ -32,7 +31,6 @@ def test_every_line_is_in_the_piece_in_which_it_begins(folder, lines, size, end,
     path.write_bytes(gzip.compress(data) if zipped else data)
     file = scan(path, size)
     assert file.lines == len(lines)
-    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     begins = [sum(len(line) + len(newline) for line in lines[:i]) + 3 * mark * (i > 0) for i in range(len(lines))]
     truth = [[] for _ in range((max(0, len(data) - size + 1) + size - 1) // size + 1)]
     for begin, line in zip(begins, lines, strict=True):
