@@ -25,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from recjax.data.ahead import ahead
 from recjax.data.batch import Batch, Feature, Schema, validate
 from recjax.data.memory import keep_freed_memory
 from recjax.errors import DataError, TrainingError
 
 MANIFEST = "recjax.json"
+_AHEAD = 4  # blocks that are checked before they are written
 FORMAT = 1  # of the manifest and the records; raise it when older readers would misread
 
 
@@ -256,24 +258,23 @@ def _write_all(
     hashes = {split: hashlib.sha256() for split in splits}
     block_rows: dict[str, list[int]] = {split: [] for split in splits}
 
-    def watched(split: str, blocks: Iterable[Batch]) -> Iterator[Batch]:
-        for block in blocks:
-            validate(block, schema)
-            block = builder.as_stored(block, schema)
-            block_rows[split].append(block.size)
-            for array in builder.arrays(block):
-                hashes[split].update(np.ascontiguousarray(array).data)
-            yield block
+    def checked(split: str, block: Batch) -> Batch:
+        validate(block, schema)
+        block = builder.as_stored(block, schema)
+        block_rows[split].append(block.size)
+        for array in builder.arrays(block):
+            hashes[split].update(np.ascontiguousarray(array).data)
+        return block
 
-    filled = {}
-    for split, blocks in splits.items():
-        stream = watched(split, blocks)
-        first = next(stream, None)
-        if first is not None:  # TFDS refuses to write an empty split
-            filled[split] = itertools.chain([first], stream)
-    with ThreadPoolExecutor(1) as pool:  # checksums of finished files beside the writing of the next
-        sums: dict[Path, Future[str]] = {}
-        builder.write(schema, filled, folder, lambda file: sums.update({file: pool.submit(_sha256, file)}))
+    with ThreadPoolExecutor(1) as checking, ThreadPoolExecutor(1) as hashing:  # one thread each, so in order
+        filled = {}
+        for split, blocks in splits.items():
+            stream = ahead(checking, _AHEAD, functools.partial(checked, split), blocks)
+            first = next(stream, None)
+            if first is not None:  # TFDS refuses to write an empty split
+                filled[split] = itertools.chain([first], stream)
+        sums: dict[Path, Future[str]] = {}  # of finished files, beside the writing of the next
+        builder.write(schema, filled, folder, lambda file: sums.update({file: hashing.submit(_sha256, file)}))
     table = {
         split: {
             "rows": sum(rows),
