@@ -29,7 +29,7 @@ from recjax.data.textchunks import TextFile, pieces, scan
 from recjax.errors import ConfigError, DataError
 
 _PIECE_BYTES = 28 << 20  # of text in a chunk, about 120,000 rows; glibc gets more than 32 MiB anew every time
-_PARSE_BYTES = 1 << 20  # parsed at once; the intermediate arrays are three times as large
+_PARSE_BYTES = 1 << 19  # parsed at once; the intermediate arrays are three times as large
 _THREADS = 2
 _SPLIT, _SUBSAMPLE = 21, 22  # purposes of draws
 

@@ -121,16 +121,22 @@ def _integers(words: np.ndarray, lengths: np.ndarray, starts: np.ndarray, text: 
     if (negative & (lengths == 1)).any():
         return None
     unused += negative * np.uint64(8)
-    digits = ((words ^ _bytes(ord("0"))) >> unused) << unused  # the first is the lowest byte
-    wrong = ((digits + _bytes(0x76)) | digits) & _bytes(0x80)  # a byte above 9
+    digits = words ^ _bytes(ord("0"))
+    digits >>= unused
+    digits <<= unused  # the first is the lowest byte
+    wrong = digits + _bytes(0x76)
+    wrong |= digits
+    wrong &= _bytes(0x80)  # a byte above 9
     all_short = bool(short.all())
     if (wrong if all_short else wrong[short]).any():
         return None
-    pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    eights = (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
-    values = eights.astype(np.float32)
-    np.negative(values, out=values, where=negative & (eights != 0))
+    for factor, bits, mask in ((10, 8, 0x00FF00FF00FF00FF), (100, 16, 0x0000FFFF0000FFFF), (10_000, 32, 0xFFFFFFFF)):
+        lower = digits >> np.uint64(bits)
+        digits *= np.uint64(factor)
+        digits += lower
+        digits &= np.uint64(mask)
+    values = digits.astype(np.float32)
+    np.negative(values, out=values, where=negative & (digits != 0))
     values[lengths == 0] = np.nan
     if not all_short:
         for row, column in np.argwhere(~short).tolist():
@@ -151,15 +157,30 @@ def _categories(words: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
         words = ((words ^ _bytes(ord("0"))) >> unused << unused) ^ _bytes(ord("0"))  # zeros before short ones
     else:
         words = np.where(lengths == 0, _bytes(ord("0")), words)
-    letter = (words >> np.uint64(6)) & _bytes(1)  # of each byte: 1 for A-F and a-f, 0 for 0-9
-    nibbles = (words & _bytes(0x0F)) + letter * np.uint64(9)
-    # High half of the byte: 3, or 4 and 6. Low half: 0 to 9, or 1 to 6, which the nibble shows as 0 to 9 or 10 to 15.
-    wrong = ((words & _bytes(0xF0)) | (letter << np.uint64(5))) ^ (_bytes(0x30) + letter * np.uint64(0x30))
-    wrong |= (nibbles + _bytes(6) - letter * np.uint64(6)) & _bytes(0xF0)
-    wrong |= (_bytes(0x89) - nibbles) & (letter << np.uint64(7))
+    # In place from here on, so that what a step needs stays in the processor's cache.
+    letter = words >> np.uint64(6)
+    letter &= _bytes(1)  # of each byte: 1 for A-F and a-f, 0 for 0-9
+    nibbles = words & _bytes(0x0F)
+    nibbles += letter * np.uint64(9)
+    # The high half of the byte must be 3, or 4 or 6 for letters ...
+    wrong = letter << np.uint64(5)
+    wrong |= words
+    wrong ^= letter * np.uint64(0x50)
+    wrong ^= _bytes(0x30)
+    wrong &= _bytes(0xF0)
+    # ... and the nibble 0 to 9, or 10 to 15 for letters: adding 6 carries into bit 4 from 10 on.
+    carry = nibbles + _bytes(6)
+    letter <<= np.uint64(4)
+    carry ^= letter
+    carry |= nibbles
+    carry &= _bytes(0x10)
+    wrong |= carry
     if wrong.any():
         return None
-    bytes_ = ((nibbles << np.uint64(4)) | (nibbles >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    pairs = ((bytes_ << np.uint64(8)) | (bytes_ >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    whole = ((pairs << np.uint64(16)) | (pairs >> np.uint64(32))).astype(np.uint32)
+    for bits, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
+        lower = nibbles << np.uint64(bits)  # of two neighbours the first is the higher, and lies lower in the word
+        nibbles >>= np.uint64(2 * bits)
+        nibbles |= lower
+        nibbles &= np.uint64(mask)
+    whole = nibbles.astype(np.uint32)
     return np.ascontiguousarray(whole.T)
