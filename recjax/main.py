@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 
+from recjax import config as machinery
 from recjax import presets
+from recjax.config_values import written
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
@@ -69,10 +71,11 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
 def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
     """Says so where the settings of `config.small` take the place of others."""
     if setup.config != config:
+        instead = [f"{key}={written(new)}" for key, old, new in machinery.diff(config, setup.config) if new is not None]
         _note(
-            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}: batch size "
-            f"{setup.config.train.batch_size:,}, and otherwise as small.* says; small.below_rows=0 keeps train.* and "
-            "embedding.optimizer as they are"
+            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
+            f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "
+            "from Python or a config.json give way. Set small.* to change them; small.below_rows=0 keeps the recipe."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from recjax import config as machinery
 from recjax import preset_files
@@ -22,7 +22,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.models.wide_deep import WideDeepConfig
 from recjax.named import Named
 from recjax.train.options import TrainConfig
-from recjax.train.small import SmallData
+from recjax.train.small import REPLACED, SmallData
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,4 +135,27 @@ def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
             f"{path}: `config` is a {type(config).__name__}, not a RunConfig. Start the file with "
             "`from recjax.presets import RunConfig` and end it with `config = RunConfig(...)`."
         )
-    return machinery.override(config, overrides)
+    return override(config, overrides)
+
+
+def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A copy of a preset's config with what the user sets.
+
+    Where the preset trains otherwise on small data (`RunConfig.small`), what is set for training is set for small data
+    too: a setting that somebody wrote never loses to one of the preset. A setting of `small` that stands beside it
+    keeps its meaning. The config that results says all this itself, so that a run is resumed and hashed as it trains.
+
+    Raises:
+      ConfigError: as `recjax.config.override`.
+    """
+    changed = machinery.override(config, overrides)
+    if not changed.small.below_rows:
+        return changed
+    keys = [text.partition("=")[0] for text in overrides]
+    small: dict[str, Any] = {}
+    for name, fields in REPLACED.items():
+        group, _, setting = name.partition(".")
+        apart = [f"small.{field}" for field in fields]
+        if any(machinery.matches(key, [name]) for key in keys) and not any(machinery.matches(k, apart) for k in keys):
+            small[fields[0]] = getattr(getattr(changed, group), setting)
+    return dataclasses.replace(changed, small=dataclasses.replace(changed.small, **small))

@@ -210,7 +210,7 @@ def _runs(preset: str, fixed: Sequence[str], axes: Sequence[Axis], folder: Path)
         swept = {key: text for axis, point in pairs for key, text in zip(axis.keys, point, strict=True)}
         varied = [f"{key}={text}" for key, text in swept.items()]
         try:
-            config = machinery.override(base, [*fixed, *varied])
+            config = presets.override(base, [*fixed, *varied])
         except ConfigError as error:
             raise ConfigError(f"run {index} ({', '.join(varied)}): {error}") from error
         name = machinery.config_hash(config)

@@ -7,7 +7,18 @@ import dataclasses
 from recjax.embedding.optim import Adagrad, SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.train.options import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
-from recjax.train.schedule import Constant
+from recjax.train.schedule import Constant, Schedule
+
+# Setting of the recipe -> the fields of SmallData that decide it on small data. The first one takes its values.
+REPLACED = {
+    "train.batch_size": ("batch_size", "steps"),
+    "train.epochs": ("epochs",),
+    "train.optimizer": ("optimizer",),
+    "train.schedule": ("schedule",),
+    "train.eval_every": ("eval_every", "evaluations"),
+    "train.patience": ("patience",),
+    "embedding.optimizer": ("tables",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,32 +27,39 @@ class SmallData:
 
     A recipe for billions of samples makes a handful of steps of 100,000, or takes too small ones. Below `below_rows`
     train.batch_size is lowered until an epoch has `steps` steps, and the other settings here take the place of
-    train.epochs, .optimizer, .schedule (none), .eval_every, .patience and embedding.optimizer.
+    train.epochs, .optimizer, .schedule, .eval_every, .patience and embedding.optimizer. What an override gives for one
+    of these is given here too (`presets.override`), so that it holds whatever the data.
     """
 
     below_rows: int = 0  # samples of the training split from which on the recipe holds; 0: always
+    batch_size: int | None = None  # B; none: as `steps` gives it, at most train.batch_size
     steps: int = 400  # of an epoch, at least: the batch is the largest power of two that gives that
     epochs: int = 3  # at most
+    eval_every: int | None = None  # steps between evaluations, 0: once an epoch; none: as `evaluations` gives it
     evaluations: int = 4  # of the validation split, in an epoch
     patience: int = 3  # evaluations without improvement before it stops early; 0 never stops early
     optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad(0.02)  # of the dense parameters
+    schedule: Schedule = Constant()  # multiplies the learning rates
     tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
 
     def __post_init__(self) -> None:
-        for name, least in (("below_rows", 0), ("steps", 1), ("epochs", 1), ("evaluations", 1), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        least_of = {"below_rows": 0, "batch_size": 1, "steps": 1, "epochs": 1, "eval_every": 0, "evaluations": 1,
+                    "patience": 0}  # fmt: skip
+        for name, least in least_of.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}.")
 
     def train(self, train: TrainConfig, rows: int) -> TrainConfig:
         """The settings of training for a training split of `rows` samples, fewer than `below_rows`."""
-        batch_size = min(train.batch_size, 2 ** max(0, (rows // self.steps).bit_length() - 1))
+        batch_size = self.batch_size or min(train.batch_size, 2 ** max(0, (rows // self.steps).bit_length() - 1))
+        eval_every = max(1, -(-rows // batch_size) // self.evaluations) if self.eval_every is None else self.eval_every
         return dataclasses.replace(
             train,
             batch_size=batch_size,
             accumulate=min(train.accumulate, batch_size),
             epochs=self.epochs,
             optimizer=self.optimizer,
-            schedule=Constant(),
-            eval_every=max(1, -(-rows // batch_size) // self.evaluations),
+            schedule=self.schedule,
+            eval_every=eval_every,
             patience=self.patience,
         )

@@ -4,9 +4,11 @@ import pytest
 from commands import inside
 
 from recjax import presets
-from recjax.embedding.optim import Adagrad, Sgd
+from recjax.config import from_json, to_json
+from recjax.embedding.optim import Adagrad, Adam, Sgd
 from recjax.errors import ConfigError
 from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.sweep.file import read_sweep
 from recjax.train.options import DenseAdagrad, DenseSgd, TrainConfig
 from recjax.train.schedule import Constant, Polynomial
 from recjax.train.small import SmallData
@@ -59,6 +61,8 @@ def test_the_rest_takes_the_place_of_the_recipe_below_the_limit_only():
         ({"epochs": 0}, "epochs is 0"),
         ({"evaluations": 0}, "evaluations is 0"),
         ({"patience": -1}, "patience is -1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"eval_every": -1}, "eval_every is -1; it must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
@@ -66,17 +70,74 @@ def test_settings_that_cannot_be(settings, message):
         SmallData(**settings)
 
 
+# What somebody writes on the command line, and the setting that a small training split is then trained with.
+WRITTEN = {
+    "train.batch_size=512": ("train.batch_size", 512),
+    "train.epochs=7": ("train.epochs", 7),
+    "train.optimizer=sgd": ("train.optimizer", DenseSgd()),
+    "train.optimizer.learning_rate=0.3": ("train.optimizer", DenseSgd(0.3)),
+    "train.schedule.warmup_steps=5": ("train.schedule", Polynomial(5, 70_000, 30_000)),
+    "train.eval_every=0": ("train.eval_every", 0),
+    "train.patience=0": ("train.patience", 0),
+    "embedding.optimizer=adam": ("embedding.optimizer", Adam()),
+    "embedding.optimizer.learning_rate=2": ("embedding.optimizer", Sgd(2.0)),
+}
+
+
+def at(config, key):
+    group, name = key.split(".")
+    return getattr(getattr(config, group), name)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_what_somebody_writes_holds_on_small_data_too_and_nothing_else_changes(text):
+    key, value = WRITTEN[text]
+    config = presets.override(RECIPE, [text])
+    small = config.for_rows(100_000)
+    assert at(small, key) == value
+    others = {key for key, _ in WRITTEN.values()} - {key, "train.eval_every"}  # which follows from the batch size
+    plain = RECIPE.for_rows(100_000)
+    assert all(at(small, other) == at(plain, other) for other in others)
+    assert from_json(RunConfig, to_json(config)).for_rows(100_000) == small, "a resumed run decides the same"
+
+
+def test_a_setting_for_small_data_beside_it_keeps_its_meaning():
+    texts = ["train.epochs=7", "small.epochs=4", "train.batch_size=4096", "small.steps=100"]
+    for order in (texts, texts[::-1]):
+        config = presets.override(RECIPE, order)
+        assert (config.train.epochs, config.for_rows(100_000).train.epochs) == (7, 4)
+        assert config.for_rows(100_000).train.batch_size == 512  # 1000 would give 100 steps
+
+
+def test_epochs_are_free_on_resume_and_other_configs_stay_what_they_were():
+    longer = presets.override(RECIPE, ["train.epochs=7"])
+    assert presets.default_out(longer) == presets.default_out(RECIPE)
+    plain = RunConfig()
+    assert presets.override(plain, ["train.patience=1"]).small == plain.small  # it has no small data
+
+
+def test_a_sweep_makes_the_configs_that_its_lines_train(tmp_path):
+    file = tmp_path / "patience.toml"
+    file.write_text('preset = "avazu"\n[grid]\ntrain.patience = [1, 2]\n')
+    made = [(run.config, presets.load("avazu", run.overrides)) for run in read_sweep(file).runs]
+    assert [one for one, _ in made] == [other for _, other in made]
+    assert [one.for_rows(1000).train.patience for one, _ in made] == [1, 2]
+
+
 def test_a_run_says_so_and_resumes(tmp_path, compiled_once):
     arguments = [
         "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1",
         "data.train_rows=640", "data.validation_rows=100", "data.test_rows=100",
-        "mesh.devices=1", "train.batch_size=512", "small.below_rows=641", "small.steps=10", "small.epochs=2",
-        "--out", tmp_path / "run", "--json",
+        "mesh.devices=1", "train.batch_size=512", "train.patience=9", "small.below_rows=641", "small.steps=10",
+        "small.epochs=2", "--out", tmp_path / "run", "--json",
     ]  # fmt: skip
     done = inside("train", *arguments)
     assert done.result["steps"] == 20  # 640 / 64, twice
-    assert "fewer samples than small.below_rows=641: batch size 64, and otherwise as small.* says" in done.err
+    assert "fewer samples than small.below_rows=641, so small.* holds instead" in done.err
+    for setting in ("train.batch_size=64", "train.optimizer.learning_rate=0.02", "embedding.optimizer=adagrad"):
+        assert setting in done.err
     assert "resuming" not in done.err
+    assert "patience=" not in done.err  # as it was asked for
     more = inside("train", *(str(a).replace("epochs=2", "epochs=3") for a in arguments))
     assert more.result["steps"] == 30 and "resuming" in more.err
     assert inside("eval", tmp_path / "run", "--json").result["step"] == 30
