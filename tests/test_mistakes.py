@@ -141,7 +141,8 @@ def test_a_config_that_a_kill_left_half_written_does_not_block_the_folder(preset
 def test_a_run_of_another_config(preset, tmp_path):
     command = ("train", preset, *SMALL, "--out", tmp_path)
     assert inside(*command).status == 0
-    before = contents(tmp_path)
+    results = [tmp_path / "metrics.jsonl", tmp_path / "summary.json"]
+    before = contents(tmp_path) | {file.name: file.read_bytes() for file in results}
     done = inside(*command, "seed=2", "train.batch_size=32", "model.top=8-1", "train.optimizer=sgd")
     last = assert_refused(done, 2, "holds a run of another config", "another --out to start anew")
     for words in (
@@ -159,7 +160,7 @@ def test_a_run_of_another_config(preset, tmp_path):
         "already trained 2 steps, more than the 1",
         "ask for more steps \\(train.steps",
     )
-    assert {**contents(tmp_path), "config.json": before["config.json"]} == before
+    assert contents(tmp_path) | {file.name: file.read_bytes() for file in results} == before
     assert inside(*command, "mesh.devices=3", "plan=data_parallel", "train.log_every=5").status == 0
 
 
@@ -176,7 +177,7 @@ def test_a_folder_that_is_no_run_folder(preset, tmp_path):
     assert_refused(inside("train", preset, *SMALL, "--out", tmp_path / "thesis.tex"), 2, "--out .*tex is a file")
     done = inside("train", preset, *SMALL, "--out", tmp_path / "thesis.tex" / "run")
     assert_refused(done, 1, "cannot be written: Not a directory", "Choose an --out")
-    assert (tmp_path / "thesis.tex").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["thesis.tex"] and (tmp_path / "thesis.tex").read_text() == "mine"
 
 
 def test_a_damaged_config_or_record(preset, tmp_path):

@@ -40,6 +40,7 @@ class RunFolder:
         self.path, self._config = path, config
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
+        self._refuse_foreign()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = open(path / ".lock", "w")  # held until __exit__
@@ -67,19 +68,25 @@ class RunFolder:
             self._lock.close()
             raise
 
-    def _check(self) -> None:
-        if self.config_file.exists():
-            if not any((self.path / "checkpoints").glob("[0-9]*")):
-                return  # it died before its first checkpoint: there is nothing to protect or to resume
-            differing = changes(read_config(self.path, type(self._config)), self._config)
-            if differing:
-                raise ConfigError(
-                    f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
-                    "resume it, or another --out to start anew."
-                )
-        elif any(p.name != ".lock" and not fnmatch(p.name, _UNFINISHED) for p in self.path.iterdir()):
+    def _refuse_foreign(self) -> None:
+        """Before the lock, which has no business in such a folder: a run writes config.json before all else."""
+        try:
+            names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        except OSError:
+            return  # which making the lock explains
+        if "config.json" not in names and any(n != ".lock" and not fnmatch(n, _UNFINISHED) for n in names):
             raise ConfigError(
                 f"{self.path} is not empty and holds no config.json, so it is not a run folder. Choose another --out."
+            )
+
+    def _check(self) -> None:
+        if not any((self.path / "checkpoints").glob("[0-9]*")):
+            return  # new, or it died before its first checkpoint: there is nothing to protect or to resume
+        differing = changes(read_config(self.path, type(self._config)), self._config)
+        if differing:
+            raise ConfigError(
+                f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
+                "resume it, or another --out to start anew."
             )
 
     def claim(self) -> None:
