@@ -8,11 +8,14 @@ They are 4 bytes of row and 4 or 8 of value for every table row that has a value
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+from recjax.data.batch import Schema
 from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify
 from recjax.data.source import BlockSource
 from recjax.errors import DataError, TrainingError
@@ -96,17 +99,37 @@ def refuse_other_values(source: BlockSource, kept: Path) -> None:
     if then is not None and (what := other_encoding(then, source)):
         place = f" at {source.path}" if isinstance(source, PreparedSource) else ""
         raise DataError(
-            f"the data{place} have other {what} than those that the run was trained on: their ids stand for other "
-            "values. Point data.path at the data it was trained on, or start anew in another --out."
+            f"the data{place} {what}: their ids stand for other values. Point data.path at the data it was trained on, "
+            "or start anew in another --out."
         )
 
 
-def other_encoding(one: BlockSource, other: BlockSource) -> str | None:
-    """What lets the ids of two data stand for different values, in a word; None if they mean the same.
+def other_encoding(trained: BlockSource, other: BlockSource) -> str | None:
+    """What lets the ids of `other` stand for other values than those of a run's data, with both; None if nothing does.
 
     Fingerprints do not tell: they are of the ids.
     """
-    if one.schema != other.schema:
-        return "columns"
-    about = [source.about if isinstance(source, PreparedSource) else {} for source in (one, other)]
-    return next((key for key in ("vocabularies", "encoder") if about[0].get(key) != about[1].get(key)), None)
+    about = [source.about if isinstance(source, PreparedSource) else {} for source in (trained, other)]
+    for what, then, now in (
+        ("columns", _columns(trained.schema), _columns(other.schema)),
+        *((key, about[0].get(key), about[1].get(key)) for key in ("vocabularies", "encoder")),
+    ):
+        if then != now:
+            return f"have other {what} than those that the run was trained on ({_difference(then, now, what)})"
+    return None
+
+
+def _columns(schema: Schema) -> list[dict[str, Any]]:
+    return [{"dense": name} for name in schema.dense] + [dataclasses.asdict(feature) for feature in schema.features]
+
+
+def _difference(then: Any, now: Any, key: str) -> str:
+    """The first place in which two JSON values differ, and both values there."""
+    if isinstance(then, list) and isinstance(now, list):
+        then, now = (dict(enumerate(values)) for values in (then, now))
+    if isinstance(then, dict) and isinstance(now, dict):
+        name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
+        return _difference(then.get(name), now.get(name), f"{key}.{name}")
+    texts = ("nothing" if value is None else json.dumps(value) for value in (then, now))
+    then, now = (text if len(text) <= 40 else f"{text[:16]}..." for text in texts)
+    return f"{key}: {then} there, {now} here"

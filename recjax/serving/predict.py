@@ -113,8 +113,8 @@ def _batches(setup: Setup, input: Path, split: str, size: int) -> Iterator[Itera
         source = open_prepared(input)
         if what := kept.other_encoding(setup.source, source):
             raise DataError(
-                f"the data at {input} have other {what} than those that the run was trained on, so their ids stand for "
-                "other values. Give the raw rows as a file instead: they are then encoded as in training."
+                f"the data at {input} {what}: their ids stand for other values. Give the raw rows as a file instead: "
+                "they are then encoded as in training."
             )
         require_rows(source, split)
         yield batches(source, split, size, epochs=1, workers=setup.config.train.workers)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recjax import config as machinery
+from recjax.data.kept import refuse_other_values
 from recjax.data.source import BlockSource
 from recjax.errors import ConfigError, TrainingError
 from recjax.presets import FREE_ON_RESUME
@@ -42,7 +43,7 @@ def open_run(
 
     Raises:
       ConfigError: no run, no checkpoint, or a change that makes another model.
-      DataError: the data are missing, damaged or others.
+      DataError: the data are missing, damaged or others, or their ids stand for other values.
       TrainingError: no intact checkpoint.
     """
     trained = read_config(run)
@@ -71,4 +72,6 @@ def open_run(
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resumed
+    if source is None:
+        refuse_other_values(setup.source, run / KEPT)
     return setup, state, cursor.step

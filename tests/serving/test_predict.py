@@ -12,6 +12,7 @@ from commands import SMALL, assert_refused, contents, inside, prepare
 from shop import ROWS, Reader, prepare_shop, rows
 
 import recjax
+from recjax.data.blocks import open_prepared
 from recjax.data.chunk import Column
 from recjax.serving.predict import predict
 from recjax.train.saved import open_run
@@ -180,16 +181,22 @@ def test_prepared_data_with_other_vocabularies_are_refused(shop, preset, tmp_pat
                 chunk.columns["user"] = Column(user.keys + 1)  # as many rows, of other users
                 yield chunk
 
-    prepare_shop(tmp_path / "other", Other)
+    before, other = (
+        source.about["vocabularies"]["user"]["sha256"][:15]
+        for source in (open_prepared(folder / "elsewhere"), prepare_shop(tmp_path / "other", Other))
+    )
+    refusal = (
+        "have other vocabularies than those that the run was trained on", f'user.sha256: "{before}... there, "{other}',
+        "their ids stand for other values",
+    )  # fmt: skip
     done = inside("predict", folder / "run", "--input", tmp_path / "other", "--out", tmp_path / "scores.csv")
-    assert_refused(done, 3, "have other vocabularies than those that the run was trained on")
-    # Nor is the run resumed on them, though their ids, and so their fingerprints, are the same.
+    assert_refused(done, 3, *refusal)
+    # Nor is the run evaluated or resumed on them, though their ids, and so their fingerprints, are the same.
+    assert_refused(inside("eval", folder / "run", f"data.path={tmp_path / 'other'}"), 3, *refusal)
     kept = contents(folder / "run")
     done = inside("train", preset, "data=prepared", f"data.path={tmp_path / 'other'}", *TRAIN, "train.eval_every=3",
                   "--out", folder / "run")  # fmt: skip
-    assert_refused(
-        done, 3, "other vocabularies than those that the run was trained on: their ids stand for other values"
-    )
+    assert_refused(done, 3, *refusal)
     assert contents(folder / "run") == kept
 
 
