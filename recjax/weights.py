@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from recjax.embedding.rows import RowOrder
 from recjax.errors import ConfigError
-from recjax.lazy import as_lazy
+from recjax.lazy import Index, as_lazy
 from recjax.models.state_dicts import Entry, entries, recognise
 from recjax.presets import RunConfig
 from recjax.train import state as states
@@ -24,6 +25,8 @@ from recjax.train.folder import RunFolder
 from recjax.train.loop import Cursor, describe
 from recjax.train.saved import open_run
 from recjax.train.setup import Setup, dims, make_setup, specs
+
+Read = Callable[[str], np.ndarray]  # from a key of a state dict to its array
 
 
 def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict[str, Any]:
@@ -53,9 +56,8 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
             wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
         arrays = states.export(setup.new_state(), setup.bound)
-        values = 0
-        for entry in wanted:
-            values += _replace(arrays, entry, file, theirs, prefix + entry.key)
+        read = _one_at_a_time(file, theirs)
+        values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
         folder.claim()
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             checkpoints.save(0, arrays, describe(setup, Cursor()))
@@ -106,13 +108,14 @@ def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
     return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
 
 
-def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key: str) -> int:
-    """Puts one of their arrays in the place of ours; gives the number of its values."""
+def _replace(arrays: dict[str, Any], entry: Entry, file: Path, read: Read, key: str) -> int:
+    """Puts one of their arrays, once checked, in the place of ours; gives the number of its values.
+
+    A table's is read again when it is wanted: the host never holds two.
+    """
     at, name = (arrays["tables"][entry.name], "rows") if entry.table else (arrays["dense"], "")
     name = name or _parameter(arrays, entry.name)
-    old = at[name]
-    with _reading(file):
-        new = theirs[key]
+    old, new = at[name], read(key)
     shape = entry.out(np.broadcast_to(np.zeros((), old.dtype), old.shape)).shape
     if new.shape != shape:
         raise ConfigError(
@@ -123,9 +126,36 @@ def _replace(arrays: dict[str, Any], entry: Entry, file: Path, theirs: Any, key:
         raise ConfigError(
             f"{file}: {key} is {new.dtype}, which {old.dtype} cannot hold exactly. Save it as {old.dtype}."
         )
-    new = entry.back(new)
-    at[name] = np.array(new[RowOrder(len(new)).row(np.arange(len(new)))] if entry.table else new, old.dtype, order="C")
+    if entry.table:
+        at[name] = dataclasses.replace(as_lazy(old), read=_stored_rows(read, key, entry, old.dtype))
+    else:
+        at[name] = np.array(entry.back(new), old.dtype, order="C")
     return int(new.size)
+
+
+def _stored_rows(read: Read, key: str, entry: Entry, dtype: np.dtype[Any]) -> Callable[[Index], np.ndarray]:
+    """Reads parts of a table in the order in which rows are stored."""
+
+    def part(index: Index) -> np.ndarray:
+        theirs = entry.back(read(key))
+        rows = RowOrder(len(theirs)).row(np.arange(index[0].start, index[0].stop))
+        return np.array(theirs[rows, index[1]], dtype, order="C")
+
+    return part
+
+
+def _one_at_a_time(file: Path, theirs: Any) -> Read:
+    """Reads their arrays by key and keeps the last one, of which several parts may be wanted."""
+    last: dict[str, np.ndarray] = {}
+
+    def read(key: str) -> np.ndarray:
+        if key not in last:
+            last.clear()  # before the next one takes memory
+            with _reading(file):
+                last[key] = theirs[key]
+        return last[key]
+
+    return read
 
 
 def _parameter(arrays: dict[str, Any], name: str) -> str:

@@ -5,6 +5,7 @@ models/dlrm.py, crossnet.py and mlp.py, with their names, orders of weights and 
 """
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from commands import assert_refused, inside
 
-from recjax import presets
+from recjax import lazy, presets
 from recjax.data.batch import Batch
 from recjax.errors import ConfigError
 from recjax.main import train
@@ -237,6 +238,41 @@ def test_training_goes_on_from_imported_weights(tmp_path):
     assert done.status == 0  # the checkpoint is still there: two stay
     with np.load(tmp_path / "start.npz") as out, np.load(file) as start:
         assert all((out[key] == start[key]).all() for key in start.files)
+
+
+def test_the_host_never_holds_two_tables(tmp_path, monkeypatch):
+    """NumPy tells tracemalloc of its arrays; those of the devices do not count."""
+    rows, count = 60_000, 10
+    table_bytes = rows * D * 4
+    sizes = ("data.rows=" + ",".join([str(rows)] * count), "data.ids_per_bag=1", "data.weighted=false")
+    config = settings(*DOT, *sizes)
+    shapes = {name: shape for name, shape in facebook_shapes().items() if "emb" not in name}
+    shapes |= {f"emb_l.{i}.weight": (rows, D) for i in range(count)}
+    shapes |= {"top_l.0.weight": (16, D + (count + 1) * count // 2)}
+    weights = draw(shapes)
+    file = save(tmp_path / "in.npz", weights)
+    import_weights(file, config, tmp_path / "once")  # so that what JAX and Orbax keep for good is there
+    monkeypatch.setattr(lazy, "PART_BYTES", table_bytes // 8)
+    tracemalloc.start()
+    try:
+        import_weights(file, config, tmp_path / "run")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * table_bytes, peak / table_bytes
+    export_weights(tmp_path / "run", "facebook", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as back:  # whose tables came in eight parts each
+        assert all(back[key].tobytes() == array.tobytes() for key, array in weights.items())
+
+
+def test_a_file_that_is_damaged_inside_is_refused_before_anything_is_written(tmp_path):
+    file = save(tmp_path / "in.npz", draw(facebook_shapes()))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"emb_l.3.weight.npy") + 200] ^= 1
+    file.write_bytes(content)
+    assert_refused(inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run"), 2,
+                   "in.npz cannot be read as an .npz file: .*CRC")  # fmt: skip
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 # --- what is refused ---
