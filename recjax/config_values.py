@@ -15,6 +15,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from recjax.errors import ConfigError
 from recjax.named import entry_class
 
 # type -> (what is expected, a text that is one).
@@ -113,6 +114,24 @@ def written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ",".join(written(item) for item in value)
     return "none" if value is None else str(value)
+
+
+def check_ranges(config: object, **ranges: tuple[float, float | None]) -> None:
+    """Refuses fields of a config whose values are out of range; of a tuple each value counts, and None is never wrong.
+
+    Args:
+      config: the config.
+      ranges: field -> (least, most) that it may be; a most of None sets no bound.
+
+    Raises:
+      ConfigError: naming the field, the value and the range.
+    """
+    for name, (least, most) in ranges.items():
+        value = getattr(config, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None and not least <= each <= (math.inf if most is None else most):
+                wanted = f"at least {least}" if most is None else f"{least} to {most}"
+                raise ConfigError(f"{name} is {each}; it must be {wanted}.")
 
 
 def either(words: Sequence[str]) -> str:

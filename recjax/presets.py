@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from recjax import config as machinery
 from recjax import preset_files
+from recjax.config_values import check_ranges
 from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
@@ -83,8 +84,7 @@ class RunConfig:
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed is {self.seed}; it must be 0 to {2**32 - 1}.")
+        check_ranges(self, seed=(0, 2**32 - 1))
 
     def for_rows(self, rows: int) -> Self:
         """The settings that a training split of `rows` samples is trained with: see `SmallData`."""

@@ -17,13 +17,11 @@ import numpy as np
 
 from recjax.data import draws, textfile
 from recjax.data.ahead import ahead
-from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.criteo_text import CATEGORIES, DENSE, Rows, fault, parse
 from recjax.data.dense import DenseTransform
 from recjax.data.ids import Frequency, Hash, Modulo
-from recjax.data.options import open_as, options_of
-from recjax.data.prepare import prepare_data
+from recjax.data.options import open_as
 from recjax.data.source import SPLITS
 from recjax.data.textchunks import TextFile, pieces, scan
 from recjax.errors import ConfigError, DataError
@@ -52,13 +50,7 @@ class CriteoKaggle:
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
 
-    def open(self) -> PreparedSource:
-        """The prepared data.
-
-        Raises:
-          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
-        """
-        return open_as(self)
+    open = open_as
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,51 +80,21 @@ class Criteo1TB:
         if not 0 <= self.subsample_negatives < 1:
             raise ConfigError(f"subsample_negatives is {self.subsample_negatives}; it must be 0 or more, less than 1.")
 
-    def open(self) -> PreparedSource:
-        """The prepared data.
-
-        Raises:
-          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
-        """
-        return open_as(self)
-
-
-def prepare(
-    config: CriteoKaggle | Criteo1TB,
-    source: str | os.PathLike[str] | None,
-    out: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-) -> PreparedSource:
-    """Raw files to prepared blocks.
-
-    Args:
-      config: the options; `path` does not matter here.
-      source: the folder of train.txt, or of day_0 .. day_23, each plain or with .gz behind its name; for Kaggle the
-        file itself will do.
-      out: the folder to make.
-      overwrite: replace prepared data of other content.
-
-    Raises:
-      DataError: the raw files are at fault (with file, line and column), or `out` holds something else.
-      TrainingError: `out` cannot be written.
-    """
-    return prepare_data(
-        open_raw(config, source),
-        out,
-        ids=config.ids,
-        dense=config.dense,
-        missing_indicators=config.missing_indicators,
-        options=options_of(config),
-        overwrite=overwrite,
-    )
+    open = open_as
 
 
 def open_raw(config: CriteoKaggle | Criteo1TB, source: str | os.PathLike[str] | None) -> CriteoReader:
-    """The reader of the raw files at `source`; arguments and errors as `prepare`."""
-    if source is None:
-        raise DataError(f"{config.kind} does not ship with recjax. Give the place of its files with --from PATH.")
-    place = Path(source)
+    """The reader of the raw files; opens nothing yet.
+
+    Args:
+      config: the options.
+      source: the folder of train.txt, or of day_0 .. day_23, each plain or with .gz behind its name; for Kaggle the
+        file itself will do.
+
+    Raises:
+      DataError: a file is missing.
+    """
+    place = textfile.given(config.kind, source)
     if isinstance(config, Criteo1TB):
         files = [textfile.find(place, f"day_{day}") for day in config.days]
         return CriteoReader(config, files, lambda lines: lines, f"day {config.days[-1]}", config.subsample_negatives)

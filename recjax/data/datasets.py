@@ -16,10 +16,13 @@ from recjax import config as machinery
 from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds
 from recjax.data.avazu import Avazu
 from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.chunk import Reader
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
+from recjax.data.options import prepare_as
 from recjax.data.prepared import Prepared
+from recjax.data.ratings import RatingsReader, prepare_ratings
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.data.taobao import Taobao
@@ -30,15 +33,15 @@ Dataset = MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao
 
 DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
 
-# Raw files to prepared blocks. A dataset that is absent here needs no preparation.
-_PREPARE: dict[str, Callable[..., PreparedSource]] = {
-    MovieTweetings.kind: movietweetings.prepare,
-    MovieLens.kind: movielens.prepare,
-    CriteoKaggle.kind: criteo.prepare,
-    Criteo1TB.kind: criteo.prepare,
-    Avazu.kind: avazu.prepare,
-    Taobao.kind: taobao.prepare,
-    Tfds.kind: tfds.prepare,
+# The readers of raw files. Datasets that are absent here have none, so they need no preparation.
+_OPEN_RAW: dict[str, Callable[..., Reader]] = {
+    MovieTweetings.kind: movietweetings.open_raw,
+    MovieLens.kind: movielens.open_raw,
+    CriteoKaggle.kind: criteo.open_raw,
+    Criteo1TB.kind: criteo.open_raw,
+    Avazu.kind: avazu.open_raw,
+    Taobao.kind: taobao.open_raw,
+    Tfds.kind: tfds.open_raw,
 }
 
 
@@ -70,12 +73,16 @@ def prepare(
       DataError: the raw files are at fault, or `out` holds something else.
       TrainingError: `out` cannot be written.
     """
-    if config.kind not in _PREPARE:
+    if isinstance(config, Synthetic | Prepared):
         raise ConfigError(
             f"{config.kind} data have no raw files, so there is nothing to prepare. "
-            f"Datasets to prepare: {', '.join(_PREPARE)}."
+            f"Datasets to prepare: {', '.join(_OPEN_RAW)}."
         )
-    made = _PREPARE[config.kind](config, source, out, overwrite=overwrite)
+    reader = _OPEN_RAW[config.kind](config, source)
+    if isinstance(reader, RatingsReader):
+        made = prepare_ratings(config, reader, out, overwrite=overwrite)
+    else:
+        made = prepare_as(config, reader, out, overwrite=overwrite)
     return {
         "dataset": made.name,
         "path": str(made.path),

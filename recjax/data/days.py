@@ -7,14 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from recjax.errors import ConfigError, DataError
-
-
-def check(validation_days: int, test_days: int) -> None:
-    """ConfigError unless both are at least 0."""
-    for name, value in (("validation_days", validation_days), ("test_days", test_days)):
-        if value < 0:
-            raise ConfigError(f"{name} is {value}; it must be at least 0.")
+from recjax.errors import DataError
 
 
 def in_words(validation_days: int, test_days: int) -> str:

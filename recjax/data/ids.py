@@ -11,9 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from recjax.config_values import check_ranges
 from recjax.data.chunk import RawFeature
 from recjax.data.vocabulary import Vocabulary
 from recjax.errors import ConfigError
+
+_MOST = 2**31 - 3  # two rows more, for unknown and missing values, and ids are still int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,7 @@ class Frequency:
     modulo: int = 0  # values are reduced modulo this first (dlrm's --max-ind-range; at most so many rows); 0: are not
 
     def __post_init__(self) -> None:
-        _check_range("min_count", self.min_count, 1)
-        _check_range("modulo", self.modulo, 0)
+        check_ranges(self, min_count=(1, _MOST), modulo=(0, _MOST))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +41,7 @@ class Hash:
     rows: tuple[int, ...] = (1_000_000,)  # of the table, without that of missing values; one for all or one a feature
 
     def __post_init__(self) -> None:
-        for rows in self.rows:
-            _check_range("rows", rows, 1)
+        check_ranges(self, rows=(1, _MOST))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +53,10 @@ class Modulo:
     rows: tuple[int, ...] = (1_000_000,)  # of the table, without that of missing values; one for all or one a feature
 
     def __post_init__(self) -> None:
-        for rows in self.rows:
-            _check_range("rows", rows, 1)
+        check_ranges(self, rows=(1, _MOST))
 
 
 IdOptions = Frequency | Hash | Modulo
-
-
-def _check_range(name: str, value: int, least: int) -> None:
-    if not least <= value < 2**31 - 2:
-        raise ConfigError(f"{name} is {value}; it must be {least} to {2**31 - 3}.")
 
 
 class VocabularyMap:

@@ -14,12 +14,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from recjax.data.blocks import PreparedSource
+from recjax.config_values import check_ranges
 from recjax.data.chunk import Column
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import read_keyed
-from recjax.data.options import open_as, options_of
-from recjax.data.ratings import RatingsReader, Scale, Tags, prepare_ratings, read_movies, read_ratings, split_genres
+from recjax.data.options import open_as
+from recjax.data.ratings import RatingsReader, Scale, Tags, read_movies, read_ratings, split_genres
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import find, given
 from recjax.errors import ConfigError, DataError
@@ -87,45 +87,19 @@ class MovieLens:
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("threshold", 0.5, 5),
-            ("validation_fraction", 0, 0.9),
-            ("tags", 0, 1000),
-            ("min_user_count", 1, 2**31),
-            ("min_movie_count", 1, 2**31),
-            ("min_year_count", 1, 2**31),
-            ("min_genre_count", 1, 2**31),
-            ("min_tag_count", 1, 2**31),
-        ):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}; it must be {least} to {most}.")
+        check_ranges(
+            self,
+            threshold=(0.5, 5),
+            validation_fraction=(0, 0.9),
+            tags=(0, 1000),
+            min_user_count=(1, 2**31),
+            min_movie_count=(1, 2**31),
+            min_year_count=(1, 2**31),
+            min_genre_count=(1, 2**31),
+            min_tag_count=(1, 2**31),
+        )
 
-    def open(self) -> PreparedSource:
-        """The prepared data.
-
-        Raises:
-          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
-        """
-        return open_as(self)
-
-
-def prepare(
-    config: MovieLens, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
-) -> PreparedSource:
-    """Raw files to prepared blocks.
-
-    Args:
-      config: the options; `path` does not matter here.
-      source: the folder of an unpacked release; its files may be gzipped.
-      out: the folder to make.
-      overwrite: replace prepared data of other content.
-
-    Raises:
-      DataError: the raw files are at fault (with file, line and field), or `out` holds something else.
-      TrainingError: `out` cannot be written.
-    """
-    return prepare_ratings(open_raw(config, source), options_of(config), out, overwrite=overwrite)
+    open = open_as
 
 
 def detect(folder: Path) -> Variant:
@@ -152,9 +126,14 @@ def detect(folder: Path) -> Variant:
 
 
 def open_raw(config: MovieLens, source: str | os.PathLike[str] | None) -> RatingsReader:
-    """Reads the release at `source`; arguments and errors as `prepare`.
+    """Reads a release.
+
+    Args:
+      config: the options.
+      source: the folder of the unpacked release; its files may be gzipped.
 
     Raises:
+      DataError: a file is missing or at fault (with file, line and field).
       ConfigError: tags are asked for, but the release has none.
     """
     folder = given(config.kind, source)

@@ -14,13 +14,14 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
+from recjax.config_values import check_ranges
 from recjax.data.blocks import FORMAT, PreparedSource, open_prepared, verify
 from recjax.data.fields import Faults
 from recjax.data.options import open_as, options_of
 from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, read_movies, read_ratings, split_genres
 from recjax.data.table import Form
 from recjax.data.textfile import find
-from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.errors import DataError, TrainingError
 
 _VERSION = 2  # raise it when the same files and options start to give other data
 _SHIPPED = Path(__file__).parent / "files" / "movietweetings"
@@ -44,17 +45,15 @@ class MovieTweetings:
     min_genre_count: int = 50  # the same for genres
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("threshold", 0, 10),
-            ("validation_fraction", 0, 0.9),
-            ("min_user_count", 1, 2**31),
-            ("min_movie_count", 1, 2**31),
-            ("min_year_count", 1, 2**31),
-            ("min_genre_count", 1, 2**31),
-        ):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}; it must be {least} to {most}.")
+        check_ranges(
+            self,
+            threshold=(0, 10),
+            validation_fraction=(0, 0.9),
+            min_user_count=(1, 2**31),
+            min_movie_count=(1, 2**31),
+            min_year_count=(1, 2**31),
+            min_genre_count=(1, 2**31),
+        )
 
     def open(self) -> PreparedSource:
         """The prepared data; the shipped ratings are prepared first if need be (about two seconds).
@@ -70,34 +69,25 @@ class MovieTweetings:
             verify(folder)
             return open_prepared(folder, self.kind)
         except DataError:  # not there yet, or damaged: the cache can always be made again
-            return prepare(self, None, folder, overwrite=True)
+            return prepare_ratings(self, open_raw(self, None), folder, overwrite=True)
 
 
-def prepare(
-    config: MovieTweetings,
-    source: str | os.PathLike[str] | None,
-    out: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-) -> PreparedSource:
-    """Raw files to prepared blocks.
+def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> RatingsReader:
+    """Reads the ratings.
 
     Args:
-      config: the options; `path` does not matter here.
+      config: the options.
       source: folder of ratings.dat and movies.dat (or .gz of them); None for the files that ship with recjax.
-      out: the folder to make.
-      overwrite: replace prepared data of other content in `out`.
 
     Raises:
-      DataError: the raw files cannot be read (with file, line and field), or `out` holds something else.
-      TrainingError: `out` cannot be written.
+      DataError: the raw files cannot be read (with file, line and field).
     """
     folder = _SHIPPED if source is None else Path(source)
     ratings_file, movies_file = (find(folder, name) for name in _FILES)
     faults = Faults()
     movies = read_movies(movies_file, _MOVIES, split_genres, faults)
     ratings = read_ratings(ratings_file, _RATINGS, Scale(0, 10, 1), movies, None, faults)
-    reader = RatingsReader(
+    return RatingsReader(
         config.kind,
         (ratings_file, movies_file),
         ratings,
@@ -114,7 +104,6 @@ def prepare(
         },
         skipped=faults.drain(),
     )
-    return prepare_ratings(reader, options_of(config), out, overwrite=overwrite)
 
 
 def _cache_folder() -> Path:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from recjax import config as machinery
 from recjax.config_values import written
 from recjax.data.blocks import PreparedSource, open_prepared
+from recjax.data.chunk import Reader
+from recjax.data.ids import Frequency
+from recjax.data.prepare import prepare_data
 from recjax.errors import DataError
 
 
@@ -44,6 +49,36 @@ def open_as(config: PathConfig) -> PreparedSource:
     source = open_prepared(config.path, config.kind)
     check_options(config, source)
     return source
+
+
+def prepare_as(
+    config: PathConfig,
+    reader: Reader,
+    out: str | os.PathLike[str],
+    *,
+    more: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares what a reader of this dataset reads, with these options; `open_as` then opens it.
+
+    Args:
+      config: the options, with `ids`, `dense` and `missing_indicators` if the dataset leaves these to the user: else
+        every value has a row, dense columns stay as the reader gives them, and no column tells of missing values.
+      reader: of the raw files.
+      out: as for `prepare_data`, which also says what is raised.
+      more: likewise.
+      overwrite: likewise.
+    """
+    return prepare_data(
+        reader,
+        out,
+        ids=getattr(config, "ids", Frequency()),
+        dense=getattr(config, "dense", "none"),
+        missing_indicators=getattr(config, "missing_indicators", False),
+        options=options_of(config),
+        more=more,
+        overwrite=overwrite,
+    )
 
 
 def check_options(config: PathConfig, source: PreparedSource) -> None:

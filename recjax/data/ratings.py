@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +18,8 @@ from recjax.data.baselines import mean_baselines
 from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.fields import Faults, Rows
-from recjax.data.ids import Frequency
 from recjax.data.keyed import KeyedTable, refuse_repeated
-from recjax.data.prepare import prepare_data
+from recjax.data.options import PathConfig, prepare_as
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import sha256
 from recjax.errors import DataError
@@ -287,16 +285,7 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def prepare_ratings(
-    reader: RatingsReader, options: Mapping[str, Any], out: str | os.PathLike[str], *, overwrite: bool
+    config: PathConfig, reader: RatingsReader, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> PreparedSource:
-    """Prepares ratings, with `mean_baselines` beside them; arguments and errors as `prepare_data`."""
-    return prepare_data(
-        reader,
-        out,
-        ids=Frequency(),
-        dense="none",
-        missing_indicators=False,
-        options=options,
-        more={"baselines": reader.baselines()},
-        overwrite=overwrite,
-    )
+    """`prepare_as`, with `mean_baselines` beside the ratings."""
+    return prepare_as(config, reader, out, more={"baselines": reader.baselines()}, overwrite=overwrite)

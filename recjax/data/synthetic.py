@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from recjax.config_values import check_ranges
 from recjax.data import draws
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
@@ -64,21 +65,18 @@ class Synthetic:
                     f"{name} has {length} values, but rows has {len(self.rows)}: give one value for each table, "
                     "or a single one for all."
                 )
-        for name, least, most in (
-            ("rows", 1, 2**31 - 1),
-            ("ids_per_bag", 0, 2**20),
-            ("mean_ids", 1, 2**20),
-            ("dense", 0, 2**20),
-            ("zipf", 0, 10),
-            ("train_rows", 0, 2**50),
-            ("validation_rows", 0, 2**50),
-            ("test_rows", 0, 2**50),
-            ("planted_rows", 0, 2**24),
-        ):
-            value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
-                if not least <= each <= most:
-                    raise ConfigError(f"{name} is {each}; it must be {least} to {most}.")
+        check_ranges(
+            self,
+            rows=(1, 2**31 - 1),
+            ids_per_bag=(0, 2**20),
+            mean_ids=(1, 2**20),
+            dense=(0, 2**20),
+            zipf=(0, 10),
+            train_rows=(0, 2**50),
+            validation_rows=(0, 2**50),
+            test_rows=(0, 2**50),
+            planted_rows=(0, 2**24),
+        )
 
     def open(self) -> SyntheticSource:
         """The data that this config describes."""

@@ -17,15 +17,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from recjax.config_values import check_ranges
 from recjax.data import days
-from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.dense import DenseTransform
 from recjax.data.fields import Faults, Rows
 from recjax.data.ids import Frequency, Hash, Modulo
 from recjax.data.keyed import read_keyed
-from recjax.data.options import open_as, options_of
-from recjax.data.prepare import prepare_data
+from recjax.data.options import open_as
 from recjax.data.table import Form, read_rows
 from recjax.data.textfile import find, given, sha256
 
@@ -57,45 +56,21 @@ class Taobao:
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
 
     def __post_init__(self) -> None:
-        days.check(self.validation_days, self.test_days)
+        check_ranges(self, validation_days=(0, None), test_days=(0, None))
 
-    def open(self) -> PreparedSource:
-        """The prepared data.
-
-        Raises:
-          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
-        """
-        return open_as(self)
-
-
-def prepare(
-    config: Taobao, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
-) -> PreparedSource:
-    """Raw files to prepared blocks.
-
-    Args:
-      config: the options; `path` does not matter here.
-      source: the folder of the three files, each plain or with .gz behind its name.
-      out: the folder to make.
-      overwrite: replace prepared data of other content.
-
-    Raises:
-      DataError: the raw files are at fault (with file, line and field), or `out` holds something else.
-      TrainingError: `out` cannot be written.
-    """
-    return prepare_data(
-        open_raw(config, source),
-        out,
-        ids=config.ids,
-        dense=config.dense,
-        missing_indicators=config.missing_indicators,
-        options=options_of(config),
-        overwrite=overwrite,
-    )
+    open = open_as
 
 
 def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoReader:
-    """The reader of the raw files at `source`; arguments and errors as `prepare`."""
+    """The reader of the raw files.
+
+    Args:
+      config: the options.
+      source: the folder of the three files, each plain or with .gz behind its name.
+
+    Raises:
+      DataError: a file is missing or cannot be read, or there are too few days.
+    """
     folder = given(config.kind, source)
     return TaobaoReader(folder, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
 

@@ -17,12 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.dense import DenseTransform
 from recjax.data.ids import Frequency, Hash, Modulo
-from recjax.data.options import open_as, options_of
-from recjax.data.prepare import prepare_data
+from recjax.data.options import open_as
 from recjax.data.source import SPLITS
 from recjax.data.textfile import sha256
 from recjax.errors import ConfigError, DataError
@@ -55,43 +53,15 @@ class Tfds:
         if self.label in roles:
             raise ConfigError(f"columns: {self.label!r} is the label, so it cannot be a feature. Leave it out.")
 
-    def open(self) -> PreparedSource:
-        """The prepared data.
-
-        Raises:
-          DataError: `path` holds no intact data of this dataset and these options; says how to prepare them.
-        """
-        return open_as(self)
-
-
-def prepare(
-    config: Tfds, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
-) -> PreparedSource:
-    """Raw files to prepared blocks.
-
-    Args:
-      config: the options; `path` does not matter here.
-      source: TFDS's data folder, or the folder of one version of the dataset; None for TFDS's default.
-      out: the folder to make.
-      overwrite: replace prepared data of other content.
-
-    Raises:
-      DataError: the raw files are at fault, or `out` holds something else.
-      TrainingError: `out` cannot be written.
-    """
-    return prepare_data(
-        open_raw(config, source),
-        out,
-        ids=config.ids,
-        dense=config.dense,
-        missing_indicators=config.missing_indicators,
-        options=options_of(config),
-        overwrite=overwrite,
-    )
+    open = open_as
 
 
 def open_raw(config: Tfds, source: str | os.PathLike[str] | None) -> TfdsReader:
-    """The reader of the dataset at `source`; arguments and errors as `prepare`.
+    """The reader of the dataset.
+
+    Args:
+      config: the options.
+      source: TFDS's data folder, or the folder of one version of the dataset; None for TFDS's default.
 
     Raises:
       ConfigError: the config names no columns, label or training split, or splits that share rows.

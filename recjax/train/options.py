@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from recjax.config_values import check_ranges
 from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
 from recjax.errors import ConfigError
 from recjax.train.schedule import Constant, Schedule
@@ -137,12 +138,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs", "accumulate")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("steps", "eval_every", "patience", "checkpoint_every", "workers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        not_negative = ("steps", "eval_every", "patience", "checkpoint_every", "workers")
+        check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_not_negative(self, "clip_norm")
         if self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")

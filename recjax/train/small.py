@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from recjax.config_values import check_ranges
 from recjax.embedding.optim import Adagrad, SparseOptimizer
-from recjax.errors import ConfigError
 from recjax.train.options import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
 from recjax.train.schedule import Constant, Schedule
 
@@ -43,11 +43,16 @@ class SmallData:
     tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
 
     def __post_init__(self) -> None:
-        least_of = {"below_rows": 0, "batch_size": 1, "steps": 1, "epochs": 1, "eval_every": 0, "evaluations": 1,
-                    "patience": 0}  # fmt: skip
-        for name, least in least_of.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}.")
+        check_ranges(
+            self,
+            below_rows=(0, None),
+            batch_size=(1, None),
+            steps=(1, None),
+            epochs=(1, None),
+            eval_every=(0, None),
+            evaluations=(1, None),
+            patience=(0, None),
+        )
 
     def train(self, train: TrainConfig, rows: int) -> TrainConfig:
         """The settings of training for a training split of `rows` samples, fewer than `below_rows`."""

@@ -22,8 +22,9 @@ import criteo_like
 
 from recjax.data import prepare as engine
 from recjax.data.blocks import open_prepared
-from recjax.data.criteo import CriteoKaggle, prepare
+from recjax.data.criteo import CriteoKaggle, open_raw
 from recjax.data.ids import Frequency
+from recjax.data.options import prepare_as
 from recjax.data.progress import PrepareProgress
 
 
@@ -59,7 +60,8 @@ def measure_prepare(raw: Path, out: Path, min_count: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     setattr(engine, "PrepareProgress", Stages)  # noqa: B010 (a measurement, not an interface)
     wall, cpu = time.perf_counter(), time.process_time()
-    made = prepare(CriteoKaggle(ids=Frequency(min_count)), raw, out)
+    config = CriteoKaggle(ids=Frequency(min_count))
+    made = prepare_as(config, open_raw(config, raw), out)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     stages[-1].stage("end")
     rows = sum(int(made.row_counts(split).sum()) for split in ("train", "validation", "test"))

@@ -12,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.data.blocks import MANIFEST, open_prepared
-from recjax.data.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw, prepare
+from recjax.data.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw
 from recjax.data.ids import Frequency, Hash, Modulo
+from recjax.data.options import prepare_as
 from recjax.data.source import SPLITS, concatenate
 from recjax.errors import ConfigError, DataError
 
 ROWS = criteo_support.random_rows(70)
+
+
+def prepare(config, raw, out):
+    return prepare_as(config, open_raw(config, raw), out)
 
 
 def write(folder, rows, name="train.txt"):

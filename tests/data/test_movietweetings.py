@@ -9,8 +9,8 @@ import pytest
 
 from recjax.data.batch import validate
 from recjax.data.blocks import MANIFEST, open_prepared
-from recjax.data.movietweetings import MovieTweetings, prepare
-from recjax.data.ratings import DENSE
+from recjax.data.movietweetings import MovieTweetings, open_raw
+from recjax.data.ratings import DENSE, prepare_ratings
 from recjax.data.source import SPLITS, concatenate
 from recjax.errors import ConfigError, DataError, TrainingError
 
@@ -37,6 +37,10 @@ def write_raw(folder, ratings=RATINGS, movies=MOVIES):
     (folder / "ratings.dat").write_text(text, "utf-8")
     (folder / "movies.dat").write_text(movies, "utf-8")
     return folder
+
+
+def prepare(config, raw, out):
+    return prepare_ratings(config, open_raw(config, raw), out)
 
 
 def whole(source, split):
