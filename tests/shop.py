@@ -37,7 +37,8 @@ class Reader:
 
     name, label, splits = "shop", "bought", "the last rows"
     dense = ("age", "price")
-    features = (RawFeature("user"), RawFeature("city", optional=True), RawFeature("tags", jagged=True))
+    features = (RawFeature("user"), RawFeature("city", optional=True, values="text"),
+                RawFeature("tags", jagged=True, values="text"))  # fmt: skip
 
     def files(self) -> dict[str, str]:
         return {}

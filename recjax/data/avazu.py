@@ -72,7 +72,10 @@ class AvazuReader:
     name = Avazu.kind
     label = "the ad was clicked"
     dense = ("hour_sin", "hour_cos")  # the hour of the day as a point on a circle
-    features = tuple(RawFeature(name) for name in ("hour", "weekday", *_INTEGERS, *_HASHES))
+    features = (
+        *(RawFeature(name) for name in ("hour", "weekday", *_INTEGERS)),
+        *(RawFeature(name, values="hex") for name in _HASHES),
+    )
 
     def __init__(self, file: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
         """Reads the hours of all rows, to see where the splits begin.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -23,12 +23,14 @@ class RawFeature:
       name: unique among the reader's features; becomes the name in the schema.
       jagged: rows have bags of any size, empty ones too; else every row has one value.
       optional: values may be missing, so the table gets a row that stands for "missing".
+      values: what they are: integers, text, or integers that the raw data write as 1 to 8 hexadecimal digits.
       min_count: values that the training split holds fewer times are out of vocabulary, whatever `Frequency` allows.
     """
 
     name: str
     jagged: bool = False
     optional: bool = False
+    values: Literal["integer", "hex", "text"] = "integer"
     min_count: int = 1
 
 
@@ -87,7 +89,7 @@ class Reader(Protocol):
       name: the dataset's name, as in `recjax data prepare NAME`.
       label: what label 1 means, in words.
       splits: the split convention, in words.
-      dense: names of the K dense columns.
+      dense: names of the K dense columns. One that is also a feature's is one raw column, used in two ways.
       features: the categorical columns, in the order of the schema.
     """
 
@@ -154,8 +156,9 @@ def check_chunk(chunk: Chunk, columns: Columns) -> None:
         )
     for feature in features:
         column = chunk.columns.get(feature.name)
-        if column is None or column.keys.ndim != 1 or column.keys.dtype.kind not in "iuS":
-            raise DataError(f"{name}: column {feature.name!r} needs keys [n] of integers or bytes.")
+        kinds, wanted = ("S", "bytes") if feature.values == "text" else ("iu", "integers")
+        if column is None or column.keys.ndim != 1 or column.keys.dtype.kind not in kinds:
+            raise DataError(f"{name}: column {feature.name!r} ({feature.values}) needs keys [n] of {wanted}.")
         entries = n if column.lengths is None else int(column.lengths.sum(dtype=np.int64))
         if (column.lengths is None) == feature.jagged or len(column.keys) != entries:
             raise DataError(
@@ -166,3 +169,15 @@ def check_chunk(chunk: Chunk, columns: Columns) -> None:
             raise DataError(f"{name}: column {feature.name!r} has {len(column.missing)} marks for {entries} keys.")
         if column.missing is not None and column.missing.any() and not feature.optional:
             raise DataError(f"{name}: column {feature.name!r} has no value in a row, but every row must have one.")
+        if feature.name in dense and not _same(chunk.dense[:, dense.index(feature.name)], column):
+            raise DataError(
+                f"{name}: {feature.name!r} is a dense column and a feature, but their raw values differ. Give both the "
+                "same values, or name one of them otherwise."
+            )
+
+
+def _same(dense: np.ndarray, column: Column) -> bool:
+    if column.keys.dtype.kind == "S":
+        return False
+    keys = column.keys if column.missing is None else np.where(column.missing, np.nan, column.keys)
+    return np.array_equal(dense, keys, equal_nan=True)

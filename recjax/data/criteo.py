@@ -107,7 +107,7 @@ class CriteoReader:
 
     label = "the ad was clicked"
     dense = DENSE
-    features = tuple(RawFeature(name, optional=True) for name in CATEGORIES)
+    features = tuple(RawFeature(name, optional=True, values="hex") for name in CATEGORIES)
 
     def __init__(
         self,

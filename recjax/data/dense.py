@@ -12,6 +12,16 @@ DenseTransform = Literal["log1p", "log_shift", "none", "standard"]
 
 
 @dataclasses.dataclass(frozen=True)
+class Line:
+    """The transform of one column by constants of its dataset: x becomes (min(x, most) - zero) / unit."""
+
+    zero: float
+    unit: float
+    least: float | None = None  # less counts as missing
+    most: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class DenseStats:
     """Of each of K columns, missing values left out; float64 [K] each.
 
@@ -74,6 +84,7 @@ class DenseEncoder:
       all columns of a file, so that it differs from file to file.
     * standard: (x - mean) / standard deviation of the column's training values; a constant column is only shifted.
     * none: x.
+    * a `Line` for each column.
 
     Attributes:
       transform: which.
@@ -81,7 +92,7 @@ class DenseEncoder:
       stats: over the training split.
     """
 
-    transform: DenseTransform
+    transform: DenseTransform | tuple[Line, ...]
     indicators: bool
     stats: DenseStats
 
@@ -91,8 +102,17 @@ class DenseEncoder:
 
     def encode(self, dense: np.ndarray) -> np.ndarray:
         """Floating [n, K], NaN where missing, to float32 [n, K], or [n, 2K] with indicators."""
+        lines = self.transform if isinstance(self.transform, tuple) else ()
+        if lines:
+            least, most = (
+                np.array([-np.inf if line.least is None else line.least for line in lines]),
+                np.array([np.inf if line.most is None else line.most for line in lines]),
+            )
+            dense = np.where(dense < least, np.nan, np.minimum(dense, most))
         missing = np.isnan(dense)
-        if self.transform == "log1p":
+        if lines:
+            out = (dense - [line.zero for line in lines]) / [line.unit for line in lines]
+        elif self.transform == "log1p":
             out = np.log1p(np.maximum(dense, 0))
         elif self.transform == "log_shift":
             least = np.where(np.isfinite(self.stats.least), self.stats.least, 0.0).astype(dense.dtype)

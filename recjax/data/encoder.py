@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.blocks import open_prepared
 from recjax.data.chunk import Chunk, RawFeature, check_chunk
 from recjax.data.coding import Coded, CodedChunk, code_chunk
-from recjax.data.dense import DenseEncoder, DenseStats
+from recjax.data.dense import DenseEncoder, DenseStats, Line
 from recjax.data.ids import Frequency, Hash, IdMap, IdOptions, Modulo, load_map
 from recjax.errors import DataError
 
@@ -83,13 +84,20 @@ def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOption
     """What `open_encoder` needs besides the vocabularies, as JSON values."""
     options = {"kind": ids.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(ids).items()}}
     return {
-        "features": [{"name": f.name, "jagged": f.jagged, "optional": f.optional} for f in features],
+        "features": describe_features(features),
         "dense": list(dense),
         "ids": options,
-        "transform": by.transform,
+        "transform": [dataclasses.asdict(line) for line in by.transform]
+        if isinstance(by.transform, tuple)
+        else by.transform,
         "indicators": by.indicators,
         "stats": by.stats.to_json(),
     }
+
+
+def describe_features(features: Sequence[RawFeature]) -> list[dict[str, Any]]:
+    """The raw columns, as JSON values."""
+    return [{"name": f.name, "jagged": f.jagged, "optional": f.optional, "values": f.values} for f in features]
 
 
 def open_encoder(path: str | os.PathLike[str]) -> Encoder:
@@ -108,6 +116,11 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             f"the data at {path} ({source.name}) do not say how raw rows become ids. Prepare them with a dataset that "
             "does (recjax data prepare), or encode the rows yourself."
         )
+    if any("values" not in feature for feature in raw["features"]):
+        raise DataError(
+            f"the data at {path} were prepared by an older recjax, which did not keep how raw rows are encoded. "
+            f"Prepare them again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+        )
     features = [RawFeature(**feature) for feature in raw["features"]]
     ids = _options(raw["ids"])
     folder = Path(path) / VOCABULARY
@@ -118,7 +131,10 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
             f"again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
         ) from None
-    by = DenseEncoder(raw["transform"], raw["indicators"], DenseStats.from_json(raw["stats"]))
+    transform = raw["transform"]
+    if isinstance(transform, list):
+        transform = tuple(Line(**line) for line in transform)
+    by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
     return Encoder(source.name, features, raw["dense"], maps, by)
 
 

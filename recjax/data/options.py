@@ -12,6 +12,7 @@ from recjax import config as machinery
 from recjax.config_values import written
 from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.chunk import Reader
+from recjax.data.dense import DenseTransform, Line
 from recjax.data.ids import Frequency
 from recjax.data.prepare import prepare_data
 from recjax.errors import DataError
@@ -56,6 +57,7 @@ def prepare_as(
     reader: Reader,
     out: str | os.PathLike[str],
     *,
+    dense: DenseTransform | tuple[Line, ...] = "none",
     more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> PreparedSource:
@@ -63,9 +65,10 @@ def prepare_as(
 
     Args:
       config: the options, with `ids`, `dense` and `missing_indicators` if the dataset leaves these to the user: else
-        every value has a row, dense columns stay as the reader gives them, and no column tells of missing values.
+        every value has a row, dense columns are transformed by `dense`, and no column tells of missing values.
       reader: of the raw files.
       out: as for `prepare_data`, which also says what is raised.
+      dense: the dataset's own transform of dense columns, if it does not leave that to the user.
       more: likewise.
       overwrite: likewise.
     """
@@ -73,7 +76,7 @@ def prepare_as(
         reader,
         out,
         ids=getattr(config, "ids", Frequency()),
-        dense=getattr(config, "dense", "none"),
+        dense=getattr(config, "dense", dense),
         missing_indicators=getattr(config, "missing_indicators", False),
         options=options_of(config),
         more=more,

@@ -30,8 +30,8 @@ from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, refuse_f
 from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
 from recjax.data.counting import Counter
-from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform
-from recjax.data.encoder import VOCABULARY, Encoder, describe
+from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform, Line
+from recjax.data.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.ids import (
     Frequency,
     Hash,
@@ -51,7 +51,7 @@ from recjax.data.vocabulary import Vocabulary
 from recjax.data.work import Part, WorkFolder, work_folder
 from recjax.errors import DataError, TrainingError
 
-_VERSION = 1  # of the work folder; raise it when the same files and options start to give other parts
+_VERSION = 2  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
 _T = TypeVar("_T")
 _ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed
@@ -62,7 +62,7 @@ def prepare_data(
     out: str | os.PathLike[str],
     *,
     ids: IdOptions,
-    dense: DenseTransform,
+    dense: DenseTransform | tuple[Line, ...],
     missing_indicators: bool,
     options: Mapping[str, Any],
     more: Mapping[str, Any] | None = None,
@@ -95,7 +95,7 @@ def prepare_data(
     refuse_foreign(out)
     if (out / MANIFEST).exists():
         about["files"] = dict(hashing.result())
-        if (made := _already(out, reader.name, about, overwrite)) is not None:
+        if (made := _already(out, reader, about, overwrite)) is not None:
             progress.note(f"{out} holds these data already")
             return made
     try:
@@ -141,11 +141,13 @@ def _no_faults() -> collections.Counter[str]:
     return collections.Counter()
 
 
-def _already(out: Path, name: str, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
+def _already(out: Path, reader: Reader, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
     """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
     try:
-        made = open_prepared(out, name)
-        if all(made.about.get(key) == about[key] for key in about):
+        made = open_prepared(out, reader.name)
+        encoder = made.about.get("encoder", {})  # of another form if an older recjax wrote it
+        same = encoder.get("features") == describe_features(reader.features)
+        if same and all(made.about.get(key) == about[key] for key in about):
             verify(out)
             return made
     except DataError:  # damaged, or another dataset

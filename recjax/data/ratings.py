@@ -17,6 +17,7 @@ import numpy as np
 from recjax.data.baselines import mean_baselines
 from recjax.data.blocks import PreparedSource
 from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.dense import Line
 from recjax.data.fields import Faults, Rows
 from recjax.data.keyed import KeyedTable, refuse_repeated
 from recjax.data.options import PathConfig, prepare_as
@@ -24,7 +25,7 @@ from recjax.data.table import Form, read_rows
 from recjax.data.textfile import sha256
 from recjax.errors import DataError
 
-DENSE = ("time", "year")
+DENSE = ("time", "year")  # of the rating, in seconds since 1970 (UTC); of the movie's release, 0 where unknown
 SPLITS = (
     "ordered by time (ties by line): the last 20% are test; of the rest, the last validation_fraction are validation "
     "and the others train; vocabularies come from train only"
@@ -198,10 +199,19 @@ class RatingsReader:
         self._train = self._known - int(self._known * validation_fraction)
         self._genre_starts = np.cumsum(movies.counts) - movies.counts
         names = ["user", "movie", "genres", "year", *(() if users is None else users.columns), *(["tags"] * bool(tags))]
-        jagged = ("genres", "tags")
+        text = {"genres", "tags"}
+        if users is not None:
+            text |= {name for name, column in users.columns.items() if column.keys.dtype.kind == "S"}
         self.features = [
-            RawFeature(feature, jagged=feature in jagged, min_count=min_counts.get(feature, 1)) for feature in names
+            RawFeature(
+                feature,
+                jagged=feature in ("genres", "tags"),
+                values="text" if feature in text else "integer",
+                min_count=min_counts.get(feature, 1),
+            )
+            for feature in names
         ]
+        self.lines = dense_lines(int(ratings.times[0]), int(ratings.times[self._train - 1]))
 
     def files(self) -> dict[str, str]:
         """File name -> sha256 of every raw file."""
@@ -234,7 +244,7 @@ class RatingsReader:
         rows = np.arange(len(self._labels))[part]
         return Chunk(
             labels=self._labels[part],
-            dense=encode_dense(times, years, int(ratings.times[0]), int(ratings.times[self._train - 1])),
+            dense=np.stack([times, years], axis=1).astype(np.float64),
             columns=columns,
             split=(rows >= self._train).astype(np.uint8) + (rows >= self._known).astype(np.uint8),
             skipped=skipped,
@@ -242,25 +252,21 @@ class RatingsReader:
         )
 
 
-def encode_dense(times: np.ndarray, years: np.ndarray, first: int, last: int) -> np.ndarray:
-    """The dense features `DENSE` of ratings.
+def dense_lines(first: int, last: int) -> tuple[Line, Line]:
+    """The transforms of the dense columns `DENSE` of ratings.
 
     The hour of the day and the day of the week are left out: on the ratings that ship with recjax they say nothing
     about the label beyond user and movie, and a DLRM validates worse with them.
 
     Args:
-      times: of the rating, seconds since 1970 (UTC), [n].
-      years: of the movie's release, [n]; 0 where unknown.
       first: time of the first training rating.
       last: time of the last training rating.
 
     Returns:
-      float32 [n, 2]: time from -1 at `first` to 0 at `last`, and 0 after it, for a model has seen nothing later;
+      Of the time: from -1 at `first` to 0 at `last`, and 0 after it, for a model has seen nothing later; of the year
       (year - 2006) / 12, which is about standardised, or 0 where the year is unknown.
     """
-    time = np.minimum((times - last) / max(1, last - first), 0.0)
-    year = np.where(years > 0, (years - 2006) / 12, 0.0)
-    return np.stack([time, year], axis=1).astype(np.float32)
+    return Line(zero=last, unit=max(1, last - first), most=last), Line(zero=2006, unit=12, least=1)
 
 
 def _tags_before(tags: Tags, most: int, movies: np.ndarray, times: np.ndarray) -> Column:
@@ -288,4 +294,5 @@ def prepare_ratings(
     config: PathConfig, reader: RatingsReader, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> PreparedSource:
     """`prepare_as`, with `mean_baselines` beside the ratings."""
-    return prepare_as(config, reader, out, more={"baselines": reader.baselines()}, overwrite=overwrite)
+    more = {"baselines": reader.baselines()}
+    return prepare_as(config, reader, out, dense=reader.lines, more=more, overwrite=overwrite)

@@ -82,7 +82,9 @@ class TaobaoReader:
     label = "the ad was clicked"
     dense = ("price",)
     features = (
-        *(RawFeature(name) for name in ("user", "adgroup_id", "pid", "hour", "weekday")),
+        *(RawFeature(name) for name in ("user", "adgroup_id")),
+        RawFeature("pid", values="text"),
+        *(RawFeature(name) for name in ("hour", "weekday")),
         *(RawFeature(name, optional=True) for name in (*_AD, *_PROFILE)),
     )
 

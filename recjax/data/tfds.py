@@ -141,7 +141,12 @@ class TfdsReader:
         self.dense = tuple(name for name, role in roles.items() if role == "dense")
         self._check_columns()
         self.features = [
-            RawFeature(name, jagged=role == "jagged", optional=self._kind(name) == "O")
+            RawFeature(
+                name,
+                jagged=role == "jagged",
+                optional=self._kind(name) == "O",
+                values="text" if self._kind(name) == "O" else "integer",
+            )
             for name, role in roles.items()
             if role != "dense"
         ]
@@ -196,7 +201,7 @@ class TfdsReader:
             if feature.jagged:
                 lengths = np.array([len(bag) for bag in values], np.int32)
                 values = [value for bag in values for value in bag]
-            keys = np.array(values, np.bytes_ if feature.optional else np.int64)
+            keys = np.array(values, np.bytes_ if feature.values == "text" else np.int64)
             if feature.optional and any(value.endswith(b"\0") for value in values):
                 raise DataError(f"{where} rows from {first}: a value of {feature.name} ends in a NUL byte. Remove it.")
             missing = keys == b"" if feature.optional else None

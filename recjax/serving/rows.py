@@ -1,7 +1,7 @@
 """Files of raw rows to predict on, read in their own order, with or without labels.
 
 Two formats: the text of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
-dataset that was prepared with vocabularies: an object a line that holds each raw column by name.
+dataset but Avazu that was prepared from raw rows: an object a line that holds each raw column by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.criteo_text import CATEGORIES, FIELDS, fault, parse
 from recjax.data.encoder import Encoder
-from recjax.data.ids import VocabularyMap
 from recjax.data.textfile import open_bytes
 from recjax.errors import ConfigError, DataError
 
 _PIECE_BYTES = 1 << 21  # of text read at once
 _JSON_ROWS = 8192  # lines in a chunk
+_HEX = re.compile("[0-9a-fA-F]{1,8}")
 
 
 def read(file: Path, dataset: str, encoder: Encoder) -> Iterator[Chunk]:
@@ -40,15 +40,22 @@ def read(file: Path, dataset: str, encoder: Encoder) -> Iterator[Chunk]:
       ConfigError: the dataset has no text format that could be told row by row.
       DataError: the file cannot be read, or a row is malformed: with file, line, and column or key.
     """
-    if Path(file.name.removesuffix(".gz")).suffix == ".jsonl":
+    lines_of_json = Path(file.name.removesuffix(".gz")).suffix == ".jsonl"
+    if dataset == Avazu.kind:  # whose hour becomes other columns, so there is one way to write it
+        if lines_of_json:
+            raise ConfigError(
+                f"{file}: rows of {dataset} are read as its own CSV text only, with the header of Kaggle's files; the "
+                "column click may be missing. Give them so, in a file whose name does not end in .jsonl."
+            )
+        return read_unlabelled(file)
+    if lines_of_json:
         return json_lines(file, encoder)
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
         return criteo(file)
-    if dataset == Avazu.kind:
-        return read_unlabelled(file)
+    keys = dict.fromkeys((*(feature.name for feature in encoder.features), *encoder.dense))
     raise ConfigError(
         f"{file}: rows of {dataset} are read as JSON Lines only, from a file whose name ends in .jsonl (or .jsonl.gz): "
-        "an object a line with the keys " + ", ".join((*(f.name for f in encoder.features), *encoder.dense)) + "."
+        f"an object a line with the keys {', '.join(keys)}."
     )
 
 
@@ -108,10 +115,7 @@ def json_lines(file: Path, encoder: Encoder) -> Iterator[Chunk]:
     lines = ((first + i, line) for first, text in _pieces(file) for i, line in enumerate(text.split(b"\n")[:-1]))
     while batch := list(itertools.islice(lines, _JSON_ROWS)):
         rows = [(line, _object(file, line, text)) for line, text in batch]
-        columns = {
-            feature.name: _column(file, rows, feature, _kind(encoder, number))
-            for number, feature in enumerate(encoder.features)
-        }
+        columns = {feature.name: _column(file, rows, feature) for feature in encoder.features}
         dense = np.array([[_number(file, *row, name) for name in encoder.dense] for row in rows], np.float64)
         n = len(rows)
         yield Chunk(np.zeros(n, np.float32), dense.reshape(n, -1), columns, np.zeros(n, np.uint8))
@@ -144,18 +148,31 @@ def _number(file: Path, line: int, row: dict[str, Any], name: str) -> float:
     return float(value)
 
 
-def _kind(encoder: Encoder, number: int) -> tuple[type, ...]:
-    """What the values of a feature may be."""
-    map_ = encoder.maps[number]
-    if not isinstance(map_, VocabularyMap):
-        return int, str
-    return (int,) if map_.vocabulary.values.dtype.kind in "iu" else (str,)
+_FORMS = {
+    "integer": "an integer of 64 bits",
+    "hex": "text of 1 to 8 hexadecimal digits",
+    "text": "text without NUL",
+}  # what the values of a feature are -> how they are written
 
 
-def _column(
-    file: Path, rows: Sequence[tuple[int, dict[str, Any]]], feature: RawFeature, kinds: tuple[type, ...]
-) -> Column:
-    values: list[Any] = []
+def _fitting(item: Any, values: str) -> int | bytes | None:
+    """The key of a value; None if it is not of the feature's kind."""
+    if values == "integer":
+        return item if type(item) is int and -(2**63) <= item < 2**63 else None
+    if type(item) is not str:
+        return None
+    if values == "hex":
+        return int(item, 16) if _HEX.fullmatch(item) else None
+    try:
+        return None if "\0" in item else item.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+        return None
+
+
+def _column(file: Path, rows: Sequence[tuple[int, dict[str, Any]]], feature: RawFeature) -> Column:
+    empty: int | bytes = b"" if feature.values == "text" else 0
+    keys: list[int | bytes] = []
+    missing: list[bool] = []
     lengths = []
     for line, row in rows:
         value = _value(file, line, row, feature.name)
@@ -163,30 +180,18 @@ def _column(
         if not isinstance(bag, list):
             raise DataError(f"{file}:{line}: {feature.name!r} is {json.dumps(value)[:80]}, not a list of values.")
         for item in bag:
-            if item is None and feature.optional:
-                continue
-            fits = type(item) in kinds and (-(2**63) <= item < 2**63 if type(item) is int else "\0" not in item)
-            if not fits:
-                wanted = " or ".join("an integer of 64 bits" if kind is int else "text" for kind in kinds)
+            absent = item is None and feature.optional
+            key = empty if absent else _fitting(item, feature.values)
+            if key is None:
                 raise DataError(
-                    f"{file}:{line}: {feature.name!r} is {json.dumps(item)[:80]}, not {wanted}. Correct the value"
-                    + (", or give null where it is missing." if feature.optional else ".")
+                    f"{file}:{line}: {feature.name!r} is {json.dumps(item)[:80]}, not {_FORMS[feature.values]}. "
+                    "Correct the value" + (", or give null where it is missing." if feature.optional else ".")
                 )
-        values += bag
+            keys.append(key)
+            missing.append(absent)
         lengths.append(len(bag))
-    missing = np.array([value is None for value in values], bool)
-    present = {type(value) for value in values if value is not None} or {kinds[0]}
-    if len(present) > 1:
-        raise DataError(
-            f"{file}:{rows[0][0]}: {feature.name!r} is an integer in some of the lines from here on and text in "
-            "others. Write it in one way."
-        )
-    if present == {int}:
-        keys = np.array([0 if value is None else value for value in values], np.int64)
-    else:
-        keys = np.array([b"" if value is None else value.encode() for value in values], np.bytes_)
     return Column(
-        keys,
+        np.array(keys, np.bytes_ if feature.values == "text" else np.int64),
         np.array(lengths, np.int32) if feature.jagged else None,
-        missing if missing.any() else None,
+        np.array(missing, bool) if any(missing) else None,
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.dense import DenseEncoder, DenseStats
+from recjax.data.dense import DenseEncoder, DenseStats, Line
 
 NAN = float("nan")
 VALUES = st.lists(st.just(NAN) | st.floats(-1e6, 1e6), max_size=30)
@@ -57,6 +57,11 @@ def test_transforms_by_hand(transform, expected):
     found = encoder(transform).encode(DENSE)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_lines_by_hand():
+    by = encoder((Line(zero=1, unit=2), Line(zero=-2, unit=4, least=-1, most=2)), indicators=True)
+    np.testing.assert_array_equal(by.encode(DENSE), [[1, 0, 0, 1], [0, 0.5, 1, 0], [-0.5, 0, 0, 1], [0, 1, 0, 0]])
 
 
 def test_indicators_tell_a_missing_value_from_a_zero():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.data import prepare as engine
-from recjax.data.blocks import open_prepared, write_prepared
+from recjax.data.blocks import MANIFEST, open_prepared, write_prepared
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.encoder import open_encoder
 from recjax.data.ids import Frequency, Hash
@@ -46,7 +46,7 @@ class Toy:
     label = "yes"
     splits = "as given"
     dense = ("age",)
-    features = (RawFeature("word", optional=True), RawFeature("tags", jagged=True))
+    features = (RawFeature("word", optional=True, values="text"), RawFeature("tags", jagged=True))
 
     def __post_init__(self):
         self.asked = []
@@ -301,6 +301,46 @@ def absent(name):
     return columns | {name: dataclasses.replace(columns[name], missing=columns[name].keys == columns[name].keys[0])}
 
 
+def swapped():
+    """Columns of three rows with the integers of one in the place of the other's text."""
+    columns = chunk(rows_of(3)).columns
+    return columns | {"word": Column(np.arange(3))}
+
+
+def test_a_raw_column_of_two_uses_has_one_value(tmp_path):
+    class Both(Toy):
+        dense, features = ("age",), (*Toy.features, RawFeature("age", optional=True))
+        wrong = 0
+
+        def chunks(self, start):
+            for good in super().chunks(start):
+                age = good.dense[:, 0]
+                keys = np.where(np.isnan(age), 0, age).astype(np.int64) + self.wrong
+                yield dataclasses.replace(good, columns=good.columns | {"age": Column(keys, None, np.isnan(age))})
+
+    rows = [(0, age, "a", [], 0) for age in (3, None, 4)]
+    reader = Both(rows)
+    assert prepare(reader, tmp_path / "good").schema.feature("age").rows == 4
+    reader.wrong = 1
+    with pytest.raises(DataError, match="'age' is a dense column and a feature, but their raw values differ"):
+        prepare(reader, tmp_path / "bad")
+
+
+def test_data_of_an_older_recjax_are_prepared_again(tmp_path):
+    """They do not say whether a feature's values are integers, hexadecimal digits or text."""
+    made = prepare(Toy(rows_of(9)), tmp_path / "out")
+    manifest = json.loads((made.path / MANIFEST).read_text())
+    for feature in manifest["about"]["encoder"]["features"]:
+        del feature["values"]
+    (made.path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="prepared by an older recjax.*--overwrite"):
+        open_encoder(made.path)
+    with pytest.raises(DataError, match="already holds prepared data of other content"):
+        prepare(Toy(rows_of(9)), tmp_path / "out")
+    prepare(Toy(rows_of(9)), tmp_path / "out", overwrite=True)
+    assert open_encoder(made.path).features[0].values == "text"
+
+
 def test_a_reader_that_breaks_its_promise(tmp_path):
     class Wrong(Toy):
         def chunks(self, start):
@@ -311,7 +351,8 @@ def test_a_reader_that_breaks_its_promise(tmp_path):
     for change, message in (
         ({"labels": np.zeros(3)}, "labels are float64"),
         ({"split": np.zeros(2, np.uint8)}, r"split \(2,\)"),
-        ({"columns": {}}, "column 'word' needs keys"),
+        ({"columns": {}}, r"column 'word' \(text\) needs keys \[n\] of bytes"),
+        ({"columns": swapped()}, r"column 'word' \(text\) needs keys \[n\] of bytes"),
         ({"columns": without("word")}, r"'word' \(jagged=False\) has 2 keys where 3 rows ask for 3"),
         ({"columns": absent("tags")}, "'tags' has no value in a row, but every row must have one"),
     ):
