@@ -180,6 +180,16 @@ def test_a_folder_that_is_no_run_folder(preset, tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"] and (tmp_path / "thesis.tex").read_text() == "mine"
 
 
+@pytest.mark.parametrize("text", ['{"name": "a web page", "seed": 3}', "[1]", "rubbish", '{"class": "site.py:Page"}'])
+def test_a_folder_with_another_program_s_config(preset, tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "index.html").write_text("mine")
+    before = contents(tmp_path)
+    pattern = "holds a config.json that no run of recjax wrote, so it is not a run folder. Choose another --out"
+    assert_refused(inside("train", preset, *SMALL, "--out", tmp_path), 2, pattern)
+    assert contents(tmp_path) == before
+
+
 def test_a_damaged_config_or_record(preset, tmp_path):
     command = ("train", preset, *SMALL, "--out", tmp_path, "--json")
     first = inside(*command).result

@@ -78,9 +78,17 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} is not empty and holds no config.json, so it is not a run folder. Choose another --out."
             )
+        if "config.json" in names and not self._has_checkpoints():
+            try:
+                read_config(self.path, type(self._config))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{self.path} holds a config.json that no run of recjax wrote, so it is not a run folder. Choose "
+                    f"another --out. ({error})"
+                ) from error
 
     def _check(self) -> None:
-        if not any((self.path / "checkpoints").glob("[0-9]*")):
+        if not self._has_checkpoints():
             return  # new, or it died before its first checkpoint: there is nothing to protect or to resume
         differing = changes(read_config(self.path, type(self._config)), self._config)
         if differing:
@@ -88,6 +96,9 @@ class RunFolder:
                 f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
                 "resume it, or another --out to start anew."
             )
+
+    def _has_checkpoints(self) -> bool:
+        return any((self.path / "checkpoints").glob("[0-9]*"))
 
     def claim(self) -> None:
         """Writes config.json, and removes what a killed run left unfinished.
