@@ -60,7 +60,7 @@ def evaluate(
       *overrides: texts "dotted.key=value", for example another "mesh.devices".
       split: "train", "validation" or "test", or several of them.
       step: a step that has a checkpoint; None takes the newest.
-      **details: fields of `recjax.train.evaluation.Details`, for example by=("genres",) or group="user".
+      **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user".
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
@@ -68,6 +68,8 @@ def evaluate(
     from recjax import main
     from recjax.train.evaluation import Details
 
+    if isinstance(details.get("by"), str):
+        details["by"] = (details["by"],)
     return main.evaluate(out, overrides, (split,) if isinstance(split, str) else split, step, Details(**details))
 
 

@@ -80,7 +80,7 @@ class RunConfig:
     train: TrainConfig = TrainConfig()  # how to train
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
-    plan: str = "auto"  # where tables live: auto, row_wise, data_parallel or a plan file; changes no number
+    plan: str = "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
 
     def __post_init__(self) -> None:

@@ -203,10 +203,11 @@ def _open(file: Path) -> Any:
     """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
     with contextlib.ExitStack() as stack:
         with _reading(file):
-            opened = np.load(stack.enter_context(open(file, "rb")), allow_pickle=False)
-            if not isinstance(opened, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array, not several by name")
-            stack.enter_context(opened)
+            stream = stack.enter_context(open(file, "rb"))
+            if not zipfile.is_zipfile(stream):  # NumPy would advise to load it as a pickle, which can run code
+                raise ValueError("it is a file of another kind, or cut short")
+            stream.seek(0)
+            opened = stack.enter_context(np.load(stream, allow_pickle=False))
         yield opened
 
 

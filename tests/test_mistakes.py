@@ -287,6 +287,18 @@ def test_a_broken_plan(preset, tmp_path, change, patterns):
     assert os.listdir(tmp_path / "run") == [".lock"]
 
 
+def test_a_run_keeps_its_plan_file(preset, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert inside("plan", preset, "--save", "plan.json").status == 0
+    trained = inside("train", preset, *SMALL, "plan=plan.json", "--out", "run", "--json").result
+    monkeypatch.chdir(tmp_path)
+    assert inside("eval", "here/run", "--json").result["auc"] == pytest.approx(trained["eval"]["auc"])
+    (tmp_path / "here" / "run" / "plan.json").write_text("[]")
+    assert_refused(inside("eval", "here/run"), 2, r"run/plan\.json: not a plan")
+    assert inside("eval", "here/run", "plan=row_wise").status == 0
+
+
 def test_a_plan_that_cannot_be_saved(preset, tmp_path):
     done = inside("plan", preset, "--save", tmp_path / "nowhere" / "plan.json")
     assert_refused(done, 2, "--save .*plan.json cannot be written: No such file", "Choose another path")

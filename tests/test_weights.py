@@ -304,13 +304,16 @@ def test_a_state_dict_of_another_model(change, patterns, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()  # the folder stays free for the corrected command
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 cut short", b"\x93NUMPY one array"], ids=repr)
+@pytest.mark.parametrize(
+    "content", [None, b"", b"PK\x03\x04 cut short", b"\x93NUMPY one array", b"\x80\x04K\x01."], ids=repr
+)
 def test_a_file_that_is_none(content, tmp_path):
     file = tmp_path / "in.npz"
     if content is not None:
         file.write_bytes(content)
     done = inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run")
     assert_refused(done, 2, "in.npz cannot be read as an .npz file", "numpy.savez")
+    assert "allow_pickle" not in done.err  # as NumPy advises, which would execute what is in a pickle
 
 
 def test_nothing_in_a_file_is_executed(tmp_path):

@@ -28,6 +28,7 @@ import numpy as np
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch, Feature, Schema, validate
 from recjax.data.memory import keep_freed_memory
+from recjax.data.source import SPLITS
 from recjax.errors import DataError, TrainingError
 
 MANIFEST = "recjax.json"
@@ -59,7 +60,9 @@ class PreparedSource:
         self._reader = functools.cache(self._open)
 
     def row_counts(self, split: str) -> np.ndarray:
-        """Rows of each block: int64 [blocks]."""
+        """Rows of each block: int64 [blocks]; none of a split that was not written."""
+        if split in SPLITS and split not in self._counts:
+            return np.zeros(0, np.int64)
         if split not in self._counts:
             names = ", ".join(self._counts)
             raise DataError(f"{self.name} at {self.path} has no split {split!r}; its splits are {names}.")

@@ -104,6 +104,11 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
     return (Segment(**items[0]),)
 
 
+def is_file(choice: str) -> bool:
+    """Whether the config's `plan` is the path of a plan file."""
+    return choice not in ("auto", *PLACEMENTS)
+
+
 def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
 

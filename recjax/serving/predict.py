@@ -89,6 +89,8 @@ def predict(
             pairs = zip(logits.tolist(), probabilities.tolist(), strict=True)
             file.writelines(line(n, x, p, digits) for n, (x, p) in enumerate(pairs, row + 1))
             row, total = row + len(logits), total + float(probabilities.sum())
+        if row == 0:
+            raise DataError(f"{input} has no row. Give a file with a row a line, behind the header if it has one.")
     return {"step": step, "input": str(input), "out": str(out), "rows": row, "mean_probability": total / row}
 
 

@@ -46,7 +46,9 @@ def result(run: Run) -> dict[str, Any]:
         chosen = [line for line in lines if (line["split"], line["step"]) == ("validation", summary["eval_step"])]
         names = ("steps", "eval_step", "samples_per_s", "seconds", "devices", "versions")
         measured = {name: summary[name] for name in names}
-        measured["validation"] = {name: chosen[-1][name] for name in summary["eval"]} if chosen else {}
+        measured["validation"] = (
+            {name: chosen[-1][name] for name in summary["eval"] if name in chosen[-1]} if chosen else {}
+        )  # only a large split has auc_low and auc_high
         return known | {"status": "done"} | measured | {"test": summary["eval"]}
     except (RecjaxError, OSError, ValueError, KeyError, TypeError):
         return known  # training there again mends what can be mended, and says what cannot

@@ -23,6 +23,8 @@ from recjax.train.slices import Groups, Slices, find_feature
 from recjax.train.state import TrainState
 
 EXACT_ROWS = 10_000_000  # samples that are kept for an exact AUC: about 1.2 GB of memory at the end
+_PART_ROWS = 10_000_000  # samples of a part that groups are worked on in
+_MOST_PARTS = 256  # each is an open file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
     by = [find_feature(schema, name) for name in details.by]
     groups = []
     if grouped:
-        parts = max(1, -(-_rows(setup, split) // max(1, details.exact_rows)))
+        parts = min(_MOST_PARTS, max(1, -(-_rows(setup, split) // _PART_ROWS)))
         groups = [Groups(grouped, parts, meaning(setup.source, grouped).shared)]
     slices = {}
     for feature in by:

@@ -10,11 +10,13 @@ from typing import IO
 
 from recjax import config as machinery
 from recjax.config_values import written
+from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.preset_files import class_path, find_class
 from recjax.presets import FREE_ON_RESUME, RunConfig
-from recjax.train.files import write_json
+from recjax.train.files import write_json, write_whole
 
+PLAN = "plan.json"  # in a run folder
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
@@ -24,6 +26,7 @@ class RunFolder:
     Opening it checks and locks; `claim` then makes it the folder of this run.
 
     config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself
+    plan.json      a copy of the plan file, if the config names one
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoint.py
     summary.json, curves.png   at the end
@@ -113,6 +116,8 @@ class RunFolder:
             unfinished.unlink(missing_ok=True)
         cls, plain = type(self._config), json.loads(machinery.to_json(self._config))
         write_json(self.config_file, plain if cls is RunConfig else {"class": class_path(cls), **plain})
+        if is_file(self._config.plan):
+            write_whole(self.path / PLAN, Path(self._config.plan).read_bytes())
 
     @property
     def config_file(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 from recjax import config as machinery
 from recjax.data.kept import refuse_other_values
 from recjax.data.source import BlockSource
+from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, TrainingError
 from recjax.presets import FREE_ON_RESUME
 from recjax.train.checkpoint import Checkpoints, Restored
-from recjax.train.folder import changes, read_config
+from recjax.train.folder import PLAN, changes, read_config
 from recjax.train.loop import Cursor, resume
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
@@ -53,6 +55,8 @@ def open_run(
             f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
             f"change {', '.join(FREE_ON_RESUME)}."
         )
+    if is_file(config.plan) and config.plan == trained.plan and (run / PLAN).is_file():
+        config = dataclasses.replace(config, plan=str(run / PLAN))  # the path was of another working folder, maybe
     setup = make_setup(config, source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
 

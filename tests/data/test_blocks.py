@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recjax.data import stats
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.blocks import MANIFEST, open_prepared, verify, write_prepared
 from recjax.data.pipeline import batches
@@ -111,6 +112,14 @@ def test_fingerprint_is_of_the_content(tmp_path):
     assert write(tmp_path / "d", moved).fingerprint != same.fingerprint
     renamed = Schema(("a", "B"), SCHEMA.features)
     assert write_prepared(tmp_path / "e", "toy", renamed, SPLITS, {}).fingerprint != same.fingerprint
+
+
+def test_a_split_that_was_not_written_has_no_rows(tmp_path):
+    source = write_prepared(tmp_path / "a", "toy", SCHEMA, {"train": SPLITS["train"]}, {})
+    assert source.row_counts("train").sum() > 0 and source.row_counts("validation").tolist() == []
+    assert {name: split["rows"] for name, split in stats.describe(source)["splits"].items()}["test"] == 0
+    with pytest.raises(DataError, match="no split 'tset'"):
+        source.row_counts("tset")
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])

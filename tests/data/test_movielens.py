@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from recjax.data import movielens
 from recjax.data import ratings as ratings_module
 from recjax.data.chunk import check_chunk
+from recjax.data.dense import DenseEncoder, DenseStats
 from recjax.data.movielens import MovieLens
 from recjax.errors import ConfigError, DataError
 
@@ -115,8 +116,10 @@ def test_every_release_gives_the_same_rows(tmp_path, variant, given):
     assert columns["year"].keys.tolist() == [YEARS[row[1]] for row in IN_TIME]
     truth = [[genre.encode() for genre in MOVIES[row[1]][1]] for row in IN_TIME]
     assert [sorted(bag) for bag in bags(columns["genres"])] == [sorted(bag) for bag in truth]
-    np.testing.assert_allclose(chunk.dense[:6, 0], [-1, -0.75, -0.5, -0.25, -0.25, 0])
-    assert (chunk.dense[6:, 0] == 0).all()  # after the last training rating
+    assert chunk.dense.tolist() == [[row[3], YEARS[row[1]]] for row in IN_TIME]
+    dense = DenseEncoder(reader.lines, False, DenseStats.of(chunk.dense)).encode(chunk.dense)
+    np.testing.assert_allclose(dense[:6, 0], [-1, -0.75, -0.5, -0.25, -0.25, 0])
+    assert (dense[6:, 0] == 0).all()  # after the last training rating
     assert reader.label == "rating >= 4" and len(reader.files()) == (2 if variant == "latest" else 3)
     if variant == "latest":
         assert list(columns) == ["user", "movie", "genres", "year"]

@@ -147,6 +147,15 @@ def test_a_malformed_row_is_named_and_nothing_is_written(shop, tmp_path, change,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "scores.csv"]
 
 
+def test_a_file_that_has_only_its_header(shop, tmp_path, monkeypatch):
+    """As text with a header can be."""
+    folder, _ = shop
+    file, out = write(tmp_path / "rows.jsonl", rows()[:4]), tmp_path / "scores.csv"
+    monkeypatch.setattr("recjax.serving.rows.read", lambda *arguments: iter([]))
+    assert_refused(inside("predict", folder / "run", "--input", file, "--out", out), 3, r"rows\.jsonl has no row")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
 def test_mistakes(shop, preset, good, tmp_path):
     folder, _ = shop
     file, out = write(tmp_path / "rows.jsonl", rows()[:4]), tmp_path / "scores.csv"

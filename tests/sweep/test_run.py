@@ -11,6 +11,7 @@ import pytest
 from commands import inside, outside, start
 
 import recjax
+from recjax import config as machinery
 from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint import Checkpoints
@@ -98,6 +99,20 @@ def test_a_folder_of_another_config_is_not_done(file, tmp_path):
     assert sweep_run.result(run)["status"] == "open"
     config.write_text("{")
     assert sweep_run.result(run)["status"] == "open"
+
+
+def test_a_run_with_a_test_split_too_large_to_be_kept_is_done(file, tmp_path):
+    """Its test AUC comes with bounds, which that of a smaller validation split does not have."""
+    run = read_sweep(file, tmp_path / "out").runs[0]
+    run.out.mkdir(parents=True)
+    (run.out / "config.json").write_text(machinery.to_json(run.config))
+    measures = {"auc": 0.7, "logloss": 0.5, "ne": 0.9, "calibration": 1.0, "samples": 600}
+    test = measures | {"auc_low": 0.69, "auc_high": 0.71, "samples": 11_000_000}
+    plain = {"steps": 5, "eval_step": 5, "samples_per_s": 1.0, "seconds": 1.0, "devices": 1, "versions": {}}
+    (run.out / "summary.json").write_text(json.dumps(plain | {"eval": test}))
+    (run.out / "metrics.jsonl").write_text(json.dumps({"step": 5, "split": "validation", "loss": 0.5, **measures}))
+    result = sweep_run.result(run)
+    assert (result["status"], result["validation"], result["test"]) == ("done", measures, test)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

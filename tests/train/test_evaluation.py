@@ -1,6 +1,7 @@
 """`recjax eval` as a whole: splits, slices, groups, calibration, and splits that are too large to be kept."""
 
 import json
+import tempfile
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from commands import assert_refused, inside
 import recjax
 from recjax.data import blocks
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.train import metrics
+from recjax.train import evaluation, metrics, slices
 from recjax.train.saved import open_run
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -67,6 +68,7 @@ def test_several_splits_at_once(run):
     text = inside("eval", run, "--split", "train", "--split", "test").out
     assert text.splitlines()[1].split() == ["split", "train", "test"]
     assert recjax.evaluate(run, split=("test", "train")) == both
+    assert recjax.evaluate(run, by="tags")["by"].keys() == {"tags"}
 
 
 def test_slices_and_groups(run, truth):
@@ -91,6 +93,18 @@ def test_slices_and_groups(run, truth):
     assert result["grouped"]["gauc"] == pytest.approx(won / total)
     text = inside("eval", run, "--by", "tags", "--group", "user").out
     assert "test by tags:" in text and "no value" in text and "AUC within each user" in text
+
+
+def test_groups_are_worked_on_in_parts(run, monkeypatch):
+    """Of a size of their own, in few files however many rows there are."""
+    kept = recjax.evaluate(run, group="user")["grouped"]
+    made = []
+    for rows, files in ((500, 0), (499, 2), (99, 6), (1, 256)):
+        made.clear()
+        monkeypatch.setattr(evaluation, "_PART_ROWS", rows)
+        monkeypatch.setattr(slices, "_file", lambda: made.append(1) or tempfile.TemporaryFile())
+        assert recjax.evaluate(run, group="user", exact_rows=9)["grouped"] == pytest.approx(kept)
+        assert len(made) == files
 
 
 def test_a_split_too_large_to_be_kept(run, truth):
@@ -150,3 +164,13 @@ def test_a_run_folder_that_cannot_be_written_is_evaluated_all_the_same(run, monk
     done = inside("eval", run, "--json")
     assert done.result["samples"] == json.loads((run / "summary.json").read_text())["eval"]["samples"]
     assert "there is no picture of the calibration: cannot write" in done.err
+
+
+def test_data_without_a_validation_split(preset, tmp_path):
+    """Blocks of one's own need not have one; nor a test split, until someone asks for it."""
+    schema = Schema(("x",), (Feature("user", 30), Feature("tags", 8, None)))
+    blocks.write_prepared(tmp_path / "data", "clicks", schema, {"train": [block(0)], "test": [block(3)]}, {})
+    done = inside("train", preset, "data=prepared", f"data.path={tmp_path / 'data'}", "mesh.devices=2",
+                  "train.steps=2", "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert done.result["eval"]["samples"] == (block(3).weights > 0).sum()
+    assert_refused(inside("eval", tmp_path / "run", "--split", "validation"), 3, "validation")
