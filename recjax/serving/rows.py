@@ -151,7 +151,7 @@ def _number(file: Path, line: int, row: dict[str, Any], name: str) -> float:
 _FORMS = {
     "integer": "an integer of 64 bits",
     "hex": "text of 1 to 8 hexadecimal digits",
-    "text": "text without NUL",
+    "text": "text (Unicode without NUL)",
 }  # what the values of a feature are -> how they are written
 
 
