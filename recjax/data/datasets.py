@@ -27,9 +27,12 @@ from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.data.taobao import Taobao
 from recjax.data.tfds import Tfds
+from recjax.data.zipf_stream import ZipfStream
 from recjax.errors import ConfigError
 
-Dataset = MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao | Tfds | Synthetic | Prepared
+Dataset = (
+    MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao | Tfds | Synthetic | ZipfStream | Prepared
+)
 
 DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
 

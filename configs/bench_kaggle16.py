@@ -1,0 +1,29 @@
+"""Speed of a small DLRM: D=16, one-hot ids, batch 4096. The dense part and the sparse part weigh alike.
+
+    recjax bench bench_kaggle16
+    recjax bench bench_kaggle16 --against torchrec
+
+26 tables with Criteo Kaggle's row counts, capped at 2_000_000, ids `(Generator.zipf(1.1) - 1) % rows`, random dense
+values and labels: a stream that means nothing, so it trains (`recjax train bench_kaggle16 train.steps=100`) but learns
+nothing.
+"""
+
+from recjax.data.zipf_stream import ZipfStream
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.options import DenseAdagrad, TrainConfig
+
+KAGGLE_ROWS = (
+    1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992, 5_461_306, 10,
+    5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
+)  # fmt: skip
+
+config = RunConfig(
+    data=ZipfStream(rows=KAGGLE_ROWS, max_rows=2_000_000),
+    model=DLRMConfig(bottom=(512, 256, 64, 16), top=(512, 256, 1)),
+    embedding=EmbeddingConfig(dim=16, optimizer=RowWiseAdagrad(learning_rate=0.01)),
+    train=TrainConfig(batch_size=4096, optimizer=DenseAdagrad(0.01), shuffle=False),
+    mesh=MeshConfig(devices=1),
+)
