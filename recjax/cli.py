@@ -168,6 +168,17 @@ def _plan(options: argparse.Namespace) -> None:
     _print(options, described, lambda: plan_table(described))
 
 
+def _bench(options: argparse.Namespace) -> None:
+    from recjax import presets
+    from recjax.bench import report
+    from recjax.bench.run import Options, bench
+
+    config = presets.load(options.preset, options.overrides)
+    how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
+    result = bench(config, how)
+    _print(options, result, lambda: report.to_text(result))
+
+
 def _sweep(options: argparse.Namespace) -> None:
     from recjax import preset_files
     from recjax.sweep import report, run
@@ -314,6 +325,19 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("preset", help=preset)
     overrides(plan)
     plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+
+    bench = verb(verbs, "bench", _bench, "measure the training step and its parts, alone or against another library",
+                 "bench bench_kaggle16 --against torchrec")  # fmt: skip
+    bench.add_argument("preset", help=preset)
+    overrides(bench)
+    bench.add_argument("--against", choices=("torchrec", "torch"),
+                       help="also, by turns, the same model in PyTorch: with TorchRec's FBGEMM kernels, or plain")  # fmt: skip
+    bench.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="rounds, of which the median counts (default: 10)"
+    )
+    bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
+    bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
+    bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
 
     sweep = verb(verbs, "sweep", _sweep, "train every run of a sweep file, skipping those that are done",
                  "sweep size --dry-run")  # fmt: skip

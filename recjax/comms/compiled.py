@@ -77,7 +77,9 @@ def collectives(hlo: str | None) -> list[Collective]:
         scope = re.search(r'op_name="([^"]*)"', rest)
         groups = _GROUPS.search(rest)
         text = groups.group(1) if groups else ""
-        found.append(Collective(name, kind, _phase(scope.group(1) if scope else ""), total, shapes, text, _size(text)))
+        found.append(
+            Collective(name, kind, phase_of(scope.group(1) if scope else ""), total, shapes, text, _size(text))
+        )
     return found
 
 
@@ -98,7 +100,8 @@ def _bytes(dtype: str, dims: tuple[int, ...]) -> int:
     return -(-math.prod(dims) * (int(digits.group()) if digits else 8) // 8)
 
 
-def _phase(scope: str) -> str:
+def phase_of(scope: str) -> str:
+    """The innermost of PHASES in an instruction's scope (its op_name), "" if none."""
     words = re.split(r"[/()]", scope)
     return next((w for w in reversed(words) if w in PHASES), "")
 

@@ -111,7 +111,7 @@ class ZipfStreamSource:
         bags = {}
         for f, feature in enumerate(self.schema.features):
             draws = np.random.default_rng([config.seed, split, index, f])
-            ids = (draws.zipf(config.exponent, (n, feature.bag)) - 1) % feature.rows
+            ids = (draws.zipf(config.exponent, (n, feature.bag or 1)) - 1) % feature.rows
             bags[feature.name] = Bags(ids.astype(np.int32))
         draws = np.random.default_rng([config.seed, split, index, len(bags)])
         dense = draws.standard_normal((n, config.dense), np.float32)

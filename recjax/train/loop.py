@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -111,22 +111,10 @@ class Loop:
         programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
         if cursor.step >= self.total or cursor.stopped:
             return Outcome(state, cursor, 0, None)
-        stream = setup.counted(
-            "train",
-            train.batch_size,
-            parts=train.accumulate,
-            seed=setup.config.seed,
-            shuffle=train.shuffle,
-            shuffle_blocks=train.shuffle_blocks,
-            position=cursor.position,
-        )
         with self.progress:
-            for counted in stream:
-                cursor.capacities = route.grow(cursor.capacities, counted.needs)
+            for trained, counted, result in training(setup, state, cursor):
+                state = trained
                 programs.add(tuple(sorted(cursor.capacities.items())))
-                state, result = setup.train_step(state, setup.place(counted, cursor.capacities))
-                cursor.step += 1
-                cursor.position = counted.batch.position + counted.batch.size
                 if pending:
                     pending()  # the metrics of the step before: this step is already under way
                 pending = self._reader(cursor.step, counted, result)
@@ -225,6 +213,40 @@ class Loop:
             "(train.checkpoint_copy)"
         )
         return False
+
+
+def training(
+    setup: Setup, state: states.TrainState, cursor: Cursor
+) -> Iterator[tuple[states.TrainState, route.Counted, dict[str, jax.Array]]]:
+    """The steps of a training from `cursor` on, which moves along; it never ends.
+
+    What a step needs is read and counted ahead by worker threads, laid out and sent off; its results are not awaited.
+    In a profile the host's part of a step is called input, place (with route in it) and dispatch.
+
+    Yields:
+      The state after each step, which the next step takes; the step's batch; its metrics, see `make_train_step`.
+    """
+    train = setup.config.train
+    stream = setup.counted(
+        "train",
+        train.batch_size,
+        parts=train.accumulate,
+        seed=setup.config.seed,
+        shuffle=train.shuffle,
+        shuffle_blocks=train.shuffle_blocks,
+        position=cursor.position,
+    )
+    while True:
+        with jax.profiler.TraceAnnotation("input"):
+            counted = next(stream)
+        cursor.capacities = route.grow(cursor.capacities, counted.needs)
+        with jax.profiler.TraceAnnotation("place"):
+            inputs = setup.place(counted, cursor.capacities)
+        with jax.profiler.TraceAnnotation("dispatch"):
+            state, result = setup.train_step(state, inputs)
+        cursor.step += 1
+        cursor.position = counted.batch.position + counted.batch.size
+        yield state, counted, result
 
 
 def total_steps(setup: Setup) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -152,20 +152,24 @@ class Setup:
         return states.from_host(saved.arrays, saved.step, self.model, self.bound, self.mesh, self.tx, self.dtype)
 
     @functools.cached_property
-    def train_step(self) -> Callable[..., Any]:
+    def train_step(self) -> jax.stages.Wrapped:
         """See `make_train_step`."""
         train = self.config.train
         options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor)
         return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options)
 
     @functools.cached_property
-    def predict(self) -> Callable[..., Any]:
+    def predict(self) -> jax.stages.Wrapped:
         """See `make_predict`."""
         return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
 
     def counted(self, split: str, batch_size: int, parts: int = 1, **options: Any) -> Iterator[route.Counted]:
         """Batches of a split, checked and counted by worker threads ahead of time; `parts` as for `route.count`."""
-        count = functools.partial(route.count, bound=self.bound, batch_size=batch_size, parts=parts)
+
+        def count(batch: Batch) -> route.Counted:
+            with jax.profiler.TraceAnnotation("count"):
+                return route.count(batch, self.bound, batch_size, parts)
+
         workers = self.config.train.workers
         return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
 

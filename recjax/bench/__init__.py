@@ -1,0 +1,1 @@
+"""Measures the training step, its parts, and the same step of other libraries."""

@@ -1,0 +1,126 @@
+"""Where the time of a step goes, from a profile of training steps.
+
+On the devices every operation that XLA ran is an event with a beginning and an end, named after an instruction of the
+compiled step, whose scope tells its phase. At each moment of the profiled steps the time is split evenly among the
+operations that run at that moment on any device or thread; so all parts and the idle rest add up to the step time. An
+operation that XLA fused out of two phases counts for the one whose name the fusion bears, and the threads that help an
+operation are not events of their own.
+
+The host's parts are annotations of the train loop, and overlap with the devices' work.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from recjax.comms.compiled import phase_of
+
+HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/loop.py and train/setup.py
+_SCOPES = re.compile(r'^\s*(?:ROOT )?%(\S+) = .*?op_name="([^"]*)"', re.MULTILINE)
+_PREFIX = "recjax-bench-"  # of temporary folders
+_CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
+
+
+def part_of(scope: str) -> str:
+    """The part of a step that a scope (an instruction's op_name) belongs to."""
+    phase = phase_of(scope)
+    if "transpose(" in scope:
+        return "pool_backward" if phase == "pool" else "dense_backward"
+    return phase or ("dense_forward" if "jvp(" in scope else "other")  # the loss is in no phase
+
+
+def profile(run: Any, folder: Path | None) -> Path:
+    """Calls `run()` under the profiler: the trace file, in `folder` or a temporary one that stays."""
+    folder = folder or Path(tempfile.mkdtemp(prefix=_PREFIX))
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    before = set(folder.rglob("*.xplane.pb"))
+    jax.profiler.start_trace(str(folder), profiler_options=options)
+    try:
+        run()
+    finally:
+        jax.profiler.stop_trace()
+    return next(path for path in folder.rglob("*.xplane.pb") if path not in before)
+
+
+def read(trace: Path, hlo: str) -> dict[str, Any]:
+    """Milliseconds a step of every part.
+
+    Args:
+      trace: an .xplane.pb of training steps.
+      hlo: text of the compiled step.
+
+    Returns:
+      "steps": how many there are; "device_ms": part -> ms, with "idle", largest first; "host_ms": annotation -> ms;
+      "ops": the operations that take longest, each with "op", "part", "ms", "scope".
+    """
+    scopes = dict(_SCOPES.findall(hlo))
+    intervals: list[tuple[float, float, str]] = []
+    host: dict[str, float] = dict.fromkeys(HOST, 0.0)
+    steps = 0
+    for name, start, length, stats in _events(trace):
+        operation = stats.get("hlo_op")
+        if operation is None:
+            if name in HOST:
+                host[name] += length
+                steps += name == "dispatch"
+        elif str(stats.get("hlo_module", "")).startswith("jit_train_step") and not name.startswith(_CONTAINERS):
+            intervals.append((start, start + length, operation))
+    shares, idle = split(intervals)
+    parts = {"idle": idle}
+    for operation, ns in shares.items():
+        part = part_of(scopes.get(operation, ""))
+        parts[part] = parts.get(part, 0.0) + ns
+    ms = 1e-6 / max(1, steps)
+    return {
+        "steps": steps,
+        "device_ms": {name: ns * ms for name, ns in sorted(parts.items(), key=lambda item: -item[1])},
+        "host_ms": {name: host[name] * ms for name in HOST},
+        "ops": [
+            {"op": op, "part": part_of(scopes.get(op, "")), "ms": ns * ms, "scope": scopes.get(op, "")}
+            for op, ns in sorted(shares.items(), key=lambda item: -item[1])[:40]
+        ],
+    }
+
+
+def split(intervals: Iterable[tuple[float, float, str]]) -> tuple[dict[str, float], float]:
+    """Shares each moment evenly among the intervals that are open: (name -> time, time when none was open).
+
+    The idle time is that between the first beginning and the last end.
+    """
+    edges = sorted(edge for start, end, name in intervals for edge in ((start, 1, name), (end, -1, name)))
+    shares: dict[str, float] = {}
+    running: collections.Counter[str] = collections.Counter()
+    open_now, idle, last = 0, 0.0, edges[0][0] if edges else 0.0
+    for at, change, name in edges:
+        if open_now:
+            for other, count in running.items():
+                shares[other] = shares.get(other, 0.0) + (at - last) * count / open_now
+        else:
+            idle += at - last
+        running[name] += change
+        if not running[name]:
+            del running[name]
+        open_now, last = open_now + change, at
+    return shares, idle
+
+
+def _events(trace: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+    """(name, start, length in ns, statistics) of all events of a trace."""
+    for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+        for line in plane.lines:
+            for event in line.events:
+                yield event.name, event.start_ns, event.duration_ns, dict(event.stats)
+
+
+def discard(trace: Path) -> None:
+    """Removes a trace that `profile` put in a temporary folder."""
+    shutil.rmtree(next(p for p in trace.parents if p.name.startswith(_PREFIX)))

@@ -1,0 +1,191 @@
+"""The peer's side of a comparison: writes what it needs, starts it as a child process, and asks it for rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from recjax.bench import peer_torch
+from recjax.bench.rounds import UNTIMED, Round
+from recjax.data.pipeline import batches
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.rows import RowOrder
+from recjax.embedding.spec import TableSpec
+from recjax.errors import ConfigError, TrainingError
+from recjax.lazy import as_lazy
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.dlrm import DLRMConfig
+from recjax.train import state as states
+from recjax.train.options import DenseAdagrad
+from recjax.train.schedule import Constant
+from recjax.train.setup import Setup, specs
+
+KERNELS = {"torchrec": "fbgemm", "torch": "torch"}  # what --against names -> the peer's tables
+_BATCH_BYTES = 2**29  # batches that the peer holds: about this many bytes, 4 to 64 batches
+
+
+class Peer:
+    """A child process that trains the same model from the same weights on the same batches."""
+
+    def __init__(self, kind: str, setup: Setup, state: states.TrainState, python: str | None = None) -> None:
+        """Starts it; it is ready when this returns.
+
+        Args:
+          kind: one of KERNELS.
+          setup: ours.
+          state: weights to start from, on which no step has been taken.
+          python: the interpreter to run it with; None takes this one.
+
+        Raises:
+          ConfigError: the peer cannot compute this model, or its packages are missing.
+        """
+        if why := _cannot(setup):
+            raise ConfigError(f"--against {kind} cannot compare this config: {why}.")
+        self._folder = tempfile.TemporaryDirectory(prefix="recjax-peer-")
+        folder = Path(self._folder.name)
+        _write(setup, state, KERNELS[kind], folder)
+        command = [python or sys.executable, peer_torch.__file__, str(folder)]
+        with open(folder / "errors", "w") as errors:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+                )
+            except OSError as error:
+                raise ConfigError(f"--peer-python {python} cannot be started: {error.strerror}.") from error
+        self.kind = kind
+        self.about: dict[str, Any] = self._answer()["about"]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def round(self, precision: str, steps: int, untimed: int = UNTIMED) -> Round:
+        """Trains as `Ours.round` does."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"precision": precision, "steps": steps, "untimed": untimed}) + "\n")
+        self._process.stdin.flush()
+        return Round(**self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self._process.wait()
+        said = (Path(self._folder.name) / "errors").read_text().strip().splitlines() or ["nothing"]
+        if "ModuleNotFoundError" in said[-1] or "ImportError" in said[-1]:
+            raise ConfigError(
+                f"the peer's packages are missing: {said[-1]}. Install them with `pip install recjax[peers]`, here "
+                "or in another environment, whose interpreter --peer-python then names."
+            )
+        raise TrainingError(f"the peer ended with status {self._process.returncode}: {' '.join(said[-3:])}")
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process and removes its files."""
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what makes Python find recjax's own packages first."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+def _cannot(setup: Setup) -> str:
+    """What the peer lacks for this config; empty if nothing."""
+    config = setup.config
+    model, train = config.model, config.train
+    tables, features = specs(config, setup.source.schema)
+    if not (
+        (isinstance(model, DLRMConfig) and model.interaction == "dot" and not model.interaction_itself)
+        or (isinstance(model, DCNv2Config) and model.structure == "stacked" and model.rank and model.bottom)
+    ):
+        return "it knows model=dlrm with the dot interaction, and model=dcnv2, stacked and of low rank"
+    if any(f.pooling != "sum" or f.bag is None or f.weighted or f.table != f.name for f in features):
+        return "its bags are of fixed size, unweighted and summed, and each feature has its own table"
+    if len({t.dim for t in tables}) != 1 or len({t.optimizer for t in tables}) != 1:
+        return "its tables have one dimension and one optimizer"
+    table, dense = tables[0].optimizer, train.optimizer
+    if table != RowWiseAdagrad(table.learning_rate, eps=getattr(table, "eps", 0.0)):
+        return "its tables have row-wise Adagrad without decay that starts at 0"
+    if not isinstance(dense, DenseAdagrad) or dense.l2 or dense.weight_decay:
+        return "its dense part has Adagrad without decay"
+    if train.schedule != Constant() or train.clip_norm or train.accumulate > 1:
+        return "it has no schedule, clipping or accumulation"
+    return ""
+
+
+def _write(setup: Setup, state: states.TrainState, kernel: str, folder: Path) -> None:
+    config, schema = setup.config, setup.source.schema
+    tables, _ = specs(config, schema)
+    table_rule: Any = tables[0].optimizer
+    dense_rule: Any = config.train.optimizer
+    on_gpu = setup.mesh.devices.flat[0].platform == "gpu"
+    model: Any = config.model
+    spec = {
+        "kernel": kernel,
+        "device": "cuda" if on_gpu else "cpu",
+        "compile": on_gpu,
+        "threads": threads(),
+        "batch_size": config.train.batch_size,
+        "model": {"kind": model.kind, "bottom": model.bottom, "top": model.top}
+        | ({"cross_layers": model.cross_layers} if isinstance(model, DCNv2Config) else {}),
+        "tables": [{"rows": f.rows, "dim": t.dim, "bag": f.bag} for f, t in zip(schema.features, tables, strict=True)],
+        "table_optimizer": {"learning_rate": table_rule.learning_rate, "eps": table_rule.eps},
+        "dense_optimizer": {
+            "learning_rate": dense_rule.learning_rate,
+            "eps": dense_rule.eps,
+            "initial_accumulator": dense_rule.initial_accumulator,
+        },
+    }
+    (folder / "peer.json").write_text(json.dumps(spec))
+    _write_batches(setup, folder)
+    _write_weights(setup, state, tables, folder)
+
+
+def _write_batches(setup: Setup, folder: Path) -> None:
+    train, schema = setup.config.train, setup.source.schema
+    sample_bytes = 4 * (len(schema.dense) + 1 + sum(f.bag or 0 for f in schema.features))
+    count = max(4, min(64, _BATCH_BYTES // (sample_bytes * train.batch_size)))
+    order: dict[str, Any] = {"shuffle": train.shuffle, "shuffle_blocks": train.shuffle_blocks, "workers": 0}
+    taken = []
+    for batch in batches(setup.source, "train", train.batch_size, seed=setup.config.seed, **order):
+        if batch.size == train.batch_size:  # the last one of an epoch may be short
+            taken.append(batch)
+        if len(taken) == count:
+            break
+    np.save(folder / "batch_dense.npy", np.stack([b.dense for b in taken]))
+    np.save(folder / "labels.npy", np.stack([b.labels for b in taken]))
+    ids = [np.concatenate([b.bags[f.name].ids.ravel() for f in schema.features]) for b in taken]
+    np.save(folder / "ids.npy", np.stack(ids).astype(np.int32))
+
+
+def _write_weights(setup: Setup, state: states.TrainState, tables: tuple[TableSpec, ...], folder: Path) -> None:
+    arrays = states.export(state, setup.bound)
+    for t, table in enumerate(tables):
+        rows = as_lazy(arrays["tables"][table.name]["rows"]).load()
+        np.save(folder / f"table_{t}.npy", rows[RowOrder(table.rows).position(np.arange(table.rows))])
+    dense = {}
+    for path, value in arrays["dense"].items():  # bottom.layers.0.kernel [in, out] -> bottom.0.weight [out, in]
+        name = path.removesuffix(".value").replace(".layers.", ".")
+        dense[name.replace("kernel", "weight")] = value.T if name.endswith("kernel") else value
+    np.savez(folder / "dense.npz", **dense)
+
+
+def threads() -> int:
+    """Cores that this process may use, which both sides get."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

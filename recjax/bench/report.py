@@ -1,0 +1,88 @@
+"""The result of `recjax bench` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_OPS = 8  # operations to name
+
+
+def to_text(result: dict[str, Any]) -> str:
+    """Speeds and ratios, then what each precision's step consists of."""
+    s = result["setup"]
+    busy = s["cpu_share_of_others"]
+    lines = [
+        f"{s['model']}, {s['tables']} tables with {s['rows']:,} rows in all, D={s['dim']}, {s['ids_per_sample']} ids a "
+        f"sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
+        f"Python {s['versions']['python']}, JAX {s['versions']['jax']}"
+        + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile"),
+    ]
+    if "peer" in result:
+        p = result["peer"]
+        apart = p["losses"]["largest_relative_difference"]
+        lines += [
+            f"peer: torch {p['torch']}, {p['tables']}, dense part {p['dense']}, {p['threads']} thread(s), "
+            f"{p['device']}; its batches lie ready in memory, ours come through the pipeline",
+            f"losses of the first steps differ by at most {apart:.1e} of themselves",
+        ]
+    rows = [["samples/s", "median", "quartiles", "rounds"]]
+    rows += [[name, *_spread(v, "{:,.0f}")] for name, v in result["speed"].items()]
+    if "ratio" in result:
+        rows.append(["ratio", "", "", ""])
+        rows += [[name, *_spread(v, "{:.2f}")] for name, v in result["ratio"].items()]
+    lines += ["", _table(rows)]
+    for name, step in result["steps"].items():
+        lines += ["", _step(name, step)]
+    m = result["machine"]
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in m["flops_per_s"].items())
+    lines += ["", f"measured here: copying {m['copy_bytes_per_s'] / 1e9:.1f} GB/s, products {rates}"]
+    return "\n".join(lines)
+
+
+def _step(name: str, step: dict[str, Any]) -> str:
+    found = step["profile"]
+    total = sum(found["device_ms"].values())
+    rows = [[f"{name}: ms a step, on the device", "ms", "share"]]
+    rows += [[part, f"{ms:.2f}", f"{ms / total:.1%}"] for part, ms in found["device_ms"].items()]
+    rows.append(["all, under the profiler", f"{total:.2f}", f"{step['step_ms']:.2f} without it"])
+    lines = [_table(rows), ""]
+    host = ", ".join(f"{part} {ms:.2f}" for part, ms in found["host_ms"].items())
+    lines.append(f"host, beside it: {host} (route is within place; count is in {'worker threads'})")
+    lines.append(f"from a profile of {found['steps']} steps; where operations overlap, a moment is split among them")
+    lines.append("")
+    ops = [["longest operations", "ms", "part", "scope"]]
+    ops += [
+        [o["op"], f"{o['ms']:.2f}", o["part"], o["scope"].removeprefix("jit(train_step)/")] for o in found["ops"][:_OPS]
+    ]
+    lines += [_table(ops), ""]
+    wire = [["collective", "number", "useful bytes", "padded bytes", "ratio"]]
+    for w in step["wire"]:
+        ratio = w["padded_bytes"] / w["useful_bytes"] if w["useful_bytes"] else None
+        sizes = [f"{w['useful_bytes']:,.0f}", f"{w['padded_bytes']:,.0f}", "-" if ratio is None else f"{ratio:.3f}"]
+        wire.append([f"{w['phase']} ({w['kind']})", str(w["count"]), *sizes])
+    lines += [_table(wire), ""] if len(wire) > 1 else []
+    sparse, matmul = step["sparse"], step["matmul"]
+    for what in ("forward", "backward"):
+        rate, share = sparse[f"{what}_bytes_per_s"], sparse[f"{what}_share_of_copy"]
+        if rate is not None:
+            lines.append(
+                f"sparse {what}: {rate / 1e9:.1f} GB/s, {share:.0%} of copying (counted as FBGEMM's benchmark does)"
+            )
+    share = "" if matmul["share_of_matmul"] is None else f", {matmul['share_of_matmul']:.0%} of a plain product's rate"
+    lines.append(
+        f"products: {matmul['flops'] / 1e9:.1f} GFLOP a step, {matmul['flops_per_s'] / 1e9:.0f} GFLOP/s{share}"
+    )
+    return "\n".join(lines)
+
+
+def _spread(values: dict[str, Any], form: str) -> list[str]:
+    quartiles = f"{form.format(values['q1'])} - {form.format(values['q3'])}"
+    return [form.format(values["median"]), quartiles, str(len(values["rounds"]))]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    cells = [[c.ljust(w) if i in (0, len(row) - 1) and len(row) == 4 and i else c.rjust(w) if i else c.ljust(w)
+              for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows]  # fmt: skip
+    return "\n".join("  ".join(row).rstrip() for row in cells)

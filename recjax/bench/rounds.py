@@ -1,0 +1,68 @@
+"""Rounds of training steps on a clock: ours by the one train loop's own steps, and what to say of many rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax.train.loop import Cursor, training
+from recjax.train.setup import Setup
+from recjax.train.state import TrainState
+
+UNTIMED = 5  # steps at the start of a round until its pipeline runs as it does in the middle of a training
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Some steps that were timed together.
+
+    Attributes:
+      seconds: from the end of the last untimed step to the end of the last timed one, with another step behind it
+        under way, as in the middle of a training.
+      losses: of all steps, the untimed ones too.
+    """
+
+    seconds: float
+    losses: list[float]
+
+
+class Ours:
+    """Trains with recjax, round by round, from one state that may be handed on to another precision's `Ours`."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Takes no step yet."""
+        self.setup, self.cursor = setup, Cursor()
+        self.compilations = 0
+        self.capacities: dict[str, int] = {}
+
+    def round(self, state: TrainState, steps: int, untimed: int = UNTIMED) -> tuple[TrainState, Round]:
+        """Trains untimed + steps steps and one more, and leaves nothing running.
+
+        A step's loss is read when the next one has been sent off, which is how training reads it.
+        """
+        losses: list[float] = []
+        ends: list[float] = []
+        pending: jax.Array | None = None
+        for new, _, result in training(self.setup, state, self.cursor):
+            state = new
+            if self.cursor.capacities != self.capacities:
+                self.capacities, self.compilations = self.cursor.capacities, self.compilations + 1
+            if pending is not None:
+                losses.append(float(pending))
+                ends.append(time.perf_counter())
+            pending = result["loss"]
+            if len(ends) == untimed + steps:
+                break
+        jax.block_until_ready(state)
+        return state, Round(ends[-1] - ends[untimed - 1], losses)
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles, and the values themselves."""
+    q1, median, q3 = np.percentile(values, [25, 50, 75])
+    return {"median": float(median), "q1": float(q1), "q3": float(q3), "rounds": [float(v) for v in values]}

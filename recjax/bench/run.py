@@ -1,0 +1,218 @@
+"""`recjax bench`: rounds of training steps, alternating with a peer, and what the steps consist of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from recjax.bench import machine, parts, work
+from recjax.bench.peer import Peer, threads
+from recjax.bench.quiet import Others
+from recjax.bench.rounds import Ours, Round, spread
+from recjax.errors import ConfigError, TrainingError
+from recjax.presets import RunConfig
+from recjax.train.setup import Setup, make_setup
+from recjax.train.state import TrainState
+
+Precision = Literal["float32", "bfloat16", "float64"]
+CHECKED = 5  # first steps whose losses must agree with the peer's
+TOLERANCE = 1e-3  # relative; float32 sums of another order give about 1e-6
+PROFILED = 12  # steps in a profile
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to measure.
+
+    Attributes:
+      against: None, "torchrec" or "torch".
+      rounds: times that each contestant trains `steps` steps, one after the other.
+      steps: timed steps of a round.
+      peer_python: interpreter of the peer; None takes this one.
+      profile: folder for the profiler's traces; None keeps none.
+    """
+
+    against: str | None = None
+    rounds: int = 10
+    steps: int = 20
+    peer_python: str | None = None
+    profile: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.steps < 1:
+            raise ConfigError(f"--rounds is {self.rounds} and --steps {self.steps}; both must be at least 1.")
+
+
+def bench(config: RunConfig, options: Options) -> dict[str, Any]:
+    """Measures the training step of a config.
+
+    With a peer both sides run in float32 and in bfloat16 and take turns; the first losses, from equal weights on equal
+    batches, must agree. All our precisions train one state, so tables are held once.
+
+    Returns:
+      JSON values: "setup", what ran and on what; "speed", contestant -> samples/s as median, quartiles and rounds;
+      "ratio", ours over the peer's round by round; "peer"; "steps", precision -> parts, bytes and shares of
+      the machine's rates ("machine").
+
+    Raises:
+      ConfigError: the peer is not installed or knows no such model; or what `make_setup` refuses.
+      TrainingError: the peer computes something else, or died.
+    """
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if options.against else (config.compute_dtype,)
+    source = config.data.open()
+    ours = {p: Ours(make_setup(dataclasses.replace(config, compute_dtype=p), source, ("train",))) for p in precisions}
+    first = ours[precisions[0]].setup
+    state = first.new_state()
+    with contextlib.ExitStack() as stack:
+        peer = None
+        if options.against:
+            _tell(f"writing weights and batches for {options.against}")
+            peer = stack.enter_context(Peer(options.against, first, state, options.peer_python))
+        state, checked = _first_steps(ours[precisions[0]], peer, state)
+        others = Others([peer.pid] if peer else [])
+        state, rounds = _rounds(ours, peer, state, options)
+        busy = others.share()
+    speed = {
+        name: spread([options.steps * config.train.batch_size / r.seconds for r in done])
+        for name, done in rounds.items()
+    }
+    result: dict[str, Any] = {"setup": _about(first, options, busy), "speed": speed}
+    if peer:
+        result |= {"peer": peer.about | checked, "ratio": _ratios(speed, peer.kind)}
+    device = first.mesh.devices.flat[0]
+    result["machine"] = machine.rates(tuple(p for p in precisions if p != "float64"), device)
+    result["steps"] = {}
+    for name, side in ours.items():
+        _tell(f"profiling {name}")
+        state, result["steps"][name] = _step(side, state, options, result["machine"], speed[f"recjax {name}"]["median"])
+    return result
+
+
+def _first_steps(side: Ours, peer: Peer | None, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    """Compiles, and checks that both sides compute the same."""
+    _tell("first steps")
+    state, mine = side.round(state, CHECKED - 1, untimed=1)
+    if peer is None:
+        return state, {}
+    theirs = peer.round("float32", CHECKED - 1, untimed=1)
+    apart = float(np.max(np.abs(np.array(mine.losses) / np.array(theirs.losses) - 1)))
+    if not apart < TOLERANCE:
+        raise TrainingError(
+            f"recjax and {peer.kind} do not compute the same: from equal weights, on equal batches, the losses of the "
+            f"first steps are {mine.losses} and {theirs.losses}. Their speeds would say nothing."
+        )
+    return state, {"losses": {"recjax": mine.losses, peer.kind: theirs.losses, "largest_relative_difference": apart}}
+
+
+def _rounds(
+    ours: dict[Precision, Ours], peer: Peer | None, state: TrainState, options: Options
+) -> tuple[TrainState, dict[str, list[Round]]]:
+    """Every contestant's rounds. They take turns, and turn about, so that a drift of the machine hits all alike."""
+    turns: list[tuple[str, Ours | None, Precision]] = [(f"recjax {name}", side, name) for name, side in ours.items()]
+    if peer:
+        turns += [(f"{peer.kind} {name}", None, name) for name in ours]
+    done: dict[str, list[Round]] = {name: [] for name, _, _ in turns}
+    for number in range(options.rounds + 1):
+        _tell(f"round {number} of {options.rounds}" if number else "a first round, which does not count")
+        for name, side, precision in turns if number % 2 else reversed(turns):
+            if side:
+                state, one = side.round(state, options.steps)
+            else:
+                assert peer is not None
+                one = peer.round(precision, options.steps)
+            if number:
+                done[name].append(one)
+    return state, done
+
+
+def _ratios(speed: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Ours over the peer's, of the rounds that stand beside each other; and the best of each side by its median."""
+    best = {
+        who: max((n for n in speed if n.startswith(who + " ")), key=lambda n: speed[n]["median"])
+        for who in ("recjax", kind)
+    }
+    pairs = [(f"recjax {p}", f"{kind} {p}") for p in ("float32", "bfloat16")]
+    pairs.append((best["recjax"], best[kind]))
+    return {
+        f"{a} / {b}": spread([x / y for x, y in zip(speed[a]["rounds"], speed[b]["rounds"], strict=True)])
+        for a, b in pairs
+    }
+
+
+def _step(
+    side: Ours, state: TrainState, options: Options, limits: dict[str, Any], samples_per_s: float
+) -> tuple[TrainState, dict[str, Any]]:
+    """What one precision's step consists of."""
+    setup = side.setup
+    config, bound = setup.config, setup.bound
+    holder = {}
+
+    def train() -> None:
+        holder["state"], _ = side.round(state, PROFILED - 2, untimed=1)
+
+    folder = options.profile / config.compute_dtype if options.profile else None
+    trace = parts.profile(train, folder)
+    state = holder["state"]
+    # One more batch, laid out as those of the profile were, to read sizes and the compiled program from.
+    counted = next(setup.counted("train", config.train.batch_size, parts=config.train.accumulate))
+    inputs = setup.place(counted, side.cursor.capacities)
+    traced = setup.train_step.trace(state, inputs)
+    hlo = traced.lower().compile().as_text() or ""
+    found = parts.read(trace, hlo)
+    if folder is None:
+        parts.discard(trace)
+    step_s = config.train.batch_size / samples_per_s
+    lookup = work.lookup_bytes(bound, inputs.routing, config.train.batch_size)
+    flops = work.matmul_flops(traced.jaxpr.jaxpr)
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    copy, products = limits["copy_bytes_per_s"], limits["flops_per_s"].get(config.compute_dtype)
+    ms = found["device_ms"]
+    forward_s = sum(ms.get(p, 0) for p in ("gather", "row_exchange", "pool")) / 1e3
+    backward_s = sum(ms.get(p, 0) for p in ("pool_backward", "grad_exchange", "sparse_update")) / 1e3
+    return state, {
+        "step_ms": step_s * 1e3,
+        "compilations": side.compilations,
+        "profile": found,
+        "wire": work.wire_bytes(hlo, bound, inputs.routing, item_bytes),
+        "sparse": {
+            "lookup_bytes": lookup,
+            "forward_bytes_per_s": lookup / forward_s if forward_s else None,
+            "backward_bytes_per_s": 2 * lookup / backward_s if backward_s else None,
+            "forward_share_of_copy": lookup / forward_s / copy if forward_s else None,
+            "backward_share_of_copy": 2 * lookup / backward_s / copy if backward_s else None,
+        },
+        "matmul": {
+            "flops": flops,
+            "flops_per_s": flops / step_s,
+            "share_of_matmul": flops / step_s / products if products else None,
+        },
+    }
+
+
+def _about(setup: Setup, options: Options, busy: float | None) -> dict[str, Any]:
+    config, schema = setup.config, setup.source.schema
+    return {
+        "model": config.model.kind,
+        "tables": len(schema.features),
+        "rows": sum(f.rows for f in schema.features),
+        "dim": config.embedding.dim,
+        "ids_per_sample": sum(f.bag or 0 for f in schema.features),
+        "batch_size": config.train.batch_size,
+        "devices": setup.mesh.devices.size,
+        "device": setup.mesh.devices.flat[0].device_kind,
+        "threads": threads(),
+        "steps_per_round": options.steps,
+        "cpu_share_of_others": busy,
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
