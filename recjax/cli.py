@@ -331,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("preset", help=preset)
     overrides(bench)
     bench.add_argument("--against", choices=("torchrec", "torch"),
-                       help="also, by turns, the same model in PyTorch: with TorchRec's FBGEMM kernels, or plain")  # fmt: skip
+                       help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain")  # fmt: skip
     bench.add_argument(
         "--rounds", type=int, default=10, metavar="N", help="rounds, of which the median counts (default: 10)"
     )
