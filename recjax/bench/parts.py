@@ -23,8 +23,10 @@ import jax
 
 from recjax.comms.compiled import phase_of
 
+OTHER = "other"
 HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/loop.py and train/setup.py
-_SCOPES = re.compile(r'^\s*(?:ROOT )?%(\S+) = .*?op_name="([^"]*)"', re.MULTILINE)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.*)$")
 _PREFIX = "recjax-bench-"  # of temporary folders
 _CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
 
@@ -34,7 +36,43 @@ def part_of(scope: str) -> str:
     phase = phase_of(scope)
     if "transpose(" in scope:
         return "pool_backward" if phase == "pool" else "dense_backward"
-    return phase or ("dense_forward" if "jvp(" in scope else "other")  # the loss is in no phase
+    return phase or ("dense_forward" if "jvp(" in scope else OTHER)  # the loss is in no phase
+
+
+def scopes(hlo: str) -> dict[str, str]:
+    """Instruction -> scope, for all instructions of a compiled program.
+
+    One without a scope of its own (XLA adds some, and rewrites others) gets that of an instruction inside of it, or
+    else of one that it takes its operands from, or that takes its result.
+    """
+    own: dict[str, str] = {}
+    refers: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
+    inside: dict[str, list[str]] = {}
+    members: list[str] = []
+    for line in hlo.splitlines():
+        if start := _COMPUTATION.match(line):
+            inside[start.group(1)] = members = []
+        elif found := _INSTRUCTION.match(line):
+            name, rest = found.groups()
+            members.append(name)
+            scope = re.search(r'op_name="([^"]*)"', rest)
+            own[name] = scope.group(1) if scope and part_of(scope.group(1)) != OTHER else ""
+            refers[name] = re.findall(r"%([\w.-]+)", rest)
+            for other in refers[name]:
+                users.setdefault(other, []).append(name)
+
+    def nearby(name: str) -> str:
+        within = [n for other in refers[name] for n in inside.get(other, ())]
+        for ring in (within, refers[name], users.get(name, [])):
+            for other in ring:
+                if own.get(other):
+                    return own[other]
+        return ""
+
+    for _ in range(3):  # as far away as the third neighbour
+        own |= {name: nearby(name) for name, scope in own.items() if not scope}
+    return own
 
 
 def profile(run: Any, folder: Path | None) -> Path:
@@ -62,7 +100,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
       "steps": how many there are; "device_ms": part -> ms, with "idle", largest first; "host_ms": annotation -> ms;
       "ops": the operations that take longest, each with "op", "part", "ms", "scope".
     """
-    scopes = dict(_SCOPES.findall(hlo))
+    scope_of = scopes(hlo)
     intervals: list[tuple[float, float, str]] = []
     host: dict[str, float] = dict.fromkeys(HOST, 0.0)
     steps = 0
@@ -77,7 +115,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
     shares, idle = split(intervals)
     parts = {"idle": idle}
     for operation, ns in shares.items():
-        part = part_of(scopes.get(operation, ""))
+        part = part_of(scope_of.get(operation, ""))
         parts[part] = parts.get(part, 0.0) + ns
     ms = 1e-6 / max(1, steps)
     return {
@@ -85,7 +123,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
         "device_ms": {name: ns * ms for name, ns in sorted(parts.items(), key=lambda item: -item[1])},
         "host_ms": {name: host[name] * ms for name in HOST},
         "ops": [
-            {"op": op, "part": part_of(scopes.get(op, "")), "ms": ns * ms, "scope": scopes.get(op, "")}
+            {"op": op, "part": part_of(scope_of.get(op, "")), "ms": ns * ms, "scope": scope_of.get(op, "")}
             for op, ns in sorted(shares.items(), key=lambda item: -item[1])[:40]
         ],
     }

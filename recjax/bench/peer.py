@@ -14,6 +14,7 @@ import numpy as np
 
 from recjax.bench import peer_torch
 from recjax.bench.rounds import UNTIMED, Round
+from recjax.data.batch import Schema
 from recjax.data.pipeline import batches
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.rows import RowOrder
@@ -22,6 +23,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.lazy import as_lazy
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
+from recjax.presets import RunConfig
 from recjax.train import state as states
 from recjax.train.options import DenseAdagrad
 from recjax.train.schedule import Constant
@@ -39,15 +41,13 @@ class Peer:
 
         Args:
           kind: one of KERNELS.
-          setup: ours.
+          setup: ours, which `require_known` has let pass.
           state: weights to start from, on which no step has been taken.
           python: the interpreter to run it with; None takes this one.
 
         Raises:
-          ConfigError: the peer cannot compute this model, or its packages are missing.
+          ConfigError: its packages are missing.
         """
-        if why := _cannot(setup):
-            raise ConfigError(f"--against {kind} cannot compare this config: {why}.")
         self._folder = tempfile.TemporaryDirectory(prefix="recjax-peer-")
         folder = Path(self._folder.name)
         _write(setup, state, KERNELS[kind], folder)
@@ -105,11 +105,16 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 
-def _cannot(setup: Setup) -> str:
+def require_known(config: RunConfig, schema: Schema) -> None:
+    """Refuses what the peer does not know (ConfigError)."""
+    if why := _cannot(config, schema):
+        raise ConfigError(f"--against cannot compare this config: {why}.")
+
+
+def _cannot(config: RunConfig, schema: Schema) -> str:
     """What the peer lacks for this config; empty if nothing."""
-    config = setup.config
     model, train = config.model, config.train
-    tables, features = specs(config, setup.source.schema)
+    tables, features = specs(config, schema)
     if not (
         (isinstance(model, DLRMConfig) and model.interaction == "dot" and not model.interaction_itself)
         or (isinstance(model, DCNv2Config) and model.structure == "stacked" and model.rank and model.bottom)
@@ -120,7 +125,7 @@ def _cannot(setup: Setup) -> str:
     if len({t.dim for t in tables}) != 1 or len({t.optimizer for t in tables}) != 1:
         return "its tables have one dimension and one optimizer"
     table, dense = tables[0].optimizer, train.optimizer
-    if table != RowWiseAdagrad(table.learning_rate, eps=getattr(table, "eps", 0.0)):
+    if not isinstance(table, RowWiseAdagrad) or table != RowWiseAdagrad(table.learning_rate, table.eps):
         return "its tables have row-wise Adagrad without decay that starts at 0"
     if not isinstance(dense, DenseAdagrad) or dense.l2 or dense.weight_decay:
         return "its dense part has Adagrad without decay"

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from recjax.bench import machine, parts, work
-from recjax.bench.peer import Peer, threads
+from recjax.bench.peer import Peer, require_known, threads
 from recjax.bench.quiet import Others
 from recjax.bench.rounds import Ours, Round, spread
 from recjax.errors import ConfigError, TrainingError
@@ -67,6 +67,8 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
     """
     precisions: tuple[Precision, ...] = ("float32", "bfloat16") if options.against else (config.compute_dtype,)
     source = config.data.open()
+    if options.against:
+        require_known(config, source.schema)
     ours = {p: Ours(make_setup(dataclasses.replace(config, compute_dtype=p), source, ("train",))) for p in precisions}
     first = ours[precisions[0]].setup
     state = first.new_state()

@@ -102,7 +102,8 @@ def _bytes(dtype: str, dims: tuple[int, ...]) -> int:
 
 def phase_of(scope: str) -> str:
     """The innermost of PHASES in an instruction's scope (its op_name), "" if none."""
-    words = re.split(r"[/()]", scope)
+    around = scope.rpartition("/")[0]  # without the operation itself, which may bear the name of a phase
+    words = re.split(r"[/()]", around)
     return next((w for w in reversed(words) if w in PHASES), "")
 
 

@@ -1,0 +1,57 @@
+"""Rounds of steps: the same training as `recjax train`, and its statistics."""
+
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from recjax.bench.quiet import Others
+from recjax.bench.rounds import Ours, spread
+from recjax.data.zipf_stream import ZipfStream
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.loop import Cursor, training
+from recjax.train.options import TrainConfig
+from recjax.train.setup import make_setup
+
+jax.devices()  # all that conftest.py asks for, before a config asks for fewer
+
+CONFIG = RunConfig(
+    data=ZipfStream(rows=(100, 30), distinct_blocks=4, dense=3),
+    model=DLRMConfig(bottom=(8, 4), top=(8, 1)),
+    embedding=EmbeddingConfig(dim=4),
+    train=TrainConfig(batch_size=256),
+    mesh=MeshConfig(devices=2, platform="cpu"),
+)
+
+
+def test_rounds_go_on_where_the_last_one_ended_and_repeat_no_batch() -> None:
+    setup = make_setup(CONFIG)
+    ours, state = Ours(setup), setup.new_state()
+    state, first = ours.round(state, steps=3, untimed=2)
+    state, second = ours.round(state, steps=2, untimed=1)
+    assert int(state.step) == 6 + 4  # each round ends with a step that is not timed
+    assert first.seconds > 0 and second.seconds > 0
+
+    stream = training(setup, setup.new_state(), Cursor())
+    losses = [float(result["loss"]) for (_, _, result), _ in zip(stream, range(9), strict=False)]
+    assert [*first.losses, *second.losses] == losses[:5] + losses[6:9]
+
+
+def test_median_and_quartiles() -> None:
+    assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == {"median": 3.0, "q1": 2.0, "q3": 4.0, "rounds": [4, 1, 3, 2, 5]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_work_of_others_is_seen_and_ours_is_not() -> None:
+    program = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        theirs, ours = Others([]), Others([child.pid])
+        time.sleep(1)
+        with_child, without = theirs.share(), ours.share()
+        child.kill()
+    assert with_child is not None and without is not None
+    assert with_child > without

@@ -1,0 +1,64 @@
+"""Counts of what a step must do, against numbers worked out by hand and by brute force."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from recjax.bench import work
+from recjax.data.batch import Batch
+from recjax.data.zipf_stream import ZipfStream
+from recjax.embedding import route
+from recjax.embedding.bound import bind
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.plan import make_plan
+from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.train.setup import specs
+
+
+def test_flops_of_products_alone_and_in_loops() -> None:
+    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    assert work.matmul_flops(jax.make_jaxpr(lambda: a @ b)().jaxpr) == 2 * 3 * 5 * 7
+    batched = jax.make_jaxpr(lambda x: jnp.einsum("bid,bjd->bij", x, x))(jnp.ones((4, 3, 6))).jaxpr
+    assert work.matmul_flops(batched) == 2 * 4 * 3 * 3 * 6
+
+    def looped(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (c @ b @ b.T, None), x, length=9)[0]
+
+    assert work.matmul_flops(jax.make_jaxpr(jax.jit(looped))(a).jaxpr) == 9 * (2 * 3 * 5 * 7) * 2
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> None:
+    source = ZipfStream(rows=(50, 2000), ids_per_bag=(1, 4), distinct_blocks=1).open()
+    batch: Batch = source.read("train", 0)
+    config = RunConfig(embedding=EmbeddingConfig(8, "sum", RowWiseAdagrad()))
+    tables, features = specs(config, source.schema)
+    bound = bind(make_plan("row_wise", tables), tables, features, devices)
+    counted = route.count(batch, bound, 4096)
+    routing = route.pad(counted, bound, route.grow({}, counted.needs))
+
+    pairs = set()  # (device that asks, device that has it, table, row)
+    (group,) = bound.groups
+    for f in features:
+        ids = batch.bags[f.name].ids
+        owners, _ = group.table(f.table).locate(ids.ravel().astype(np.int64))
+        for sample, row, owner in zip(np.repeat(np.arange(4096), ids.shape[1]), ids.ravel(), owners, strict=True):
+            pairs.add((sample // counted.local, int(owner), f.table, int(row)))
+    away = sum(asks != has for asks, has, _, _ in pairs)
+
+    line = (
+        "  %all-to-all.1 = f32[3,704,8]{2,1,0} all-to-all(%x), channel_id=1, replica_groups=[1,3]<=[3], "
+        'metadata={op_name="jit(train_step)/row_exchange/all_to_all"}'
+    )
+    reduce = (
+        "  %psum.1 = f32[10]{0} all-reduce(%x), channel_id=1, replica_groups=[1,3]<=[3], "
+        'metadata={op_name="jit(train_step)/dense_grads/psum"}'
+    )
+    rows, grads = work.wire_bytes(f"{line}\n{reduce}", bound, routing, item_bytes=4)
+    assert rows["useful_bytes"] == pytest.approx(away * 8 * 4 / devices)
+    assert rows["padded_bytes"] == pytest.approx(2 / 3 * 3 * 704 * 8 * 4)
+    assert (grads["kind"], grads["count"]) == ("all-reduce", 1)
+    assert grads["useful_bytes"] == grads["padded_bytes"] == pytest.approx(4 / 3 * 10 * 4)
+    # each id's row and each bag's result, in float32
+    assert work.lookup_bytes(bound, routing, 4096) == 4096 * (1 + 4 + 2) * 8 * 4
