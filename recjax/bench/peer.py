@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -58,9 +59,14 @@ class Peer:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
                 )
             except OSError as error:
+                self._folder.cleanup()
                 raise ConfigError(f"--peer-python {python} cannot be started: {error.strerror}.") from error
         self.kind = kind
-        self.about: dict[str, Any] = self._answer()["about"]
+        try:
+            self.about: dict[str, Any] = self._answer()["about"]
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -70,8 +76,9 @@ class Peer:
     def round(self, precision: str, steps: int, untimed: int = UNTIMED) -> Round:
         """Trains as `Ours.round` does."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"precision": precision, "steps": steps, "untimed": untimed}) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has died: it gives no answer
+            self._process.stdin.write(json.dumps({"precision": precision, "steps": steps, "untimed": untimed}) + "\n")
+            self._process.stdin.flush()
         return Round(**self._answer())
 
     def _answer(self) -> dict[str, Any]:
@@ -94,9 +101,17 @@ class Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self.close()
+
+    def close(self) -> None:
         """Ends the process and removes its files."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self._folder.cleanup()
 
 

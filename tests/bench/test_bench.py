@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from recjax.bench.peer import Peer
+from recjax.bench.report import to_text
 from recjax.bench.rounds import Ours
 from recjax.data.zipf_stream import ZipfStream
-from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.errors import ConfigError
+from recjax.embedding.optim import RowWiseAdagrad
 from recjax.mesh import MeshConfig
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
@@ -93,9 +93,7 @@ def test_one_command_measures_the_step_and_its_parts(preset: Path, tmp_path: Pat
     assert result["machine"]["copy_bytes_per_s"] > 0
     assert list((tmp_path / "traces" / "float32").rglob("*.xplane.pb"))
 
-
-def test_without_json_it_is_a_table(preset: Path) -> None:
-    text = commands.inside("bench", preset, "--rounds", 1, "--steps", 1).out
+    text = to_text(result)  # without --json
     assert "recjax float32" in text and "dense_backward" in text and "row_exchange (all-to-all)" in text
 
 
@@ -118,8 +116,6 @@ def test_a_missing_peer_says_what_to_install(preset: Path, tmp_path: Path) -> No
     bare.chmod(0o755)
     failed = commands.inside("bench", preset, "--against", "torchrec", "--peer-python", bare)
     assert failed.status == 2 and "recjax[peers]" in failed.err and "--peer-python" in failed.err
-    failed = commands.inside("bench", preset, "--against", "torchrec", "--peer-python", tmp_path / "nowhere")
-    assert failed.status == 2 and "nowhere" in failed.err
 
 
 def test_a_peer_that_computes_something_else_is_no_peer(preset: Path, tmp_path: Path) -> None:
@@ -151,10 +147,3 @@ def test_the_peer_computes_the_same(kind: str, config: Any) -> None:
         assert theirs.losses == pytest.approx(mine.losses, rel=2e-5)
         assert mine.losses[0] != pytest.approx(mine.losses[16], rel=1e-3)  # the batch is the same, the weights are not
         assert peer.round("bfloat16", 3, untimed=1).losses  # and goes on
-
-
-def test_sgd_tables_are_refused_before_anything_starts() -> None:
-    config = dataclasses.replace(CONFIG, embedding=EmbeddingConfig(8, optimizer=Sgd(0.1)))
-    setup = make_setup(config)
-    with pytest.raises(ConfigError, match="row-wise"):
-        Peer("torch", setup, setup.new_state(), "/nowhere")
