@@ -76,7 +76,7 @@ def prepare(
       DataError: the raw files are at fault, or `out` holds something else.
       TrainingError: `out` cannot be written.
     """
-    if isinstance(config, Synthetic | Prepared):
+    if isinstance(config, Synthetic | ZipfStream | Prepared):
         raise ConfigError(
             f"{config.kind} data have no raw files, so there is nothing to prepare. "
             f"Datasets to prepare: {', '.join(_OPEN_RAW)}."

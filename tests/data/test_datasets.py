@@ -24,7 +24,7 @@ def test_unknown_names_are_refused_with_the_nearest():
 def test_every_dataset_opens_under_its_name_or_says_how_to_prepare_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path))
     for name in set(datasets.DATASETS) - {"prepared"}:  # which needs a path; see test_prepared.py
-        if name in ("movietweetings", "synthetic"):
+        if name in ("movietweetings", "synthetic", "zipf_stream"):
             assert datasets.default(name).open().name == name
         else:
             with pytest.raises(DataError, match=f"recjax data prepare {name} --from PATH --out DIR"):
