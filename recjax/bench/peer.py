@@ -75,11 +75,19 @@ class Peer:
 
     def round(self, precision: str, steps: int, untimed: int = UNTIMED) -> Round:
         """Trains as `Ours.round` does."""
+        return Round(**self._ask({"precision": precision, "steps": steps, "untimed": untimed}))
+
+    def choose(self, precision: str) -> str:
+        """Lets it find out how it is faster: "eager" or "torch.compile". It trains meanwhile."""
+        dense: str = self._ask({"choose": precision})["dense"]
+        return dense
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died: it gives no answer
-            self._process.stdin.write(json.dumps({"precision": precision, "steps": steps, "untimed": untimed}) + "\n")
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-        return Round(**self._answer())
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -159,7 +167,6 @@ def _write(setup: Setup, state: states.TrainState, kernel: str, folder: Path) ->
     spec = {
         "kernel": kernel,
         "device": "cuda" if on_gpu else "cpu",
-        "compile": on_gpu,
         "threads": threads(),
         "batch_size": config.train.batch_size,
         "model": {"kind": model.kind, "bottom": model.bottom, "top": model.top}

@@ -20,9 +20,10 @@ def to_text(result: dict[str, Any]) -> str:
     ]
     if "peer" in result:
         p = result["peer"]
+        dense = ", ".join(f"{way} ({name})" for name, way in p["dense"].items())
         apart = p["losses"]["largest_relative_difference"]
         lines += [
-            f"peer: torch {p['torch']}, {p['tables']}, dense part {p['dense']}, {p['threads']} thread(s), "
+            f"peer: torch {p['torch']}, {p['tables']}, dense part {dense}, {p['threads']} thread(s), "
             f"{p['device']}; its batches lie ready in memory, ours come through the pipeline",
             f"losses of the first steps differ by at most {apart:.1e} of themselves",
         ]

@@ -110,7 +110,10 @@ def _first_steps(side: Ours, peer: Peer | None, state: TrainState) -> tuple[Trai
             f"recjax and {peer.kind} do not compute the same: from equal weights, on equal batches, the losses of the "
             f"first steps are {mine.losses} and {theirs.losses}. Their speeds would say nothing."
         )
-    return state, {"losses": {"recjax": mine.losses, peer.kind: theirs.losses, "largest_relative_difference": apart}}
+    _tell(f"{peer.kind} tries torch.compile")
+    dense = {name: peer.choose(name) for name in ("float32", "bfloat16")}
+    losses = {"recjax": mine.losses, peer.kind: theirs.losses, "largest_relative_difference": apart}
+    return state, {"dense": dense, "losses": losses}
 
 
 def _rounds(

@@ -146,4 +146,4 @@ def test_the_peer_computes_the_same(kind: str, config: Any) -> None:
         theirs = peer.round("float32", 18, untimed=2)
         assert theirs.losses == pytest.approx(mine.losses, rel=2e-5)
         assert mine.losses[0] != pytest.approx(mine.losses[16], rel=1e-3)  # the batch is the same, the weights are not
-        assert peer.round("bfloat16", 3, untimed=1).losses  # and goes on
+        assert np.isfinite(peer.round("bfloat16", 3, untimed=1).losses).all()  # and goes on
