@@ -1,0 +1,63 @@
+// Loops over chunks of work on XLA's own threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace recjax {
+
+// Threads worth using: the pool may have many more than there are cores.
+inline int64_t Threads(const xla::ffi::ThreadPool& pool) {
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  return std::clamp<int64_t>(pool.num_threads(), 1, cores);
+}
+
+// Calls run(chunk) for all chunks, in any order, and returns when all are done.
+//
+// The pool may be full of other devices' handlers, all in here, so a task that was scheduled may never start while this
+// one waits. So the caller takes chunks itself, tasks only help, and at the end the caller waits only for chunks that a
+// running task has already taken. A task that starts later finds no chunk left and touches nothing but `Work`, which it
+// owns a share of.
+inline void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t chunks,
+                        std::function<void(int64_t)> run) {
+  if (chunks <= 1 || threads <= 1) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) run(chunk);
+    return;
+  }
+  struct Work {
+    std::function<void(int64_t)> run;
+    int64_t chunks;
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> done{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+
+    void Help() {
+      for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
+        run(chunk);
+        if (done.fetch_add(1) + 1 == chunks) {
+          std::lock_guard<std::mutex> lock(mutex);
+          finished.notify_one();
+        }
+      }
+    }
+  };
+  auto work = std::make_shared<Work>();
+  work->run = std::move(run);
+  work->chunks = chunks;
+  for (int64_t i = std::min(threads, chunks) - 1; i > 0; --i) pool.Schedule([work] { work->Help(); });
+  work->Help();
+  std::unique_lock<std::mutex> lock(work->mutex);
+  work->finished.wait(lock, [&] { return work->done.load() == work->chunks; });
+}
+
+}  // namespace recjax
