@@ -1,7 +1,7 @@
 """The optional CPU kernels: dot interaction and sum pooling of bags, where XLA's own code is many times slower.
 
-They come with the distribution recjax-kernels, in the folder kernels/, whose C++ code `jax.ffi` calls. Where it is not
-installed `available` says so, and callers use their plain formulation, which also is what the kernels are tested against.
+They come with the distribution recjax-kernels (the folder kernels/), whose C++ code `jax.ffi` calls. Where it is not
+installed `available` says so, and callers use their plain formulation, which the kernels are also tested against.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 _off = False
@@ -93,9 +94,11 @@ def _vary_alike(*arrays: jax.Array) -> list[jax.Array]:
 
 def _call(name: str, shape: tuple[int, ...], *operands: jax.Array, **attributes: Any) -> jax.Array:
     """Calls a handler whose result has the dtype of the last operand, and varies as all of them do."""
+    assert installed(), "ask available() first"
     alike = _vary_alike(*operands)
     like = jax.typeof(alike[-1])
-    result = jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=like.manual_axis_type)
+    where = NamedSharding(like.sharding.mesh, PartitionSpec()) if like.manual_axis_type.varying else None
+    result = jax.ShapeDtypeStruct(shape, like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
     return jax.ffi.ffi_call(f"recjax_{name}", result)(*alike, **attributes)
 
 

@@ -16,7 +16,15 @@ for _name in HANDLERS:
     jax.ffi.register_ffi_target("recjax_" + _name, _handler, platform="cpu")
 
 
+_library.recjax_instruction_set.restype = ctypes.c_char_p
+_library.recjax_use.restype = ctypes.c_bool
+
+
 def instruction_set() -> str:
-    """The variant that this processor gets: "avx512", "avx2" or "plain"."""
-    _library.recjax_instruction_set.restype = ctypes.c_char_p
+    """The variant in use, the best that this processor can run: "avx512", "avx2" or "plain"."""
     return str(_library.recjax_instruction_set().decode())
+
+
+def use(name: str) -> bool:
+    """Takes the variant of this name from now on; False, and no change, if this processor cannot run it."""
+    return bool(_library.recjax_use(name.encode()))

@@ -1,5 +1,6 @@
 // XLA's view of the kernels: handlers that check shapes, share the work among threads, and call the variant.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -15,20 +16,22 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-const Kernels& Chosen() {
+// The variant of that name, or the best if null; null where this processor lacks its instructions.
+const Kernels* Supported(const char* name) {
 #if defined(__x86_64__)
-  static const Kernels& chosen = []() -> const Kernels& {
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx512 ? kAvx512 : avx2 ? kAvx2 : kPlain;
-  }();
-  return chosen;
-#else
-  return kPlain;
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && (!name || !std::strcmp(name, kAvx512.name))) return &kAvx512;
+  if (avx2 && (!name || !std::strcmp(name, kAvx2.name))) return &kAvx2;
 #endif
+  return !name || !std::strcmp(name, kPlain.name) ? &kPlain : nullptr;
 }
+
+std::atomic<const Kernels*> chosen{Supported(nullptr)};
+
+const Kernels& Chosen() { return *chosen.load(); }
 
 // Below this many multiplications or moved values a chunk is not worth another thread.
 constexpr int64_t kGrain = 1 << 16;
@@ -213,6 +216,13 @@ ffi::Error BagsBackward(ffi::ThreadPool pool, Ids inverse, Rows weights, Rows co
 #pragma GCC visibility push(default)
 
 extern "C" const char* recjax_instruction_set() { return recjax::Chosen().name; }
+
+// For tests: takes another variant from now on, and says whether this processor can run it.
+extern "C" bool recjax_use(const char* name) {
+  const recjax::Kernels* kernels = recjax::Supported(name);
+  if (kernels) recjax::chosen = kernels;
+  return kernels != nullptr;
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(recjax_interaction_forward, recjax::InteractionForward,
                               xla::ffi::Ffi::Bind()

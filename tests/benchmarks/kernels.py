@@ -1,0 +1,110 @@
+"""How much faster are the kernels than the plain formulations? Prints both in milliseconds, and their ratio.
+
+    python tests/benchmarks/kernels.py [--batch-size 4096] [--rounds 15] [--only bags]
+
+Forward alone, and forward and backward together, jitted, at the shapes of 26 tables: interactions of 27 vectors, and
+bags of 10 ids drawn with Zipf 1.1 from 26 tables of a million rows. The two take turns, so that drift of the machine
+falls on both alike; the ratio is the median of the rounds' ratios, with its quartiles. Memory that is freed stays with
+the process: else both would spend much of their time on fresh pages from the system.
+"""
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax import kernels
+from recjax.models.layers import dot_interaction
+from recjax.train.summary import versions
+
+TABLES, ROWS, IDS = 26, 1_000_000, 10
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+
+
+def plain_bags(rows_UxD: jax.Array, inverse_NxH: jax.Array) -> jax.Array:
+    """Picks every id's row, then sums: [N, D]."""
+    return rows_UxD.at[inverse_NxH].get(mode="fill", fill_value=0).sum(axis=1)
+
+
+def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], backward: bool) -> Callable[[], None]:
+    """`function` of the inputs, or its gradient too, for the first input; ready to be timed."""
+    pulled = jnp.ones_like(function(*inputs))
+
+    def both(cotangent: Any, first: Any, *others: Any) -> Any:
+        value, pull = jax.vjp(lambda x: function(x, *others), first)
+        return value, pull(cotangent)[0]
+
+    program = jax.jit(both).lower(pulled, *inputs).compile() if backward else jax.jit(function).lower(*inputs).compile()
+    arguments = (pulled, *inputs) if backward else inputs
+    return lambda: jax.block_until_ready(program(*arguments))
+
+
+def bags_of(batch_size: int, rng: np.random.Generator) -> tuple[int, np.ndarray]:
+    """U, and inverse [26 * B, 10]: what routing makes of Zipf ids, without duplicates among the rows."""
+    offset, parts = 0, []
+    for _ in range(TABLES):
+        unique, inverse = np.unique((rng.zipf(1.1, batch_size * IDS) - 1) % ROWS, return_inverse=True)
+        parts.append(inverse.reshape(batch_size, IDS) + offset)
+        offset += len(unique)
+    return offset, np.concatenate(parts).astype(np.int32)
+
+
+def cases(batch_size: int) -> Any:
+    """(name, plain, kernel, inputs) of everything that is compared."""
+    rng = np.random.default_rng(0)
+    for dim in (16, 64, 128):
+        for dtype in (jnp.float32, jnp.bfloat16):
+            vectors = jnp.asarray(rng.standard_normal((batch_size, TABLES + 1, dim)), dtype)
+            name = f"interaction D={dim} {jnp.dtype(dtype).name}"
+            yield name, jax.jit(dot_interaction), jax.jit(lambda x: kernels.interaction(x)), (vectors,)
+    unique, inverse = bags_of(batch_size, rng)
+    for dim in (16, 64, 128):
+        rows = jnp.asarray(rng.standard_normal((unique, dim)), jnp.float32)
+        yield f"bags D={dim} U={unique:,}", plain_bags, kernels.bags, (rows, jnp.asarray(inverse))
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help="leave out what does not begin so")
+    options = parser.parse_args()
+    if not kernels.available(jnp.float32):
+        raise SystemExit("recjax-kernels is not installed: pip install ./kernels")
+    import recjax_kernels
+
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    print(f"batch {options.batch_size}, {versions()}, {recjax_kernels.instruction_set()}")
+    print(f"{'':34} {'':16} {'plain ms':>9} {'kernel ms':>9} {'ratio':>6} {'q25':>6} {'q75':>6}")
+    for name, plain, kernel, inputs in cases(options.batch_size):
+        if not name.startswith(options.only):
+            continue
+        for backward in (False, True):
+            with kernels.switched_off():
+                slow = compiled(plain, inputs, backward)
+            fast = compiled(kernel, inputs, backward)
+            times: list[tuple[float, float]] = []
+            for _ in range(options.rounds + 1):
+                began = time.perf_counter()
+                slow()
+                middle = time.perf_counter()
+                fast()
+                times.append((middle - began, time.perf_counter() - middle))
+            times = times[1:]
+            ratios = [a / b for a, b in times]
+            low, ratio, high = statistics.quantiles(ratios, n=4)
+            first, second = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+            what = "forward+backward" if backward else "forward"
+            print(f"{name:34} {what:16} {first:9.2f} {second:9.2f} {ratio:6.1f} {low:6.1f} {high:6.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
