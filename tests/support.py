@@ -19,8 +19,8 @@ from recjax.data.source import BlockSource
 from recjax.embedding import reference, route
 from recjax.embedding.bound import bind
 from recjax.embedding.collection import initial_rows
-from recjax.embedding.lookup import Sequence
 from recjax.embedding.plan import Plan, make_plan
+from recjax.embedding.pooling import Sequence
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
 from recjax.presets import EmbeddingConfig, RunConfig

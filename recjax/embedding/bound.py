@@ -53,7 +53,7 @@ class BoundTable:
     def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(owner, slot in the owner's part of the group buffer) of each row id, elementwise."""
         owner, within = self.split.owner_and_offset(self.order.position(ids))
-        return owner, within + np.asarray(self.offsets)[owner]
+        return owner, within + np.asarray(self.offsets, ids.dtype)[owner]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What one device does with its part of the tables: fetch rows, pool them, send gradients, update.
+"""What one device does with its part of the tables: fetch rows, send gradients, update.
 
 All functions run inside `jax.shard_map` over MODEL_AXES and see one device's block. The collectives
 per group and step are, for row-wise and table-wise tables, of which each device holds some rows:
@@ -20,7 +20,6 @@ gradient, and how many devices touched each row. Only distinct rows travel, in b
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -28,8 +27,8 @@ import jax.numpy as jnp
 
 from recjax.embedding.bound import Group
 from recjax.embedding.optim import At, Slots
-from recjax.embedding.route import FeatureRouting, GroupRouting
-from recjax.embedding.spec import MAX_ROWS, FeatureSpec
+from recjax.embedding.route import GroupRouting
+from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
 from recjax.mesh import MODEL_AXES
 
@@ -81,36 +80,7 @@ def _split_columns(group: Group, rows_CxD: jax.Array) -> jax.Array:
     return jnp.stack([jnp.pad(part, ((0, 0), (0, group.width - part.shape[1]))) for part in parts])
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Sequence:
-    """A feature that is not pooled (pooling="none"): its rows one by one, in the order of the bag.
-
-    Attributes:
-      rows_BxHxD: [b, H, D], H the fixed bag or the capacity for the longest jagged one; zeros where there is no id.
-      mask_BxH: bool, where there is an id.
-    """
-
-    rows_BxHxD: jax.Array
-    mask_BxH: jax.Array
-
-
-def pool(feature: FeatureSpec, rows_UxD: jax.Array, routing: FeatureRouting, samples: int) -> jax.Array | Sequence:
-    """Pools one feature's bags from the fetched rows: [b, D], zeros for an empty bag. Differentiable.
-
-    A feature that is not pooled gives a `Sequence`.
-    """
-    picked = rows_UxD.at[routing.inverse].get(mode="fill", fill_value=0)
-    if routing.weights is not None:
-        picked = picked * routing.weights[..., None]
-    if feature.pooling == "none":
-        return Sequence(picked, routing.inverse < rows_UxD.shape[0])
-    if routing.segments is None:
-        return picked.sum(axis=1) if picked.shape[1] > 1 else picked[:, 0]
-    return jax.ops.segment_sum(picked, routing.segments, samples, indices_are_sorted=False)
-
-
-def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) -> tuple[jax.Array, jax.Array]:
     """Sums the gradients of equal slots.
 
     Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
@@ -120,6 +90,7 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.A
       slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
       grads_MxD: the entries' gradients.
       rows: R of the buffer.
+      lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
 
     Returns:
       unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
@@ -133,12 +104,14 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int) -> tuple[jax.A
             f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
             f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
         )
+    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
+    if lists == 1:
+        return jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD
     order_M = jnp.argsort(slots_M, stable=True)
     sorted_M = slots_M[order_M]
     starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
     segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
     sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
-    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
     unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
     return unique_M, sums_MxD
 
@@ -164,7 +137,7 @@ def send_gradients(group: Group, asked: jax.Array, grads_UxD: jax.Array) -> tupl
                 parts = grads_UxD.reshape(*asked.shape, group.dim)
             arrived = _all_to_all(parts)
         with jax.named_scope("sparse_update"):
-            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows)
+            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows, len(asked))
     with jax.named_scope("grad_exchange"):
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)

@@ -93,21 +93,44 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
     inverse: dict[str, np.ndarray] = {}
     for group in bound.groups:
         pieces = []
+        buckets = bound.devices * group.owners
         for feature in group.features:
             bags = batch.bags[feature.reads]
             sample_L = _samples(bags)
             if bags.lengths is not None:
                 longest = bags.lengths if feature.pooling == "none" else np.bincount(sample_L // (b // parts))
                 needs[feature.name] = _largest(longest)
-            owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int64))
-            if group.owners == 1:  # all devices have every row
-                owner_L = np.zeros_like(owner_L)
-            pieces.append((sample_L // b * group.owners + owner_L) * group.rows + slot_L)
-        keys[group.name], inverse_L = np.unique(np.concatenate(pieces), return_inverse=True)
+            owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
+            bucket_L = sample_L // b
+            if group.owners > 1:  # or all devices have every row
+                bucket_L = bucket_L * group.owners + owner_L
+            pieces.append(slot_L if buckets == 1 else bucket_L * np.int64(group.rows) + slot_L)
+        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
         needs[group.name] = _largest(np.bincount(keys[group.name] // group.rows))
     return Counted(batch, b, parts, needs, keys, inverse)
+
+
+def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique(keys_L, return_inverse=True)` for integers from 0 to `limit` - 1, in linear time.
+
+    A radix sort by digits of 16 bits, which is how NumPy's stable sort treats 16-bit integers: five to nine times as
+    fast as sorting the keys whole, with which routing took as long as all else that a step needs.
+
+    Returns:
+      the distinct keys, ascending, [U]; and the index into them of every key: int32 [L].
+    """
+    order_L = np.argsort(keys_L.astype(np.uint16), kind="stable")
+    for shift in range(16, (limit - 1).bit_length(), 16):
+        digit_L = (keys_L >> shift).astype(np.uint16)[order_L]
+        order_L = order_L[np.argsort(digit_L, kind="stable")]
+    sorted_L = keys_L[order_L]
+    starts_L = np.ones(len(keys_L), bool)
+    np.not_equal(sorted_L[1:], sorted_L[:-1], out=starts_L[1:])
+    inverse_L = np.empty(len(keys_L), np.int32)
+    inverse_L[order_L] = np.cumsum(starts_L, dtype=np.int32) - 1
+    return sorted_L[starts_L], inverse_L
 
 
 def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:

@@ -63,8 +63,15 @@ class RowOrder:
     def position(self, row: Any) -> Any:
         """Storage position of each row, elementwise; rows must be in 0..V-1."""
         q, S = self.quotient, self.classes
-        spread = (row % S) * self.stride % S * q + row // S
+        nth = row // S
+        spread = _library(row).take(self._first, row - nth * S) + nth
         return _library(row).where(row < q * S, spread, row)
+
+    @functools.cached_property
+    def _first(self) -> np.ndarray:
+        """pi(c) * q of every class, int32 [S]: a look-up costs less than two divisions."""
+        c = np.arange(self.classes, dtype=np.int64)
+        return (c * self.stride % self.classes * self.quotient).astype(np.int32)
 
     @functools.cached_property
     def inverse(self) -> int:
@@ -107,6 +114,8 @@ class Split:
 
     def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
         """(owner, offset within the owner's range) of each position, elementwise."""
+        if self.owners == 1:
+            return _library(position).full_like(position, self.first), position
         where = _library(position).where
         base, extra = divmod(self.rows, self.owners)
         long = extra * self.longest  # positions that belong to the longer ranges

@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
 from recjax.embedding.bound import BoundPlan
-from recjax.embedding.lookup import fetch, pool, send_gradients, update
+from recjax.embedding.lookup import fetch, send_gradients, update
+from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, sharded
 from recjax.train.state import TrainState
@@ -78,11 +79,9 @@ def _forward(graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Ar
     """Logits [b] of one device's samples, from the rows that it fetched."""
     samples = inputs.labels_B.shape[0]
     with jax.named_scope("pool"):
-        pooled = {
-            feature.name: pool(feature, rows[group.name], inputs.routing.features[feature.name], samples)
-            for group in bound.groups
-            for feature in group.features
-        }
+        pooled: dict[str, Any] = {}
+        for group in bound.groups:
+            pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples)
     with jax.named_scope("dense_forward"):
         return nnx.merge(graphdef, dense)(inputs.dense_BxK, pooled)
 

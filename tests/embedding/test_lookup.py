@@ -16,9 +16,10 @@ from support import mesh_of
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import route
 from recjax.embedding.bound import BoundPlan, Group, bind
-from recjax.embedding.lookup import coalesce, fetch, pool, send_gradients, update
+from recjax.embedding.lookup import coalesce, fetch, send_gradients, update
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import PLACEMENTS, make_plan
+from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -42,7 +43,7 @@ class Counting:
         return rows_UxD - grads_UxD, {"touches": slots["touches"] + 1, "sums": slots["sums"] + grads_UxD}
 
 
-jit_coalesce = functools.partial(jax.jit, static_argnums=2)(coalesce)
+jit_coalesce = functools.partial(jax.jit, static_argnums=(2, 3))(coalesce)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +58,7 @@ def test_coalesce_sums_equal_slots(sizes, empty, seed):
     slots = rng.integers(0, rows, M).astype(np.int32)
     slots[rng.random(M) < empty] = rows
     grads = rng.integers(-1000, 1000, (M, D)).astype(np.float32)  # whole numbers add up exactly in any order
-    unique, sums = map(np.asarray, jit_coalesce(slots, grads, rows))
+    unique, sums = map(np.asarray, jit_coalesce(slots, grads, rows, 2))
     assert unique.dtype == np.int32 and unique.shape == (M,) and sums.shape == (M, D)
     assert (np.diff(unique) > 0).all()  # what the scatter is promised
     used = unique < rows
@@ -74,14 +75,22 @@ def test_coalesce_adds_in_the_order_of_arrival():
     expected = np.zeros((3, D), np.float32)
     np.add.at(expected, slots, grads)
     assert (expected != np.array([grads[slots == i][::-1].cumsum(axis=0)[-1] for i in range(3)])).any()
-    np.testing.assert_array_equal(np.asarray(jit_coalesce(slots, grads, 9)[1])[:3], expected)
+    np.testing.assert_array_equal(np.asarray(jit_coalesce(slots, grads, 9, 2)[1])[:3], expected)
+
+
+def test_a_single_list_is_coalesced_already():
+    slots = np.array([1, 4, 7, 9, 9], np.int32)
+    grads = np.arange(5 * D, dtype=np.float32).reshape(5, D) * (slots < 9)[:, None]
+    unique, sums = map(np.asarray, jit_coalesce(slots, grads, 9, 1))
+    assert unique.tolist() == [1, 4, 7, 12, 13]
+    np.testing.assert_array_equal(sums, grads)
 
 
 def test_slots_beyond_the_buffer_stay_within_int32():
     slots, grads = jax.ShapeDtypeStruct((16,), jnp.int32), jax.ShapeDtypeStruct((16, D), jnp.float32)
     with pytest.raises(ConfigError, match=r"2,147,483,632 rows .* 16 row gradients .*at most 2,147,483,647 \(int32\)"):
-        jax.eval_shape(lambda s, g: coalesce(s, g, 2**31 - 16), slots, grads)
-    jax.eval_shape(lambda s, g: coalesce(s, g, 2**31 - 17), slots, grads)
+        jax.eval_shape(lambda s, g: coalesce(s, g, 2**31 - 16, 2), slots, grads)
+    jax.eval_shape(lambda s, g: coalesce(s, g, 2**31 - 17, 2), slots, grads)
 
 
 # Lookup of every kind of feature.
@@ -122,6 +131,10 @@ def buffer_of(group: Group, tables: dict[str, np.ndarray], padding: float) -> np
     return buffer
 
 
+def pooled_alone(feature, rows, routing, samples):
+    return pool((feature,), rows, {feature.name: routing}, samples)[feature.name]
+
+
 def test_pooling_is_the_oracles_matrix_product():
     """And its gradient the transposed product. The batch is short, so whole devices have nothing but padding."""
     devices = 3
@@ -143,7 +156,7 @@ def test_pooling_is_the_oracles_matrix_product():
             held = slots[n] < group.rows
             rows = np.where(held[..., None], buffer[owner, np.where(held, slots[n], 0)], 0).reshape(-1, D)
             mine = jax.tree.map(lambda x, n=n: np.split(x, devices)[n], routing.features[feature.name])
-            pooled, backward = jax.vjp(lambda r, m=mine, f=feature: pool(f, r, m, b), jnp.asarray(rows))
+            pooled, backward = jax.vjp(lambda r, m=mine, f=feature: pooled_alone(f, r, m, b), jnp.asarray(rows))
             expected = matrix[n * b : (n + 1) * b] @ tables[feature.table]
             np.testing.assert_allclose(pooled, expected, rtol=1e-5, atol=1e-6)
             (into,) = backward(jnp.asarray(upstream[n * b : (n + 1) * b]))
@@ -158,9 +171,9 @@ def test_pooling_is_the_oracles_matrix_product():
 def test_an_empty_bag_pools_to_zeros_even_beside_nan():
     rows = jnp.asarray([[1.0, 2.0], [np.nan, np.nan]])
     jagged = FeatureRouting(np.array([0, 0, 2, 2]), None, np.array([0, 0, 3, 3]))  # bags of 2, 0 and 0 ids
-    assert pool(FeatureSpec("f", "t", None), rows, jagged, 3).tolist() == [[2, 4], [0, 0], [0, 0]]
+    assert pooled_alone(FeatureSpec("f", "t", None), rows, jagged, 3).tolist() == [[2, 4], [0, 0], [0, 0]]
     fixed = FeatureRouting(np.array([[0], [2]]), np.array([[3.0], [0.0]], np.float32), None)
-    assert pool(FeatureSpec("f", "t", 1), rows, fixed, 2).tolist() == [[3, 6], [0, 0]]
+    assert pooled_alone(FeatureSpec("f", "t", 1), rows, fixed, 2).tolist() == [[3, 6], [0, 0]]
 
 
 # The exchanges.
@@ -299,6 +312,6 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
 def test_a_feature_that_is_not_pooled_keeps_its_rows_apart():
     rows = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
     routing = FeatureRouting(np.array([[1, 0, 2], [2, 2, 2]]), None, None)  # 2: no id
-    sequence = pool(FeatureSpec("f", "t", None, "none"), rows, routing, 2)
+    sequence = pooled_alone(FeatureSpec("f", "t", None, "none"), rows, routing, 2)
     assert sequence.rows_BxHxD.tolist() == [[[3, 4], [1, 2], [0, 0]], [[0, 0]] * 3]
     assert sequence.mask_BxH.tolist() == [[True, True, False], [False] * 3]

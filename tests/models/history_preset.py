@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.data.synthetic import Synthetic
-from recjax.embedding.lookup import Sequence
+from recjax.embedding.pooling import Sequence
 from recjax.mesh import MeshConfig
 from recjax.models.layers import Mlp
 from recjax.named import Named

@@ -14,7 +14,7 @@ from commands import assert_refused, inside, lines_of, outside
 
 import recjax
 from recjax import config as machinery
-from recjax.embedding.lookup import Sequence
+from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
 from recjax.preset_files import class_path, find_class
 from recjax.presets import RunConfig, default_out

@@ -21,9 +21,9 @@ from support import Problem, Result, compare, mesh_of, run_oracle, run_sharded
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bound import bind
-from recjax.embedding.lookup import Sequence
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
+from recjax.embedding.pooling import Sequence
 from recjax.embedding.rows import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train import state as states

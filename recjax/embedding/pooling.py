@@ -1,0 +1,153 @@
+"""From the rows that a device fetched to what each feature's bags pool to.
+
+All bags of a group are summed by one operation with a gradient of its own: `sum_bags`. It never holds a row for every
+id, [b, H, D], which costs several times the sum itself, and adds the gradients of all features up in one buffer
+[U, D], where automatic differentiation would make one for each feature and add those.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from recjax.embedding.route import FeatureRouting
+from recjax.embedding.spec import FeatureSpec
+
+_TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """A feature that is not pooled (pooling="none"): its rows one by one, in the order of the bag.
+
+    Attributes:
+      rows_BxHxD: [b, H, D], H the fixed bag or the capacity for the longest jagged one; zeros where there is no id.
+      mask_BxH: bool, where there is an id.
+    """
+
+    rows_BxHxD: jax.Array
+    mask_BxH: jax.Array
+
+
+def pool(
+    features: Several[FeatureSpec], rows_UxD: jax.Array, routing: Mapping[str, FeatureRouting], samples: int
+) -> dict[str, jax.Array | Sequence]:
+    """Pools the bags of all features of a group from its fetched rows. Differentiable in the rows.
+
+    Args:
+      features: those that look up the group's tables.
+      rows_UxD: the fetched rows.
+      routing: of each feature, by its name.
+      samples: b.
+
+    Returns:
+      by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.
+    """
+    # Ids that are not summed here, in jagged bags and sequences, are bags of one.
+    bags = {f.name: _bags(f, routing[f.name]) for f in features}
+    of_size: dict[int, list[str]] = collections.defaultdict(list)
+    for name, (inverse_NxH, _) in bags.items():
+        of_size[inverse_NxH.shape[1]].append(name)
+    joined = tuple(_join([bags[name] for name in names]) for names in of_size.values())
+    sums = {}
+    for names, sums_NxD in zip(of_size.values(), sum_bags(rows_UxD, joined), strict=True):
+        start = 0
+        for name in names:
+            count = bags[name][0].shape[0]
+            sums[name] = jax.lax.slice_in_dim(sums_NxD, start, start + count)
+            start += count
+    pooled: dict[str, jax.Array | Sequence] = {}
+    for feature in features:
+        found, of = sums[feature.name], routing[feature.name]
+        if feature.pooling == "none":
+            pooled[feature.name] = Sequence(found.reshape(*of.inverse.shape, -1), of.inverse < rows_UxD.shape[0])
+        elif of.segments is None:
+            pooled[feature.name] = found
+        else:
+            pooled[feature.name] = jax.ops.segment_sum(found, of.segments, samples, indices_are_sorted=False)
+    return pooled
+
+
+def _bags(feature: FeatureSpec, routing: FeatureRouting) -> tuple[Any, Any]:
+    """Indices and weights, [N, H] each (weights may be None)."""
+    if feature.pooling != "none" and routing.segments is None:
+        return routing.inverse, routing.weights
+    return routing.inverse.reshape(-1, 1), None if routing.weights is None else routing.weights.reshape(-1, 1)
+
+
+def _join(bags: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The bags of several features below each other."""
+    inverse_NxH = jnp.concatenate([inverse for inverse, _ in bags])
+    given = [weights for _, weights in bags if weights is not None]
+    if not given:
+        return inverse_NxH, None
+    ones = [jnp.ones(inverse.shape, given[0].dtype) if weights is None else weights for inverse, weights in bags]
+    return inverse_NxH, jnp.concatenate(ones)
+
+
+@jax.custom_vjp
+def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...]) -> tuple[jax.Array, ...]:
+    """Weighted sums of rows. Differentiable in the rows alone.
+
+    Args:
+      rows_UxD: the rows.
+      bags: for each size H of a bag: indices of rows, int32 [N, H], beyond U where there is nothing; and
+        weights [N, H], or None where all are 1.
+
+    Returns:
+      for each size of a bag the sums, [N, D].
+    """
+    return tuple(_sum(rows_UxD, *block) for block in bags)
+
+
+def _forward(rows_UxD: jax.Array, bags: Any) -> Any:
+    return sum_bags(rows_UxD, bags), (jnp.zeros_like(rows_UxD), bags)
+
+
+def _backward(saved: Any, sums_grads: Any) -> Any:
+    total_UxD, bags = saved
+    for (inverse_NxH, weights_NxH), grads_NxD in zip(bags, sums_grads, strict=True):
+        total_UxD = _add(total_UxD, inverse_NxH, weights_NxH, grads_NxD)
+    return total_UxD, None
+
+
+sum_bags.defvjp(_forward, _backward)
+
+
+def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:
+    def part(first: Any, count: int) -> Any:
+        total = 0
+        for h in range(count):
+            index_N = jax.lax.dynamic_index_in_dim(inverse_NxH, first + h, axis=1, keepdims=False)
+            term_NxD = rows_UxD.at[index_N].get(mode="fill", fill_value=0)
+            if weights_NxH is not None:
+                term_NxD *= jax.lax.dynamic_index_in_dim(weights_NxH, first + h, axis=1)
+            total += term_NxD
+        return total
+
+    whole, rest = divmod(inverse_NxH.shape[1], _TOGETHER)
+    total_NxD = part(whole * _TOGETHER, rest) if rest else part(0, _TOGETHER)
+    return jax.lax.fori_loop(
+        0 if rest else 1, whole, lambda i, total: total + part(i * _TOGETHER, _TOGETHER), total_NxD
+    )
+
+
+def _add(
+    total_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None, grads_NxD: jax.Array
+) -> jax.Array:
+    def one(h: Any, total_UxD: jax.Array) -> jax.Array:
+        index_N = jax.lax.dynamic_index_in_dim(inverse_NxH, h, axis=1, keepdims=False)
+        if weights_NxH is None:
+            return total_UxD.at[index_N].add(grads_NxD, mode="drop")
+        weights_Nx1 = jax.lax.dynamic_index_in_dim(weights_NxH, h, axis=1)
+        return total_UxD.at[index_N].add(grads_NxD * weights_Nx1, mode="drop")
+
+    H = inverse_NxH.shape[1]
+    return one(0, total_UxD) if H == 1 else jax.lax.fori_loop(0, H, one, total_UxD)

@@ -1,0 +1,77 @@
+"""Sums of bags and their gradient against NumPy, for bags of every kind at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from recjax.embedding.pooling import pool, sum_bags
+from recjax.embedding.route import FeatureRouting
+from recjax.embedding.spec import FeatureSpec
+
+D = 3
+
+
+def random_bags(rng, count, size, rows, weighted):
+    """Indices, a third of them padding, and weights, with the matrix [count, rows] that they stand for."""
+    inverse = rng.integers(0, rows, (count, size)).astype(np.int32)
+    inverse[rng.random(inverse.shape) < 1 / 3] = rows
+    weights = rng.integers(-3, 4, inverse.shape).astype(np.float32) if weighted else None
+    matrix = np.zeros((count, rows + 1), np.float32)
+    np.add.at(matrix, (np.arange(count)[:, None], inverse), 1 if weights is None else weights)
+    return (inverse, weights), matrix[:, :rows]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 16, 17, 35]), st.booleans()), min_size=1, max_size=3), st.integers(0))
+@example([(32, False)], 0)  # two whole loops
+@example([(33, True), (1, False)], 0)
+def test_sums_and_gradients_are_the_matrix_products(kinds, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(-9, 10, (7, D)).astype(np.float32)  # whole numbers add up exactly in any order
+    made = [random_bags(rng, 5, size, 7, weighted) for size, weighted in kinds]
+    bags = tuple(bags for bags, _ in made)
+    sums, backward = jax.vjp(lambda r: sum_bags(r, bags), jnp.asarray(rows))
+    upstream = tuple(jnp.asarray(rng.integers(-9, 10, (5, D)), jnp.float32) for _ in made)
+    for found, (_, matrix) in zip(sums, made, strict=True):
+        np.testing.assert_array_equal(found, matrix @ rows)
+    expected = sum(matrix.T @ np.asarray(grads) for (_, matrix), grads in zip(made, upstream, strict=True))
+    np.testing.assert_array_equal(backward(upstream)[0], expected)
+
+
+def test_features_of_all_kinds_are_pooled_together():
+    """Two fixed bags of one size, of which one has weights; a jagged one, a sequence: each gets its own sums."""
+    rows = np.arange(1, 5, dtype=np.float32)[:, None] * [1, 10]
+    features = (
+        FeatureSpec("a", "t", 2),
+        FeatureSpec("b", "t", 2, weighted=True),
+        FeatureSpec("jagged", "t", None),
+        FeatureSpec("sequence", "t", 1, "none"),
+    )
+    routing = {
+        "a": FeatureRouting(np.array([[0, 1], [3, 4]]), None, None),
+        "b": FeatureRouting(np.array([[0, 1], [3, 4]]), np.array([[2.0, 3.0], [-1.0, 0.0]], np.float32), None),
+        "jagged": FeatureRouting(np.array([0, 1, 2, 4]), None, np.array([1, 1, 1, 2])),
+        "sequence": FeatureRouting(np.array([[2], [4]]), None, None),
+    }
+    pooled = pool(features, jnp.asarray(rows), routing, 2)
+    assert list(pooled) == ["a", "b", "jagged", "sequence"]
+    assert pooled["a"].tolist() == [[3, 30], [4, 40]]
+    assert pooled["b"].tolist() == [[8, 80], [-4, -40]]
+    assert pooled["jagged"].tolist() == [[0, 0], [6, 60]]
+    assert pooled["sequence"].rows_BxHxD.tolist() == [[[3, 30]], [[0, 0]]]
+    assert pooled["sequence"].mask_BxH.tolist() == [[True], [False]]
+
+
+def test_no_row_for_every_id_is_held():
+    """A batch of long bags needs little more than rows, indices and sums; [b, H, D] would be eight times as much."""
+    b, H, U, dim = 512, 64, 1024, 64
+    inverse = jnp.zeros((b, H), jnp.int32)
+
+    def step(rows, inverse):
+        (sums,), backward = jax.vjp(lambda r: sum_bags(r, ((inverse, None),)), rows)
+        return backward((jnp.sin(sums),))[0]
+
+    analysis = jax.jit(step).lower(jnp.zeros((U, dim)), inverse).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < 4 * b * H * dim / 8
