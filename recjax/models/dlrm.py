@@ -74,7 +74,7 @@ class DLRM(nnx.Module):
         x_BxD = self.bottom(dense_BxK.astype(self.dtype))
         vectors = [x_BxD, *(pooled[name].astype(self.dtype) for name in self.features)]
         if self.interaction == "dot":
-            z_BxP = dot_interaction(jnp.stack(vectors, axis=1), itself=self.itself)
+            z_BxP = dot_interaction(jnp.stack(vectors, axis=1), self.itself)
             joined = jnp.concatenate([x_BxD, z_BxP], axis=1)
         else:
             joined = jnp.concatenate(vectors, axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -102,7 +103,8 @@ class Mlp(nnx.Module):
         return x_BxK
 
 
-def dot_interaction(vectors_BxFxD: jax.Array, *, itself: bool = False) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def dot_interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array:
     """Pairwise dot products Z = T T^t: the strictly lower triangle (i > j), row by row.
 
     The order is that of facebookresearch/dlrm: (1,0), (2,0), (2,1), (3,0), ... TorchRec takes the
@@ -115,10 +117,34 @@ def dot_interaction(vectors_BxFxD: jax.Array, *, itself: bool = False) -> jax.Ar
     Returns:
       [b, F(F-1)/2], or [b, F(F+1)/2] with the diagonal.
     """
-    b, F, _ = vectors_BxFxD.shape
+    i, j = _triangle(vectors_BxFxD.shape[1], itself)
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=PRECISION)
+    return products_BxFxF.reshape(len(products_BxFxF), -1)[:, i * vectors_BxFxD.shape[1] + j]
+
+
+def _dot_interaction_forward(vectors_BxFxD: jax.Array, itself: bool) -> tuple[jax.Array, jax.Array]:
+    return dot_interaction(vectors_BxFxD, itself), vectors_BxFxD
+
+
+def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP: jax.Array) -> tuple[jax.Array]:
+    """One product with the symmetric matrix of the gradients; to differentiate step by step takes two and a scatter."""
+    F = vectors_BxFxD.shape[1]
+    i, j = _triangle(F, itself)
+    P = len(i)
+    at_FxF = np.full((F, F), P)  # a zero: the diagonal, if it is not in the triangle
+    at_FxF[i, j] = at_FxF[j, i] = np.arange(P)
+    padded_BxQ = jnp.pad(grads_BxP, ((0, 0), (0, 1)))
+    grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))
+    return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=PRECISION),)
+
+
+dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)
+
+
+def _triangle(F: int, itself: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each element of the lower triangle, row by row: [P] each."""
     i, j = np.tril_indices(F, 0 if itself else -1)
-    return products_BxFxF.reshape(b, F * F)[:, i * F + j]
+    return i, j
 
 
 class CrossNet(nnx.Module):

@@ -12,7 +12,7 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
-from recjax.embedding.route import Routing, count, grow, pad
+from recjax.embedding.route import Routing, count, distinct, grow, pad
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 LARGEST, THIRD = 2**31 - 1, 2**31 // 3  # three tables of THIRD rows are all that one device can count
@@ -268,3 +268,18 @@ def test_one_data_feature_in_two_tables():
     found, _ = read_back(pad(counted, bound, grow({}, counted.needs)), bound, counted.local, 1)
     assert [sorted(s) for s in found["x"]] == [sorted(s) for s in found["x.first"]]
     assert sorted(found["x"][0]) == [(3, 1.0), (9, 1.0)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([1, 2, 2**16, 2**16 + 1, 2**31, 2**40]), st.integers(0, 50), st.integers(0, 99))
+@example(2**40, 5000, 0)
+@example(2**31, 5000, 0)
+def test_distinct_keys_are_those_of_sorting_them_whole(limit, size, seed):
+    rng = np.random.default_rng(seed)
+    pool = np.append(rng.integers(0, limit, max(1, size // 3)), [0, limit - 1])  # so that some are equal
+    keys = rng.choice(pool, size).astype(np.int32 if limit <= 2**31 else np.int64)
+    found, inverse = distinct(keys, limit)
+    expected, expected_inverse = np.unique(keys, return_inverse=True)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(inverse, expected_inverse)
+    assert found.dtype == keys.dtype and inverse.dtype == np.int32

@@ -22,12 +22,26 @@ def test_the_order_of_the_pairs_by_hand():
     assert dot_interaction(vectors).tolist() == pairs
     #         (0,0) (1,0) (1,1)  (2,0) (2,1) (2,2)  (3,0) (3,1) (3,2) (3,3)
     itself = [[5, 11, 25, 17, 39, 61, 23, 53, 83, 113], [1, 0, 1, 1, 1, 2, 2, 0, 2, 4]]
-    assert dot_interaction(vectors, itself=True).tolist() == itself
+    assert dot_interaction(vectors, True).tolist() == itself
 
 
 def test_one_vector_has_no_pairs():
     assert dot_interaction(jnp.ones((3, 1, 2))).shape == (3, 0)
-    assert dot_interaction(jnp.ones((3, 1, 2)), itself=True).tolist() == [[2], [2], [2]]
+    assert dot_interaction(jnp.ones((3, 1, 2)), True).tolist() == [[2], [2], [2]]
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_the_gradient_of_the_pairs_pair_by_pair(itself):
+    rng = np.random.default_rng(0)
+    vectors = rng.integers(-5, 6, (3, 5, 4)).astype(np.float32)  # whole numbers: all sums are exact
+    pairs = [(i, j) for i in range(5) for j in range(i + itself)]
+    upstream = rng.integers(-5, 6, (3, len(pairs))).astype(np.float32)
+    expected = np.zeros_like(vectors)
+    for p, (i, j) in enumerate(pairs):  # d(v_i . v_j) = v_j dv_i + v_i dv_j
+        expected[:, i] += upstream[:, p, None] * vectors[:, j]
+        expected[:, j] += upstream[:, p, None] * vectors[:, i]
+    _, backward = jax.vjp(lambda v: dot_interaction(v, itself), jnp.asarray(vectors))
+    np.testing.assert_array_equal(backward(jnp.asarray(upstream))[0], expected)
 
 
 def build(config: DLRMConfig, dense: int, features: int, dim: int, dtype: type = jnp.float32, seed: int = 0) -> DLRM:
