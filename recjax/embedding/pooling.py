@@ -123,7 +123,7 @@ sum_bags.defvjp(_forward, _backward)
 
 def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:
     def part(first: Any, count: int) -> Any:
-        total = 0
+        total: Any = 0
         for h in range(count):
             index_N = jax.lax.dynamic_index_in_dim(inverse_NxH, first + h, axis=1, keepdims=False)
             term_NxD = rows_UxD.at[index_N].get(mode="fill", fill_value=0)

@@ -134,7 +134,7 @@ def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP:
     at_FxF = np.full((F, F), P)  # a zero: the diagonal, if it is not in the triangle
     at_FxF[i, j] = at_FxF[j, i] = np.arange(P)
     padded_BxQ = jnp.pad(grads_BxP, ((0, 0), (0, 1)))
-    grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))
+    grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))[None]
     return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=PRECISION),)
 
 
