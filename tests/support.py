@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -197,3 +198,12 @@ def evaluate_logits(problem: Problem, devices: int, plan: str, dtype: Any) -> np
     routing = route.pad(counted, bound, route.grow({}, counted.needs), dtype)
     inputs = place(counted.batch, routing, counted.local, mesh, dtype)
     return np.asarray(make_predict(nnx.graphdef(model), bound, mesh)(state, inputs))[: counted.batch.size]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations, also those of functions with a gradient of their own."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr"):
+                yield from equations(inner.jaxpr)

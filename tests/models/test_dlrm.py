@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support import equations
 
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRM, DLRMConfig
@@ -143,7 +144,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters(interaction):
 
     jaxpr = jax.make_jaxpr(forward)(jnp.ones((4, 3)), jnp.ones((4, 5)), jnp.ones((4, 5)))
     assert [v.dtype for v in jaxpr.out_avals] == [jnp.float32]  # the last layer: no coarse logits
-    products = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "dot_general"]
+    products = [e for e in equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) == 4 + (interaction == "dot")
     dtypes = [{v.aval.dtype for v in e.invars} for e in products]
     assert dtypes == [{jnp.dtype("bfloat16")}] * (len(products) - 1) + [{jnp.dtype("float32")}]

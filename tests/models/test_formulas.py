@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support import equations
 
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
@@ -135,7 +136,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters_and_logits(config
     x, pooled = inputs(3, EQUAL, config.first_order)
     jaxpr = jax.make_jaxpr(lambda x, p: nnx.merge(graphdef, parameters)(x, p))(x, pooled)
     assert [v.dtype for v in jaxpr.out_avals] == [jnp.float32]
-    products = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "dot_general"]
+    products = [e for e in equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     dtypes = [{v.aval.dtype for v in e.invars} for e in products]
     assert dtypes == [{jnp.dtype("bfloat16")}] * (len(products) - 1) + [{jnp.dtype("float32")}]
     assert len(products) > 2
