@@ -1,6 +1,6 @@
 """From the rows that a device fetched to what each feature's bags pool to.
 
-All bags of a group are summed by one operation with a gradient of its own: `sum_bags`. It never holds a row for every
+All bags of a group are summed by one operation with a gradient of its own: `sum_bags`, or a kernel that does the same. It never holds a row for every
 id, [b, H, D], which costs several times the sum itself, and adds the gradients of all features up in one buffer
 [U, D], where automatic differentiation would make one for each feature and add those.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from recjax import kernels
 from recjax.embedding.route import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
@@ -57,7 +58,11 @@ def pool(
         of_size[inverse_NxH.shape[1]].append(name)
     joined = tuple(_join([bags[name] for name in names]) for names in of_size.values())
     sums = {}
-    for names, sums_NxD in zip(of_size.values(), sum_bags(rows_UxD, joined), strict=True):
+    if kernels.available(rows_UxD.dtype):
+        found_by_size = tuple(kernels.bags(rows_UxD, *block) for block in joined)
+    else:
+        found_by_size = sum_bags(rows_UxD, joined)
+    for names, sums_NxD in zip(of_size.values(), found_by_size, strict=True):
         start = 0
         for name in names:
             count = bags[name][0].shape[0]

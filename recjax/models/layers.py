@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from recjax import kernels
 from recjax.errors import ConfigError
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
@@ -148,7 +149,6 @@ class Mlp(nnx.Module):
         return x_BxK
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def dot_interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array:
     """Pairwise dot products Z = T T^t: the strictly lower triangle (i > j), row by row.
 
@@ -162,13 +162,20 @@ def dot_interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array
     Returns:
       [b, F(F-1)/2], or [b, F(F+1)/2] with the diagonal.
     """
+    if kernels.available(vectors_BxFxD.dtype):
+        return kernels.interaction(vectors_BxFxD, itself)
+    return _dot_interaction(vectors_BxFxD, itself)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool) -> jax.Array:
     i, j = _triangle(vectors_BxFxD.shape[1], itself)
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=PRECISION)
     return products_BxFxF.reshape(len(products_BxFxF), -1)[:, i * vectors_BxFxD.shape[1] + j]
 
 
 def _dot_interaction_forward(vectors_BxFxD: jax.Array, itself: bool) -> tuple[jax.Array, jax.Array]:
-    return dot_interaction(vectors_BxFxD, itself), vectors_BxFxD
+    return _dot_interaction(vectors_BxFxD, itself), vectors_BxFxD
 
 
 def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP: jax.Array) -> tuple[jax.Array]:
@@ -183,7 +190,7 @@ def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP:
     return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=PRECISION),)
 
 
-dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)
+_dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)
 
 
 def _triangle(F: int, itself: bool) -> tuple[np.ndarray, np.ndarray]:
