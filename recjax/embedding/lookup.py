@@ -25,6 +25,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from recjax import kernels
 from recjax.embedding.bound import Group
 from recjax.embedding.optim import At, Slots
 from recjax.embedding.route import GroupRouting
@@ -56,7 +57,10 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
         elif group.sharding == "columns":
             asked = jax.lax.all_gather(asked, MODEL_AXES, axis=0, tiled=True)
     with jax.named_scope("gather"):
-        rows = table_RxW.at[asked].get(mode="fill", fill_value=0)
+        if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
+            rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
+        else:
+            rows = table_RxW.at[asked].get(mode="fill", fill_value=0)
     if group.sharding == "copies":
         return rows.reshape(-1, group.dim), asked
     with jax.named_scope("row_exchange"):

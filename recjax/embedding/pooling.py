@@ -57,17 +57,14 @@ def pool(
     for name, (inverse_NxH, _) in bags.items():
         of_size[inverse_NxH.shape[1]].append(name)
     joined = tuple(_join([bags[name] for name in names]) for names in of_size.values())
-    sums = {}
+    sums: dict[str, jax.Array] = {}
     if kernels.available(rows_UxD.dtype):
         found_by_size = tuple(kernels.bags(rows_UxD, *block) for block in joined)
     else:
         found_by_size = sum_bags(rows_UxD, joined)
     for names, sums_NxD in zip(of_size.values(), found_by_size, strict=True):
-        start = 0
-        for name in names:
-            count = bags[name][0].shape[0]
-            sums[name] = jax.lax.slice_in_dim(sums_NxD, start, start + count)
-            start += count
+        # Its gradient is one concatenation; slices would each be padded to the whole and added up.
+        sums |= zip(names, jax.lax.split(sums_NxD, [len(bags[name][0]) for name in names]), strict=True)
     pooled: dict[str, jax.Array | Sequence] = {}
     for feature in features:
         found, of = sums[feature.name], routing[feature.name]

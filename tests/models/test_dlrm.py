@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from support import equations
 
+from recjax import kernels
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRM, DLRMConfig
 from recjax.models.layers import Mlp, dot_interaction, linear
@@ -33,6 +34,7 @@ def test_one_vector_has_no_pairs():
 
 @pytest.mark.parametrize("itself", [False, True])
 def test_the_gradient_of_the_pairs_pair_by_pair(itself):
+    """Of the plain formulation; test_kernels.py has the kernel's."""
     rng = np.random.default_rng(0)
     vectors = rng.integers(-5, 6, (3, 5, 4)).astype(np.float32)  # whole numbers: all sums are exact
     pairs = [(i, j) for i in range(5) for j in range(i + itself)]
@@ -41,7 +43,8 @@ def test_the_gradient_of_the_pairs_pair_by_pair(itself):
     for p, (i, j) in enumerate(pairs):  # d(v_i . v_j) = v_j dv_i + v_i dv_j
         expected[:, i] += upstream[:, p, None] * vectors[:, j]
         expected[:, j] += upstream[:, p, None] * vectors[:, i]
-    _, backward = jax.vjp(lambda v: dot_interaction(v, itself), jnp.asarray(vectors))
+    with kernels.switched_off():
+        _, backward = jax.vjp(lambda v: dot_interaction(v, itself), jnp.asarray(vectors))
     np.testing.assert_array_equal(backward(jnp.asarray(upstream))[0], expected)
 
 
@@ -142,7 +145,8 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters(interaction):
     def forward(dense, f0, f1):
         return nnx.merge(graphdef, parameters)(dense, {"f0": f0, "f1": f1})
 
-    jaxpr = jax.make_jaxpr(forward)(jnp.ones((4, 3)), jnp.ones((4, 5)), jnp.ones((4, 5)))
+    with kernels.switched_off():
+        jaxpr = jax.make_jaxpr(forward)(jnp.ones((4, 3)), jnp.ones((4, 5)), jnp.ones((4, 5)))
     assert [v.dtype for v in jaxpr.out_avals] == [jnp.float32]  # the last layer: no coarse logits
     products = [e for e in equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) == 4 + (interaction == "dot")
