@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.interpreters import partial_eval
 
 from recjax.bench import machine, parts, work
 from recjax.bench.peer import Peer, require_known, threads
@@ -175,7 +176,8 @@ def _step(
         parts.discard(trace)
     step_s = config.train.batch_size / samples_per_s
     lookup = work.lookup_bytes(bound, inputs.routing, config.train.batch_size)
-    flops = work.matmul_flops(traced.jaxpr.jaxpr)
+    needed, _ = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals))  # as XLA leaves it
+    flops = work.matmul_flops(needed)
     item_bytes = 8 if config.compute_dtype == "float64" else 4
     copy, products = limits["copy_bytes_per_s"], limits["flops_per_s"].get(config.compute_dtype)
     ms = found["device_ms"]
