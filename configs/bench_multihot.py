@@ -6,6 +6,9 @@
 26 tables with Criteo Kaggle's row counts, capped at 1_000_000, ids `(Generator.zipf(1.1) - 1) % rows`, random dense
 values and labels: a stream that means nothing, so it trains (`recjax train bench_multihot train.steps=100`) but learns
 nothing.
+
+Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
+rounds of 10 steps): 15,201 samples/s in float32 and 23,099 in bfloat16, 0.95 and 0.77 times FBGEMM's.
 """
 
 from recjax.data.zipf_stream import ZipfStream
