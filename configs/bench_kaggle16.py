@@ -12,20 +12,15 @@ rounds of 10 steps), twice: 31,228 and 39,017 samples/s in float32, 56,716 and 5
 and 1.00 times FBGEMM's in the same run.
 """
 
-from recjax.data.zipf_stream import ZipfStream
+from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.options import DenseAdagrad, TrainConfig
 
-KAGGLE_ROWS = (
-    1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992, 5_461_306, 10,
-    5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
-)  # fmt: skip
-
 config = RunConfig(
-    data=ZipfStream(rows=KAGGLE_ROWS, max_rows=2_000_000),
+    data=ZipfStream(rows=CRITEO_KAGGLE_ROWS, max_rows=2_000_000),
     model=DLRMConfig(bottom=(512, 256, 64, 16), top=(512, 256, 1)),
     embedding=EmbeddingConfig(dim=16, optimizer=RowWiseAdagrad(learning_rate=0.01)),
     train=TrainConfig(batch_size=4096, optimizer=DenseAdagrad(0.01), shuffle=False),

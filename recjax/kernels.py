@@ -63,7 +63,7 @@ def interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array:
 
 
 def bags(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None = None) -> jax.Array:
-    """Sums of rows: result[n] = sum over h of weights[n, h] * rows[inverse[n, h]]; differentiable.
+    """Sums of rows: result[n] = sum over h of weights[n, h] * rows[inverse[n, h]]; differentiable in the rows alone.
 
     No array of [N, H, D] is made. The gradient of a row is the sum over its occurrences in the order of the ids, so
     repeated runs agree to the bit, whatever the number of threads.
@@ -132,17 +132,14 @@ def _bags(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | 
 
 
 def _bags_forward(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> tuple[jax.Array, Any]:
-    # The rows are kept for the gradient of the weights alone; where nobody asks for it, the compiler drops both.
+    # Of the rows the gradient needs the number alone; the compiler drops the rest.
     return _bags(rows_UxD, inverse_NxH, weights_NxH), (rows_UxD, inverse_NxH, weights_NxH)
 
 
-def _bags_backward(kept: Any, cotangents_NxD: jax.Array) -> tuple[jax.Array, None, jax.Array | None]:
+def _bags_backward(kept: Any, cotangents_NxD: jax.Array) -> tuple[jax.Array, None, None]:
     rows_UxD, inverse_NxH, weights_NxH = kept
     grads = _call("bags_backward", rows_UxD.shape, inverse_NxH, _weights(weights_NxH), cotangents_NxD)
-    if weights_NxH is None:
-        return grads, None, None
-    picked = rows_UxD.at[inverse_NxH].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return grads, None, jnp.einsum("nhd,nd->nh", picked, cotangents_NxD, precision=jax.lax.Precision.HIGHEST)
+    return grads, None, None
 
 
 _bags.defvjp(_bags_forward, _bags_backward)

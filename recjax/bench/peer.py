@@ -99,8 +99,8 @@ class Peer:
         said = (Path(self._folder.name) / "errors").read_text().strip().splitlines() or ["nothing"]
         if "ModuleNotFoundError" in said[-1] or "ImportError" in said[-1]:
             raise ConfigError(
-                f"the peer's packages are missing: {said[-1]}. Install them with `pip install recjax[peers]`, here "
-                "or in another environment, whose interpreter --peer-python then names."
+                f"the peer's packages are missing: {said[-1]}. Install them here with pip install -c constraints.txt "
+                '-e ".[peers]", or in another environment, whose interpreter --peer-python then names.'
             )
         raise TrainingError(f"the peer ended with status {self._process.returncode}: {' '.join(said[-3:])}")
 

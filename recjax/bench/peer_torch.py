@@ -5,7 +5,7 @@ environment. `peer.py` writes the folder, sends a line of JSON for each round on
 standard output.
 
 Tables: "fbgemm" is the kernel under TorchRec, SplitTableBatchedEmbeddingBagsCodegen, with the update fused into the
-backward pass (TorchRec's EmbeddingBagCollection adds only Python around it). "torch" is one stacked
+backward pass, called without TorchRec's modules around it. "torch" is one stacked
 `embedding_bag(..., sparse=True)` and the same row-wise Adagrad on its coalesced gradient.
 Batches are ready-made tensors on the device: the peer's input costs nothing.
 """

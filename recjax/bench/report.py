@@ -49,7 +49,7 @@ def _step(name: str, step: dict[str, Any]) -> str:
     rows.append(["all, under the profiler", f"{total:.2f}", f"{step['step_ms']:.2f} without it"])
     lines = [_table(rows), ""]
     host = ", ".join(f"{part} {ms:.2f}" for part, ms in found["host_ms"].items())
-    lines.append(f"host, beside it: {host} (route is within place; count is in {'worker threads'})")
+    lines.append(f"host, beside it: {host} (route is within place; count is in worker threads)")
     lines.append(f"from a profile of {found['steps']} steps; where operations overlap, a moment is split among them")
     lines.append("")
     ops = [["longest operations", "ms", "part", "scope"]]
@@ -64,12 +64,11 @@ def _step(name: str, step: dict[str, Any]) -> str:
         wire.append([f"{w['phase']} ({w['kind']})", str(w["count"]), *sizes])
     lines += [_table(wire), ""] if len(wire) > 1 else []
     sparse, matmul = step["sparse"], step["matmul"]
-    for what in ("forward", "backward"):
+    counts = {"forward": "a row for each id and a sum for each bag", "backward": "twice that"}
+    for what, counted in counts.items():
         rate, share = sparse[f"{what}_bytes_per_s"], sparse[f"{what}_share_of_copy"]
         if rate is not None:
-            lines.append(
-                f"sparse {what}: {rate / 1e9:.1f} GB/s, {share:.0%} of copying (counted as FBGEMM's benchmark does)"
-            )
+            lines.append(f"sparse {what}: {rate / 1e9:.1f} GB/s, {share:.0%} of copying ({counted})")
     share = "" if matmul["share_of_matmul"] is None else f", {matmul['share_of_matmul']:.0%} of a plain product's rate"
     lines.append(
         f"products: {matmul['flops'] / 1e9:.1f} GFLOP a step, {matmul['flops_per_s'] / 1e9:.0f} GFLOP/s{share}"

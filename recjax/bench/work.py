@@ -33,9 +33,9 @@ def matmul_flops(jaxpr: Any) -> int:
 
 
 def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
-    """Bytes that a pooled lookup moves as FBGEMM's benchmark counts them: a row for each id, a result for each bag.
+    """Bytes that a pooled lookup without dedup moves: a row for each id, a result for each bag.
 
-    Its backward pass counts twice that. Here each device reads a distinct row once, so the true traffic is less.
+    A backward pass counts twice that. Here each device reads a distinct row once, so the true traffic is less.
 
     Args:
       bound: the bound plan.

@@ -18,9 +18,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from recjax.config_values import check_ranges
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
 from recjax.errors import ConfigError, DataError
+
+# Distinct values of C1 to C26 in the whole Criteo Kaggle log.
+CRITEO_KAGGLE_ROWS = (
+    1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992, 5_461_306, 10,
+    5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
+)  # fmt: skip
 
 _VERSION = 1  # raise it when the same config starts to give other data
 
@@ -56,12 +63,8 @@ class ZipfStream:
                 f"scale is {self.scale}, exponent {self.exponent} and click_rate {self.click_rate}; they must be above "
                 "0, at least 1.001, and between 0 and 1."
             )
-        for name, least in (("max_rows", 1), ("dense", 0), ("distinct_blocks", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
-        for name in ("train_rows", "validation_rows", "test_rows"):
-            if not 0 <= getattr(self, name) <= 2**50:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 to {2**50}.")
+        splits = dict.fromkeys(("train_rows", "validation_rows", "test_rows"), (0, 2**50))
+        check_ranges(self, max_rows=(1, None), dense=(0, None), distinct_blocks=(1, None), seed=(0, None), **splits)
 
     def open(self) -> ZipfStreamSource:
         """The data that this config describes."""

@@ -1,8 +1,9 @@
 """From the rows that a device fetched to what each feature's bags pool to.
 
-All bags of a group are summed by one operation with a gradient of its own: `sum_bags`, or a kernel that does the same.
-It never holds a row for every id, [b, H, D], which costs several times the sum itself, and adds the gradients of all
-features up in one buffer [U, D], where automatic differentiation would make one for each feature and add those.
+Bags of one size are summed together, over all features of a group, by an operation with a gradient of its own:
+`sum_bags`, or a kernel. Neither holds a row for every id, [b, H, D], which costs several times the sum itself.
+`sum_bags` adds the gradients of all sizes up in one buffer [U, D]; a kernel makes one for each size, where automatic
+differentiation alone would make one for each feature.
 """
 
 from __future__ import annotations

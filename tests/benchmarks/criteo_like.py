@@ -22,9 +22,8 @@ from pyarrow import csv
 from recjax.data import draws
 from recjax.data.synthetic import expected_auc
 from recjax.data.zipf import BoundedZipf
+from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS as ROWS
 
-ROWS = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
-        2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
 MISSING_INTEGERS = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.77, 0.22)
 MISSING_CATEGORIES = {3: 0.034, 4: 0.034, 6: 0.12, 12: 0.034, 16: 0.034, 19: 0.44, 20: 0.44, 21: 0.034, 22: 0.76,
                       24: 0.034, 25: 0.44, 26: 0.44}  # fmt: skip
