@@ -27,15 +27,12 @@ import jax.numpy as jnp
 
 from recjax import kernels
 from recjax.embedding.bound import Group
+from recjax.embedding.exchange import all_to_all
 from recjax.embedding.optim import At, Slots
 from recjax.embedding.route import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
 from recjax.mesh import MODEL_AXES
-
-
-def _all_to_all(x_OxCx: jax.Array) -> jax.Array:
-    return jax.lax.all_to_all(x_OxCx, MODEL_AXES, split_axis=0, concat_axis=0, tiled=True)
 
 
 def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array]:
@@ -53,7 +50,7 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
     asked = routing.slots_NxOxC[0]
     with jax.named_scope("id_exchange"):
         if group.sharding == "rows":
-            asked = _all_to_all(asked)
+            asked = all_to_all(asked)
         elif group.sharding == "columns":
             asked = jax.lax.all_gather(asked, MODEL_AXES, axis=0, tiled=True)
     with jax.named_scope("gather"):
@@ -64,7 +61,7 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
     if group.sharding == "copies":
         return rows.reshape(-1, group.dim), asked
     with jax.named_scope("row_exchange"):
-        rows = _all_to_all(rows)
+        rows = all_to_all(rows)
         if group.sharding == "columns":
             return _join_columns(group, rows), asked
     return rows.reshape(-1, group.dim), asked
@@ -139,7 +136,7 @@ def send_gradients(group: Group, asked: jax.Array, grads_UxD: jax.Array) -> tupl
                 parts = _split_columns(group, grads_UxD)
             else:
                 parts = grads_UxD.reshape(*asked.shape, group.dim)
-            arrived = _all_to_all(parts)
+            arrived = all_to_all(parts)
         with jax.named_scope("sparse_update"):
             return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows, len(asked))
     with jax.named_scope("grad_exchange"):
