@@ -55,6 +55,7 @@ class EmbeddingConfig:
     pooling: Pooling = "sum"  # how a bag's rows become one vector
     optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
     init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
+    dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
 
@@ -100,6 +101,7 @@ FREE_ON_RESUME = (
     "plan",
     "data.path",
     "embedding.tables.*.placement",
+    "embedding.dedup",
     "train.steps",
     "train.epochs",
     "small.epochs",

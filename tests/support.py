@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
-from recjax.embedding import reference, route
+from recjax.embedding import capacity, reference, route
 from recjax.embedding.bound import bind
 from recjax.embedding.collection import initial_rows
 from recjax.embedding.plan import Plan, make_plan
@@ -84,11 +84,13 @@ class Result:
     norms: list[float] = dataclasses.field(default_factory=list)
 
 
-def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None) -> Result:
+def run_sharded(
+    problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None, dedup: bool = True
+) -> Result:
     """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint."""
     mesh = mesh_of(devices)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    bound = bind(plan, problem.tables, problem.features, devices)
+    bound = bind(plan, problem.tables, problem.features, devices, dedup)
     model = problem.build(dtype)
     if start is None:
         state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
@@ -99,7 +101,7 @@ def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, st
     counted = [route.count(b, bound, problem.batch_size, parts) for b in problem.batches]
     capacities: dict[str, int] = {}
     for c in counted:  # all known beforehand, so the step compiles once
-        capacities = route.grow(capacities, c.needs)
+        capacities = capacity.grow(capacities, c.needs)
     losses = []
     for c in counted:
         routing = route.pad(c, bound, capacities, dtype)
@@ -195,7 +197,7 @@ def evaluate_logits(problem: Problem, devices: int, plan: str, dtype: Any) -> np
     model = problem.build(dtype)
     state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
     counted = route.count(problem.batches[0], bound, problem.batch_size)
-    routing = route.pad(counted, bound, route.grow({}, counted.needs), dtype)
+    routing = route.pad(counted, bound, capacity.grow({}, counted.needs), dtype)
     inputs = place(counted.batch, routing, counted.local, mesh, dtype)
     return np.asarray(make_predict(nnx.graphdef(model), bound, mesh)(state, inputs))[: counted.batch.size]
 

@@ -43,7 +43,7 @@ class ZipfStream:
     max_rows: int = 2**31 - 1  # and then capped at this
     ids_per_bag: tuple[int, ...] = (1,)  # H, ids per bag of each table
     dense: int = 13  # K, dense features, standard normal
-    exponent: float = 1.1  # of the Zipf law
+    exponent: float = 1.1  # of the Zipf law; 0: all ids are equally frequent
     click_rate: float = 0.25  # probability of the label 1, whatever the features
     distinct_blocks: int = 64  # blocks of 4096 rows after which the stream repeats itself; they are kept in memory
     train_rows: int = 2**26  # rows of the training split
@@ -58,10 +58,11 @@ class ZipfStream:
             raise ConfigError(
                 f"ids_per_bag is {self.ids_per_bag}: give one size of at least 1 for all, or one for each table."
             )
-        if not 0 < self.scale <= 1e6 or not 1.001 <= self.exponent <= 10 or not 0 < self.click_rate < 1:
+        even = self.exponent == 0
+        if not 0 < self.scale <= 1e6 or not (even or 1.001 <= self.exponent <= 10) or not 0 < self.click_rate < 1:
             raise ConfigError(
                 f"scale is {self.scale}, exponent {self.exponent} and click_rate {self.click_rate}; they must be above "
-                "0, at least 1.001, and between 0 and 1."
+                "0, at least 1.001 (or 0 for ids that are equally frequent), and between 0 and 1."
             )
         splits = dict.fromkeys(("train_rows", "validation_rows", "test_rows"), (0, 2**50))
         check_ranges(self, max_rows=(1, None), dense=(0, None), distinct_blocks=(1, None), seed=(0, None), **splits)
@@ -114,7 +115,9 @@ class ZipfStreamSource:
         bags = {}
         for f, feature in enumerate(self.schema.features):
             draws = np.random.default_rng([config.seed, split, index, f])
-            ids = (draws.zipf(config.exponent, (n, feature.bag or 1)) - 1) % feature.rows
+            shape = n, feature.bag or 1
+            ids = draws.zipf(config.exponent, shape) - 1 if config.exponent else draws.integers(0, feature.rows, shape)
+            ids %= feature.rows
             bags[feature.name] = Bags(ids.astype(np.int32))
         draws = np.random.default_rng([config.seed, split, index, len(bags)])
         dense = draws.standard_normal((n, config.dense), np.float32)

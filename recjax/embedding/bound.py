@@ -87,6 +87,7 @@ class Group:
       rows: R, rows of one device's part of the buffer.
       tables: the stacked tables; all have this group's D and optimizer.
       features: the features that look them up.
+      dedup: whether a row travels once however many of a device's ids ask for it.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Group:
     rows: int
     tables: tuple[BoundTable, ...]
     features: tuple[FeatureSpec, ...]
+    dedup: bool = True
 
     @property
     def dim(self) -> int:
@@ -154,8 +156,10 @@ class BoundPlan:
     features: tuple[FeatureSpec, ...]
 
 
-def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices.
+def bind(
+    plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int, dedup: bool = True
+) -> BoundPlan:
+    """Stacks the tables of a plan into groups for `devices` devices; `dedup` as `Group` has it.
 
     Raises:
       ConfigError: what `check_specs` refuses, an owner that the mesh does not have, or a group of more rows on one
@@ -185,7 +189,7 @@ def bind(plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec,
             name = f"{base}_{len(names)}"
         names.add(name)
         looking = tuple(f for f in features if f.table in used)
-        groups.append(Group(name, sharding, devices, max(1, *ends), tuple(bound), looking))
+        groups.append(Group(name, sharding, devices, max(1, *ends), tuple(bound), looking, dedup))
         if max(ends) > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."

@@ -138,7 +138,8 @@ def send_gradients(group: Group, asked: jax.Array, grads_UxD: jax.Array) -> tupl
                 parts = grads_UxD.reshape(*asked.shape, group.dim)
             arrived = all_to_all(parts)
         with jax.named_scope("sparse_update"):
-            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows, len(asked))
+            lists = len(asked) if group.dedup else asked.size  # without dedup a list may hold a slot twice
+            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
     with jax.named_scope("grad_exchange"):
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)

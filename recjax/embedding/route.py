@@ -5,13 +5,13 @@
 threads can run ahead with it; the capacities are then known before the step, and no id is ever lost.
 
 Within a device, duplicates are removed over all features of a group, so each distinct row travels
-once in each direction and its gradients are summed before they travel.
+once in each direction and its gradients are summed before they travel. (A plan may be bound without that, to
+measure what it saves: then every id has a row of its own on the way.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -105,15 +105,17 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
             if group.owners > 1:  # or all devices have every row
                 bucket_L = bucket_L * group.owners + owner_L
             pieces.append(slot_L if buckets == 1 else bucket_L * np.int64(group.rows) + slot_L)
-        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows)
+        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
         needs[group.name] = _largest(np.bincount(keys[group.name] // group.rows))
     return Counted(batch, b, parts, needs, keys, inverse)
 
 
-def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """`np.unique(keys_L, return_inverse=True)` for integers from 0 to `limit` - 1, in linear time.
+
+    Unless `once` equal keys stay apart: all keys, sorted.
 
     A radix sort by digits of 16 bits, which is how NumPy's stable sort treats 16-bit integers: five to nine times as
     fast as sorting the keys whole, with which routing took as long as all else that a step needs.
@@ -127,7 +129,8 @@ def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
         order_L = order_L[np.argsort(digit_L, kind="stable")]
     sorted_L = keys_L[order_L]
     starts_L = np.ones(len(keys_L), bool)
-    np.not_equal(sorted_L[1:], sorted_L[:-1], out=starts_L[1:])
+    if once:
+        np.not_equal(sorted_L[1:], sorted_L[:-1], out=starts_L[1:])
     inverse_L = np.empty(len(keys_L), np.int32)
     inverse_L[order_L] = np.cumsum(starts_L, dtype=np.int32) - 1
     return sorted_L[starts_L], inverse_L
@@ -144,7 +147,7 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
     """
     short = {k: (v, capacities.get(k)) for k, v in counted.needs.items() if capacities.get(k, 0) < v}
     if short:
-        raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `grow` first")
+        raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
@@ -223,17 +226,3 @@ def _samples(bags: Bags) -> np.ndarray:
 
 def _largest(counts: np.ndarray) -> int:
     return int(counts.max(initial=0))
-
-
-def grow(capacities: dict[str, int], needs: dict[str, int]) -> dict[str, int]:
-    """The capacities to use from now on: unchanged while they suffice, else one in eight above the need.
-
-    Each change compiles the step anew, so a short capacity grows past what was asked; sizes are
-    multiples of 8. They are a function of the batches seen so far, and a checkpoint carries them, so
-    that a resumed run executes the very same programs.
-    """
-    grown = dict(capacities)
-    for name, need in needs.items():
-        if capacities.get(name, 0) < need or name not in capacities:
-            grown[name] = 8 * math.ceil(max(1, need * 1.125) / 8)
-    return grown

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from recjax import config as machinery
-from recjax.embedding import route, rows
+from recjax.embedding import capacity, route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
@@ -30,7 +30,8 @@ class Cursor:
     Attributes:
       step: steps done.
       position: global sample index of the next sample.
-      capacities: sizes of the routing arrays, for one layout of the tables; see `route.grow`.
+      capacities: sizes of the routing arrays, for one layout of the tables; see `capacity.py`.
+      peaks: what the batches of this period needed of these at most.
       best_step: step with the best validation metric so far, None before the first evaluation.
       best_value: that metric.
       misses: evaluations since then.
@@ -42,6 +43,7 @@ class Cursor:
     step: int = 0
     position: int = 0
     capacities: dict[str, int] = dataclasses.field(default_factory=dict)
+    peaks: dict[str, int] = dataclasses.field(default_factory=dict)
     best_step: int | None = None
     best_value: float | None = None
     misses: int = 0
@@ -239,7 +241,10 @@ def training(
     while True:
         with jax.profiler.TraceAnnotation("input"):
             counted = next(stream)
-        cursor.capacities = route.grow(cursor.capacities, counted.needs)
+        if cursor.step % capacity.PERIOD == 0:
+            cursor.capacities, cursor.peaks = capacity.shrink(cursor.capacities, cursor.peaks), {}
+        cursor.capacities = capacity.grow(cursor.capacities, counted.needs)
+        cursor.peaks = capacity.largest(cursor.peaks, counted.needs)
         with jax.profiler.TraceAnnotation("place"):
             inputs = setup.place(counted, cursor.capacities)
         with jax.profiler.TraceAnnotation("dispatch"):
@@ -305,7 +310,7 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
         )
     cursor = Cursor(**meta["cursor"])
     if meta.get("layout") != now["layout"]:
-        cursor.capacities = {}  # those of fewer devices or other groups would pad every exchange from now on
+        cursor.capacities, cursor.peaks = {}, {}  # those of fewer devices or other groups would pad every exchange
     return setup.saved_state(restored), cursor
 
 

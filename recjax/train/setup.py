@@ -19,7 +19,7 @@ from recjax.config_values import either
 from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, require_rows
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -189,7 +189,7 @@ class Setup:
         capacities: dict[str, int] = {}
         ahead: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
         for counted in stream:
-            capacities = route.grow(capacities, counted.needs)
+            capacities = capacity.grow(capacities, counted.needs)
             prediction = self.predict(state, self.place(counted, capacities))
             if ahead:
                 yield _rows(*ahead)
@@ -235,5 +235,5 @@ def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Seq
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
     )
-    bound = bind(plan, tables, features, mesh.devices.size)
+    bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup)
     return Setup(config, source, mesh, plan, bound, model, config.train.optimizer.build(), dtype)

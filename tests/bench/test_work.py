@@ -8,7 +8,7 @@ import pytest
 from recjax.bench import work
 from recjax.data.batch import Batch
 from recjax.data.zipf_stream import ZipfStream
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
@@ -36,7 +36,7 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
     tables, features = specs(config, source.schema)
     bound = bind(make_plan("row_wise", tables), tables, features, devices)
     counted = route.count(batch, bound, 4096)
-    routing = route.pad(counted, bound, route.grow({}, counted.needs))
+    routing = route.pad(counted, bound, capacity.grow({}, counted.needs))
 
     pairs = set()  # (device that asks, device that has it, table, row)
     (group,) = bound.groups

@@ -19,6 +19,12 @@ def test_ids_follow_the_law_wrapped_around() -> None:
     assert set(np.unique(small)) == set(range(7))
 
 
+def test_ids_may_be_equally_frequent() -> None:
+    ids = ZipfStream(rows=(50,), exponent=0).open().read("train", 0).bags["sparse_0"].ids
+    counts = np.bincount(ids.ravel(), minlength=50)
+    assert len(counts) == 50 and abs(counts - 4096 / 50).max() < 5 * np.sqrt(4096 / 50)
+
+
 def test_rows_are_scaled_then_capped() -> None:
     source = ZipfStream(rows=(10, 1001, 50), scale=0.1, max_rows=100, ids_per_bag=(1, 2, 3)).open()
     assert [(f.rows, f.bag) for f in source.schema.features] == [(1, 1), (100, 2), (5, 3)]

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from support import mesh_of
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.lookup import coalesce, fetch, send_gradients, update
 from recjax.embedding.optim import SlotSpec
@@ -118,7 +118,7 @@ def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan
         bags[f.name] = Bags(ids, lengths, rng.normal(size=shape).astype(np.float32) if f.weighted else None)
     batch = Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
     counted = route.count(batch, bound, batch_size)
-    return bound, batch, counted, route.pad(counted, bound, route.grow({}, counted.needs))
+    return bound, batch, counted, route.pad(counted, bound, capacity.grow({}, counted.needs))
 
 
 def buffer_of(group: Group, tables: dict[str, np.ndarray], padding: float) -> np.ndarray:

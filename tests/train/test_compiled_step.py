@@ -13,7 +13,7 @@ from support import Problem, mesh_of, problem
 
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic import Synthetic
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
@@ -45,7 +45,7 @@ class Built:
         self.counted = [route.count(b, self.bound, B, options.accumulate) for b in problem.batches]
         self.capacities: dict[str, int] = {}
         for c in self.counted:
-            self.capacities = route.grow(self.capacities, c.needs)
+            self.capacities = capacity.grow(self.capacities, c.needs)
 
     def inputs(self, index: int) -> Inputs:
         c = self.counted[index]

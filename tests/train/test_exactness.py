@@ -68,3 +68,11 @@ def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
 def test_float32_losses_equal_the_oracle(data: str, plan: str, devices: int) -> None:
     truth = oracle(data, np.float32)
     compare(run_sharded(make(data), devices, plan_of(plan, data), np.float32), truth, loss_rtol=1e-5, atol=None)
+
+
+def test_rows_that_travel_for_every_id_change_nothing() -> None:
+    """Without de-duplication a device receives a row's gradient many times from one other."""
+    with jax.enable_x64(True):
+        problem = make("synthetic_multihot")
+        result = run_sharded(problem, 3, plan_of("mixed", "synthetic_multihot"), np.float64, dedup=False)
+        compare(result, oracle("synthetic_multihot", np.float64), loss_rtol=1e-9, atol=1e-9)

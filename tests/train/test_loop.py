@@ -11,7 +11,7 @@ import pytest
 import recjax
 from recjax.data.batch import Batch
 from recjax.data.synthetic import SyntheticSource
-from recjax.embedding import route
+from recjax.embedding import capacity
 from recjax.errors import ConfigError, DataError
 from recjax.lazy import load as load_arrays
 from recjax.presets import load
@@ -42,7 +42,7 @@ def test_training_takes_nothing_away_from_the_next_state():
     state = made.new_state()
     before = states.to_host(state, made.bound)
     counted = next(made.counted("train", 200))
-    made.train_step(state, made.place(counted, route.grow({}, counted.needs)))  # donates the state
+    made.train_step(state, made.place(counted, capacity.grow({}, counted.needs)))  # donates the state
     after = states.to_host(made.new_state(), made.bound)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
 
@@ -113,10 +113,10 @@ def test_both_ways_to_save_give_the_same_bits(tmp_path):
 
 def test_capacities_are_kept_on_the_same_layout_only():
     one, many = setup("mesh.devices=1"), setup("mesh.devices=8")
-    cursor = Cursor(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640})
+    cursor = Cursor(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640}, peaks={"a": 5})
     saved = Restored(1, states.to_host(one.new_state(), one.bound), describe(one, cursor))
     assert resume(one, saved)[1] == cursor
-    assert resume(many, saved)[1] == dataclasses.replace(cursor, capacities={})
+    assert resume(many, saved)[1] == dataclasses.replace(cursor, capacities={}, peaks={})
 
 
 class Unweighted(SyntheticSource):
