@@ -1,4 +1,5 @@
-"""The optional CPU kernels: dot interaction and sum pooling of bags, where XLA's own code is many times slower.
+"""The optional CPU kernels: dot interaction and sum pooling of bags, where XLA's own code is many times slower; and
+the search for distinct ids, which routing does on the host whatever the devices are.
 
 They come with the distribution recjax-kernels (the folder kernels/), whose C++ code `jax.ffi` calls. Where it is not
 installed `available` says so, and callers use their plain formulation, which the kernels are also tested against.
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -35,6 +37,16 @@ def available(dtype: DTypeLike) -> bool:
     """Whether `interaction` and `bags` can be called: installed, on CPU, and float32 or bfloat16."""
     supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     return supported and not _off and installed() and jax.default_backend() == "cpu"
+
+
+def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `recjax.embedding.route.distinct` gives; None if the kernels are not to be had. Starts no back end."""
+    if _off or not installed():
+        return None
+    import recjax_kernels
+
+    found: tuple[np.ndarray, np.ndarray] = recjax_kernels.distinct(keys_L, limit)
+    return found
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The kernels of recjax-kernels against brute force, and against the plain formulations."""
 
+import concurrent.futures
 import functools
 import os
 import subprocess
@@ -305,3 +306,25 @@ def test_not_available_where_they_are_not_installed(monkeypatch: pytest.MonkeyPa
     kernels.installed.cache_clear()
     assert not kernels.available(jnp.float32)
     kernels.installed.cache_clear()
+
+
+@needs_them
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("limit", "size"), [(1, 9), (64, 0), (65, 500), (2**22, 3000), (2**31, 3000), (2**31, 0)])
+def test_distinct_keys_are_those_of_sorting_them_whole(limit: int, size: int, dtype: type) -> None:
+    """A bit for each possible key where those are few, a sort where they are many; in several threads at once."""
+    limit = limit if dtype is np.int32 else 2**9 * limit
+
+    def check(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        pool = np.append(rng.integers(0, limit, 1 + size // 3), [0, limit - 1])
+        keys = rng.choice(pool, size).astype(dtype)
+        found = kernels.distinct(keys, limit)
+        assert found is not None
+        expected, inverse = np.unique(keys, return_inverse=True)
+        np.testing.assert_array_equal(found[0], expected)
+        np.testing.assert_array_equal(found[1], inverse)
+        assert found[0].dtype == dtype and found[1].dtype == np.int32
+
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(check, range(6)))

@@ -1,9 +1,10 @@
-"""CPU kernels for recjax, as handlers of XLA's foreign function interface. recjax.kernels calls them."""
+"""CPU kernels for recjax: handlers of XLA's foreign function interface, and what routing calls. See recjax.kernels."""
 
 import ctypes
 import importlib.util
 
 import jax
+import numpy as np
 
 HANDLERS = ("interaction_forward", "interaction_backward", "bags_forward", "bags_backward")
 
@@ -18,6 +19,24 @@ for _name in HANDLERS:
 
 _library.recjax_instruction_set.restype = ctypes.c_char_p
 _library.recjax_use.restype = ctypes.c_bool
+_library.recjax_distinct.restype = ctypes.c_int64
+_library.recjax_distinct.argtypes = [
+    ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+]  # fmt: skip
+
+
+def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique(keys_L, return_inverse=True)` for int32 or int64 from 0 to `limit` - 1; the inverse is int32.
+
+    It does not hold Python's lock while it runs.
+    """
+    assert keys_L.dtype in (np.int32, np.int64) and keys_L.ndim == 1 and len(keys_L) < 2**31
+    keys_L = np.ascontiguousarray(keys_L)
+    found_U, inverse_L = np.empty_like(keys_L), np.empty(len(keys_L), np.int32)
+    count = _library.recjax_distinct(
+        keys_L.ctypes.data, keys_L.itemsize, len(keys_L), limit, found_U.ctypes.data, inverse_L.ctypes.data
+    )
+    return found_U[:count], inverse_L
 
 
 def instruction_set() -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from recjax import kernels
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bound import BoundPlan
 from recjax.embedding.spec import FeatureSpec
@@ -123,6 +124,8 @@ def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndar
     Returns:
       the distinct keys, ascending, [U]; and the index into them of every key: int32 [L].
     """
+    if once and (found := kernels.distinct(keys_L, limit)):
+        return found
     order_L = np.argsort(keys_L.astype(np.uint16), kind="stable")
     for shift in range(16, (limit - 1).bit_length(), 16):
         digit_L = (keys_L >> shift).astype(np.uint16)[order_L]
