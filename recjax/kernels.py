@@ -1,5 +1,4 @@
-"""The optional CPU kernels: dot interaction and sum pooling of bags, where XLA's own code is many times slower; and
-the search for distinct ids, which routing does on the host whatever the devices are.
+"""The optional CPU kernels: dot interaction and sum pooling of bags, and the host's search for distinct ids.
 
 They come with the distribution recjax-kernels (the folder kernels/), whose C++ code `jax.ffi` calls. Where it is not
 installed `available` says so, and callers use their plain formulation, which the kernels are also tested against.
@@ -18,18 +17,30 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from recjax.errors import ConfigError
+
 _off = False
+_INTERFACE = 2  # of recjax_kernels: both numbers rise together when what is called here changes
 
 
 @functools.cache
 def installed() -> bool:
-    """Whether recjax-kernels is installed. Looked for once; then its handlers are known to JAX."""
+    """Whether recjax-kernels is installed. Looked for once; then its handlers are known to JAX.
+
+    Raises:
+      ConfigError: it was built from another version of recjax.
+    """
     try:
-        import recjax_kernels  # noqa: F401  # importing it registers them
+        import recjax_kernels  # importing it registers them
     except ModuleNotFoundError as error:
         if error.name != "recjax_kernels":
             raise
         return False
+    if getattr(recjax_kernels, "INTERFACE", 1) != _INTERFACE:
+        raise ConfigError(
+            "the installed recjax-kernels was built from another version of recjax. Build it anew (`pip install "
+            "./kernels` in recjax's folder), or do without it (`pip uninstall recjax-kernels`)."
+        )
     return True
 
 

@@ -318,7 +318,7 @@ def test_distinct_keys_are_those_of_sorting_them_whole(limit: int, size: int, dt
     def check(seed: int) -> None:
         rng = np.random.default_rng(seed)
         pool = np.append(rng.integers(0, limit, 1 + size // 3), [0, limit - 1])
-        keys = rng.choice(pool, size).astype(dtype)
+        keys: np.ndarray = rng.choice(pool, size).astype(dtype)
         found = kernels.distinct(keys, limit)
         assert found is not None
         expected, inverse = np.unique(keys, return_inverse=True)

@@ -6,6 +6,7 @@ import importlib.util
 import jax
 import numpy as np
 
+INTERFACE = 2  # what recjax.kernels expects; raise both when it changes
 HANDLERS = ("interaction_forward", "interaction_backward", "bags_forward", "bags_backward")
 
 _spec = importlib.util.find_spec(__name__ + "._kernels")
