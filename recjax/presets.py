@@ -112,6 +112,7 @@ FREE_ON_RESUME = (
     "train.log_every",
     "train.tensorboard",
     "train.workers",
+    "train.routing",
 )
 
 

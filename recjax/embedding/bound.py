@@ -12,11 +12,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
-
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import Plan, Segment
-from recjax.embedding.rows import RowOrder, Split
+from recjax.embedding.rows import RowOrder, Split, library
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 
@@ -50,10 +48,10 @@ class BoundTable:
         """Row to storage position."""
         return RowOrder(self.spec.rows)
 
-    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(owner, slot in the owner's part of the group buffer) of each row id, elementwise."""
+    def locate(self, ids: Any) -> tuple[Any, Any]:
+        """(owner, slot in the owner's part of the group buffer) of each row id, elementwise. For NumPy and JAX."""
         owner, within = self.split.owner_and_offset(self.order.position(ids))
-        return owner, within + np.asarray(self.offsets, ids.dtype)[owner]
+        return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner]
 
 
 @dataclasses.dataclass(frozen=True)

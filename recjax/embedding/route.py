@@ -88,7 +88,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
       batch_size: B; device n takes samples n*b to (n+1)*b, b being ceil(B / N) rounded up to a multiple of `parts`.
       parts: in how many parts each device works on its samples, one after the other.
     """
-    b = parts * -(-batch_size // (bound.devices * parts))
+    b = local_samples(batch_size, bound.devices, parts)
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
@@ -99,8 +99,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
             bags = batch.bags[feature.reads]
             sample_L = _samples(bags)
             if bags.lengths is not None:
-                longest = bags.lengths if feature.pooling == "none" else np.bincount(sample_L // (b // parts))
-                needs[feature.name] = _largest(longest)
+                needs[feature.name] = longest(feature, bags, b // parts)
             owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
             bucket_L = sample_L // b
             if group.owners > 1:  # or all devices have every row
@@ -111,6 +110,17 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
         needs[group.name] = _largest(np.bincount(keys[group.name] // group.rows))
     return Counted(batch, b, parts, needs, keys, inverse)
+
+
+def local_samples(batch_size: int, devices: int, parts: int) -> int:
+    """b, samples per device with padding, for `count`'s arguments."""
+    return parts * -(-batch_size // (devices * parts))
+
+
+def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
+    """The least capacity for a jagged feature: ids of the longest bag if un-pooled, else of any `samples` samples."""
+    counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(_samples(bags) // samples)
+    return _largest(counts)
 
 
 def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -165,11 +175,11 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
         place_U = (bucket_U % owners * C + rank_U).astype(np.int32)  # index into the device's owners * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]
-            features[feature.name] = _lay_out(feature, counted, index_L, owners * C, N, capacities, dtype)
+            features[feature.name] = lay_out_feature(feature, counted, index_L, owners * C, N, capacities, dtype)
     return Routing(groups, features)
 
 
-def _lay_out(
+def lay_out_feature(
     feature: FeatureSpec,
     counted: Counted,
     index_L: np.ndarray,
@@ -178,6 +188,7 @@ def _lay_out(
     capacities: dict[str, int],
     dtype: Any,
 ) -> FeatureRouting:
+    """A feature's arrays, with `index_L` where its ids are and `nothing` where there is none."""
     bags, P, s = counted.batch.bags[feature.reads], N * counted.parts, counted.local // counted.parts
     weights_L = _pooling_weights(feature, bags)
     shape: tuple[int, ...]

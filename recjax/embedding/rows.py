@@ -64,8 +64,8 @@ class RowOrder:
         """Storage position of each row, elementwise; rows must be in 0..V-1."""
         q, S = self.quotient, self.classes
         nth = row // S
-        spread = _library(row).take(self._first, row - nth * S) + nth
-        return _library(row).where(row < q * S, spread, row)
+        spread = library(row).take(self._first, row - nth * S) + nth
+        return library(row).where(row < q * S, spread, row)
 
     @functools.cached_property
     def _first(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class RowOrder:
 def row_at(position: Any, q: Any, S: Any, inverse: Any) -> Any:
     """`RowOrder.row` for tables whose constants come as arrays, so that one loop can fill many tables."""
     spread = position % q * S + (position // q) % S * inverse % S
-    return _library(position).where(position < q * S, spread, position)
+    return library(position).where(position < q * S, spread, position)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,15 +108,15 @@ class Split:
     def start(self, owner: Any) -> Any:
         """First position of an owner; `start(owner + 1)` is where its range stops."""
         base, extra = divmod(self.rows, self.owners)
-        library = _library(owner)
-        owner = library.minimum(library.maximum(owner - self.first, 0), self.owners)
-        return owner * base + library.minimum(owner, extra)
+        xp = library(owner)
+        owner = xp.minimum(xp.maximum(owner - self.first, 0), self.owners)
+        return owner * base + xp.minimum(owner, extra)
 
     def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
         """(owner, offset within the owner's range) of each position, elementwise."""
         if self.owners == 1:
-            return _library(position).full_like(position, self.first), position
-        where = _library(position).where
+            return library(position).full_like(position, self.first), position
+        where = library(position).where
         base, extra = divmod(self.rows, self.owners)
         long = extra * self.longest  # positions that belong to the longer ranges
         # longest is base where no range is longer: base + 1 may exceed int32. base is 0 only where all are in_long.
@@ -125,5 +125,6 @@ class Split:
         return owner, where(in_long, position % self.longest, past % max(base, 1))
 
 
-def _library(x: Any) -> Any:
+def library(x: Any) -> Any:
+    """The module whose functions fit an array: jax.numpy or numpy."""
     return jnp if isinstance(x, jax.Array) else np

@@ -14,7 +14,7 @@ from recjax.embedding import capacity, route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
-from recjax.train import evaluation
+from recjax.train import evaluation, routers
 from recjax.train import state as states
 from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
@@ -238,17 +238,16 @@ def training(
         shuffle_blocks=train.shuffle_blocks,
         position=cursor.position,
     )
-    while True:
-        with jax.profiler.TraceAnnotation("input"):
-            counted = next(stream)
+    for begun in routers.ahead(setup.router, stream, lambda: cursor.capacities):
         if cursor.step % capacity.PERIOD == 0:
             cursor.capacities, cursor.peaks = capacity.shrink(cursor.capacities, cursor.peaks), {}
-        cursor.capacities = capacity.grow(cursor.capacities, counted.needs)
-        cursor.peaks = capacity.largest(cursor.peaks, counted.needs)
+        cursor.capacities = capacity.grow(cursor.capacities, begun.needs)
+        cursor.peaks = capacity.largest(cursor.peaks, begun.needs)
         with jax.profiler.TraceAnnotation("place"):
-            inputs = setup.place(counted, cursor.capacities)
+            inputs = setup.router.finish(begun, cursor.capacities)
         with jax.profiler.TraceAnnotation("dispatch"):
             state, result = setup.train_step(state, inputs)
+        counted = begun.counted
         cursor.step += 1
         cursor.position = counted.batch.position + counted.batch.size
         yield state, counted, result

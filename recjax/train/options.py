@@ -135,6 +135,7 @@ class TrainConfig:
     log_every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
     workers: int = 2  # threads that read and route ahead
+    routing: Literal["auto", "host", "device"] = "auto"  # who finds a batch's distinct ids; the numbers are the same
 
     def __post_init__(self) -> None:
         positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs", "accumulate")

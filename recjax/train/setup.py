@@ -27,9 +27,10 @@ from recjax.errors import ConfigError
 from recjax.mesh import make_mesh
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
+from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.checkpoint import Restored
-from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
+from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
 
 
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
@@ -163,21 +164,30 @@ class Setup:
         """See `make_predict`."""
         return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
 
+    @functools.cached_property
+    def router(self) -> routers.Router:
+        """Who routes, as `train.routing` says."""
+        choice = self.config.train.routing
+        if choice == "auto":
+            ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
+            accelerated = self.mesh.devices.flat[0].platform != "cpu"
+            choice = "device" if accelerated and ids >= routers.MANY_IDS else "host"
+        make = routers.DeviceRouter if choice == "device" else routers.HostRouter
+        return make(self.bound, self.mesh, self.dtype)
+
     def counted(self, split: str, batch_size: int, parts: int = 1, **options: Any) -> Iterator[route.Counted]:
         """Batches of a split, checked and counted by worker threads ahead of time; `parts` as for `route.count`."""
 
         def count(batch: Batch) -> route.Counted:
             with jax.profiler.TraceAnnotation("count"):
-                return route.count(batch, self.bound, batch_size, parts)
+                return self.router.count(batch, batch_size, parts)
 
         workers = self.config.train.workers
         return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
 
     def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
-        """Lays a counted batch out on the mesh."""
-        with jax.profiler.TraceAnnotation("route"):
-            routing = route.pad(counted, self.bound, capacities, self.dtype)
-        return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
+        """Lays one counted batch out on the mesh."""
+        return self.router.finish(self.router.begin(counted, capacities), capacities)
 
     def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
@@ -186,16 +196,16 @@ class Setup:
 
     def logits(self, state: states.TrainState, stream: Iterable[route.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each counted batch of a stream, and its logits: float64 [B]."""
-        capacities: dict[str, int] = {}
-        ahead: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
-        for counted in stream:
-            capacities = capacity.grow(capacities, counted.needs)
-            prediction = self.predict(state, self.place(counted, capacities))
-            if ahead:
-                yield _rows(*ahead)
-            ahead = counted.batch, prediction
-        if ahead:
-            yield _rows(*ahead)
+        sizes: dict[str, int] = {}
+        before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
+        for begun in routers.ahead(self.router, iter(stream), lambda: sizes):
+            sizes.update(capacity.grow(sizes, begun.needs))
+            counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))
+            if before:
+                yield _rows(*before)
+            before = counted.batch, prediction
+        if before:
+            yield _rows(*before)
 
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:

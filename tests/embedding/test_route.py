@@ -1,23 +1,23 @@
 """Routing loses nothing and invents nothing: every sample's ids and weights are read back from the arrays alone."""
 
 import collections
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from routing_support import THIRD, build, make_batch
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding import capacity
 from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
+from recjax.embedding.plan import PLACEMENTS, make_plan
 from recjax.embedding.route import Routing, count, distinct, pad
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
-LARGEST, THIRD = 2**31 - 1, 2**31 // 3  # three tables of THIRD rows are all that one device can count
+LARGEST = 2**31 - 1
 Bag = list[tuple[int, float]]  # (row, weight), in no particular order
 
 FEATURES = st.lists(
@@ -35,30 +35,6 @@ TABLES = st.lists(
     min_size=3,
     max_size=3,
 )
-
-
-def build(tables: list[Any], features: list[Any], devices: int) -> BoundPlan:
-    """Tables (rows, dim, placement) and features (table, bag, pooling, weighted), bound."""
-    used = sorted({f[0] for f in features})
-    specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
-    placements: dict[str, tuple[Segment, ...]] = {f"t{i}": (Segment(tables[i][2]),) for i in used}
-    named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
-    return bind(Plan(placements), specs, named, devices)
-
-
-def make_batch(bound: BoundPlan, size: int, seed: int) -> Batch:
-    rng = np.random.default_rng(seed)
-    rows = {t.spec.name: t.spec.rows for g in bound.groups for t in g.tables}
-    bags = {}
-    for f in bound.features:
-        lengths = rng.integers(0, 5, size).astype(np.int32) if f.bag is None else None
-        shape = (int(lengths.sum()),) if f.bag is None else (size, f.bag)
-        few = min(rows[f.table], 50)  # so that ids repeat, in a bag and between samples
-        ids = rng.integers(0, few, shape) if seed % 2 else rows[f.table] - 1 - rng.integers(0, few, shape)
-        ids = ids.astype((np.int32, np.int64, np.uint32)[seed % 3])
-        weights = rng.normal(size=shape).astype(np.float32) if f.weighted else None
-        bags[f.name] = Bags(ids, lengths, weights)
-    return Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
 
 
 def bags_of(batch: Batch, feature: FeatureSpec, dtype: type) -> list[Bag]:

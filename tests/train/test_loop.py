@@ -155,3 +155,19 @@ def test_a_run_that_goes_on_forgets_what_its_end_chose():
     assert cursor.extend() == []
     stopped = Cursor(step=7, best_step=5, best_value=0.6, misses=1, stopped=True, end={"lines": [], **before})
     assert stopped.extend() == [] and not stopped.stopped and stopped.misses == 0
+
+
+def test_routing_on_the_devices_trains_and_predicts_the_same_bits():
+    outcomes = []
+    for routing in ("host", "device"):
+        made = setup("train.steps=4", f"train.routing={routing}")
+        cursor, losses = Cursor(), []
+        for state, counted, result in loops.training(made, made.new_state(), cursor):
+            losses.append(float(result["loss"]))
+            assert cursor.position == counted.batch.position + counted.batch.size == 200 * cursor.step
+            if cursor.step == 4:
+                logits = [x for _, x in made.predictions(state, "test")]
+                outcomes.append((losses, states.to_host(state, made.bound), logits, cursor))
+                break
+    assert jax.tree.all(jax.tree.map(np.array_equal, outcomes[0][:3], outcomes[1][:3]))
+    assert outcomes[0][3] == outcomes[1][3]

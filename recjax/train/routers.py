@@ -1,0 +1,132 @@
+"""Who routes a batch: the host, or the devices. Either way the step gets the same arrays.
+
+Workers `count` a batch; `begin` takes it to the devices as far as its sizes are not needed for; then its `needs` are
+known, for which the caller chooses capacities; and `finish` gives what the step takes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import jax
+from jax.sharding import Mesh
+
+from recjax.data.batch import Batch
+from recjax.embedding import capacity, route, route_device
+from recjax.embedding.bound import BoundPlan
+from recjax.train.step import Inputs, place
+
+# Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
+MANY_IDS = 2**18
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A batch on its way to the devices.
+
+    Attributes:
+      counted: the batch.
+      arrays: what is on the devices already.
+    """
+
+    counted: route.Counted
+    arrays: Any = None
+
+    @functools.cached_property
+    def needs(self) -> dict[str, int]:
+        """The least capacities that hold it. Waits for the devices if it is they who route."""
+        return self.counted.needs | ({n: int(x) for n, x in self.arrays[1].items()} if self.arrays else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRouter:
+    """Routes on the host, in the worker threads."""
+
+    bound: BoundPlan
+    mesh: Mesh
+    dtype: Any
+    depth: ClassVar[int] = 0  # batches that are begun before the one that is finished
+
+    def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
+        """See `route.count`."""
+        return route.count(batch, self.bound, batch_size, parts)
+
+    def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
+        """Nothing: all needs are known."""
+        del capacities
+        return Begun(counted)
+
+    def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
+        """Lays the batch out on the mesh."""
+        counted = begun.counted
+        with jax.profiler.TraceAnnotation("route"):
+            routing = route.pad(counted, self.bound, capacities, self.dtype)
+        return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRouter:
+    """Routes on the devices. The batch after the one that is trained on is begun before that one's step."""
+
+    bound: BoundPlan
+    mesh: Mesh
+    dtype: Any
+    depth: ClassVar[int] = 1
+
+    def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
+        """See `route_device.measure`."""
+        return route_device.measure(batch, self.bound, batch_size, parts)
+
+    def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
+        """Sends the batch off and has it sorted."""
+        with jax.profiler.TraceAnnotation("route"):
+            features = route_device.lay_out(counted, self.bound, capacities, self.dtype)
+        routing = route.Routing({}, features)
+        inputs = place(counted.batch, routing, counted.local, self.mesh, self.dtype)
+        located, needs = self._sort(inputs.routing.features)
+        for need in needs.values():
+            need.copy_to_host_async()
+        return Begun(counted, ((inputs, located), needs))
+
+    def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
+        """Writes the routing."""
+        (inputs, located), needs = begun.arrays
+        short = {name: (need, capacities.get(name)) for name, need in begun.needs.items()}
+        short = {name: pair for name, pair in short.items() if (pair[1] or 0) < pair[0]}
+        if short:
+            raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
+        sizes = tuple(capacities[group.name] for group in self.bound.groups)
+        routing = self._layout(inputs.routing.features, located, sizes)
+        return dataclasses.replace(inputs, routing=routing)
+
+    @functools.cached_property
+    def _sort(self) -> Any:
+        return route_device.make_sort(self.bound, self.mesh)
+
+    @functools.cached_property
+    def _layout(self) -> Any:
+        return route_device.make_layout(self.bound, self.mesh)
+
+
+Router = HostRouter | DeviceRouter
+
+
+def ahead(router: Router, stream: Iterator[route.Counted], capacities: Callable[[], dict[str, int]]) -> Iterator[Begun]:
+    """The batches of a stream, each begun `depth` batches before it is given, with the capacities of that moment.
+
+    In a profile the wait for the stream is called input.
+    """
+    waiting: collections.deque[Begun] = collections.deque()
+    while True:
+        with jax.profiler.TraceAnnotation("input"):
+            counted = next(stream, None)
+        if counted is None:
+            yield from waiting
+            return
+        waiting.append(router.begin(counted, capacity.grow(capacities(), counted.needs)))
+        if len(waiting) > router.depth:
+            yield waiting.popleft()

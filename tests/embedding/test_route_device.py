@@ -1,0 +1,72 @@
+"""Routing on the devices against routing on the host, whose arrays test_route.py checks by brute force."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+from routing_support import THIRD, build, make_batch
+from support import mesh_of
+
+from recjax.embedding import capacity, route
+from recjax.embedding.bound import BoundPlan
+from recjax.mesh import sharded
+from recjax.train.routers import DeviceRouter, HostRouter
+
+TABLES = [
+    (40, 2, "row_wise"),
+    (THIRD, 2, "table_wise"),
+    (7, 2, "column_wise"),
+    (9, 3, "data_parallel"),
+    (5, 2, "row_wise"),
+]
+FEATURES = [
+    (0, 3, "sum", False), (0, None, "mean", True), (1, None, "sum", False), (1, 1, "mean", False), (2, 2, "none", True),
+    (3, None, "none", False), (4, 1, "sum", False),
+]  # fmt: skip
+
+
+def equal(found: object, expected: object) -> None:
+    (left, kind), (right, same) = jax.tree.flatten(found), jax.tree.flatten(expected)
+    assert str(kind) == str(same)
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        assert a.dtype == b.dtype and a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+@pytest.mark.parametrize(("devices", "parts", "dedup"), [(1, 1, True), (3, 2, True), (3, 1, False)])
+def test_both_give_the_same_arrays(devices: int, parts: int, dedup: bool) -> None:
+    bound = build(TABLES, FEATURES, devices)
+    bound = dataclasses.replace(bound, groups=tuple(dataclasses.replace(g, dedup=dedup) for g in bound.groups))
+    mesh = mesh_of(devices)
+    host, device = (make(bound, mesh, np.float32) for make in (HostRouter, DeviceRouter))
+    sizes: dict[str, int] = {}
+    for seed, size in ((0, 20), (1, 23), (2, 1)):  # two batches of several sizes use one program
+        batch = make_batch(bound, size, seed)
+        expected = host.count(batch, 23, parts)
+        sizes = capacity.grow(sizes, expected.needs)
+        begun = device.begin(device.count(batch, 23, parts), sizes)
+        assert begun.needs == expected.needs
+        inputs = device.finish(begun, sizes)
+        equal(inputs, host.finish(host.begin(expected, sizes), sizes))
+        assert inputs.labels_B.sharding.is_equivalent_to(sharded(mesh), 1)
+
+
+def test_short_capacities_are_refused() -> None:
+    bound: BoundPlan = build(TABLES, FEATURES, 1)
+    device = DeviceRouter(bound, mesh_of(1), np.float32)
+    counted = device.count(make_batch(bound, 20, 0), 23, 1)
+    begun = device.begin(counted, counted.needs)
+    for name, need in begun.needs.items():
+        with pytest.raises(ValueError, match=re.escape(f"{{'{name}': ({need}, {need - 1})}}; grow")):
+            device.finish(begun, {**begun.needs, name: need - 1})
+
+
+def test_the_host_only_measures_bags() -> None:
+    bound = build(TABLES, FEATURES, 3)
+    batch = make_batch(bound, 20, 0)
+    measured = DeviceRouter(bound, mesh_of(3), np.float32).count(batch, 23, 1)
+    counted = route.count(batch, bound, 23)
+    jagged = {f.name for f in bound.features if f.bag is None}
+    assert measured.needs == {name: counted.needs[name] for name in jagged}
