@@ -212,13 +212,16 @@ def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, np.asarray(logits, np.float64)[: batch.size]
 
 
-def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = ()) -> Setup:
+def make_setup(
+    config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = (), weights: bool = True
+) -> Setup:
     """Builds everything that a run needs. Starts the JAX back end.
 
     Args:
       config: the run's config.
       source: its data; None opens `config.data`.
       splits: those that must have rows, so that a run does not find out at its end.
+      weights: False leaves the model without its initial weights, in shapes alone: to compile, not to run.
 
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
@@ -239,11 +242,13 @@ def make_setup(config: RunConfig, source: BlockSource | None = None, splits: Seq
     if config.compute_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
-    model = config.model.build(
+    build = functools.partial(
+        config.model.build,
         len(source.schema.dense),
         dims(tables, features),
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
     )
+    model = build() if weights else nnx.eval_shape(build)
     bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup)
     return Setup(config, source, mesh, plan, bound, model, config.train.optimizer.build(), dtype)

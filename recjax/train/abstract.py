@@ -1,0 +1,96 @@
+"""A config's own training step, compiled for devices that hold nothing: shapes go in, and no array is made.
+
+What XLA compiles is one program for all devices, so that neither the number of devices nor the size of the tables
+asks for memory here. On CPU the devices are host devices, as many as the mesh has (see `mesh.make_mesh`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.bound import Group
+from recjax.embedding.route import FeatureRouting, GroupRouting, Routing
+from recjax.embedding.spec import FeatureSpec
+from recjax.mesh import BATCH_AXES
+from recjax.train.setup import Setup
+from recjax.train.state import TrainState
+from recjax.train.step import Inputs, state_specs
+
+
+def abstract_state(setup: Setup) -> TrainState:
+    """The shapes, dtypes and shardings of `Setup.new_state()`. `setup.model` may itself be shapes alone."""
+    dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, setup.dtype), nnx.state(setup.model, nnx.Param))
+    tables, slots = {}, {}
+    for group in setup.bound.groups:
+        rows = group.parts * group.rows
+        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), setup.dtype)
+        slots[group.name] = {
+            name: jax.ShapeDtypeStruct((rows, *slot.shape), setup.dtype) for name, slot in group.slots().items()
+        }
+    step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    state = TrainState(step, ok, dense, jax.eval_shape(setup.tx.init, dense), tables, slots)
+    return _placed(setup, state, state_specs(setup.bound))
+
+
+def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
+    """The shapes, dtypes and shardings of what `Setup.place` makes of a training batch.
+
+    Args:
+      setup: of the run.
+      capacities: as `route.pad` takes them.
+    """
+    train, devices = setup.config.train, setup.bound.devices
+    parts = devices * train.accumulate
+    samples = -(-train.batch_size // parts)  # of one part
+    groups = {g.name: _group(g, devices, capacities[g.name]) for g in setup.bound.groups}
+    features: dict[str, FeatureRouting] = {}
+    for group in setup.bound.groups:
+        for feature in group.features:
+            features[feature.name] = _feature(setup, feature, parts, samples, capacities)
+    dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(setup.source.schema.dense)), setup.dtype)
+    each_B = jax.ShapeDtypeStruct((parts * samples,), setup.dtype)
+    return _placed(setup, Inputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
+
+
+def _group(group: Group, devices: int, capacity: int) -> GroupRouting:
+    slots = jax.ShapeDtypeStruct((devices, group.owners, capacity), np.int32)
+    return GroupRouting(slots, jax.ShapeDtypeStruct((devices, group.owners), np.int32))
+
+
+def _feature(
+    setup: Setup, feature: FeatureSpec, parts: int, samples: int, capacities: dict[str, int]
+) -> FeatureRouting:
+    shape: tuple[int, ...]
+    if feature.bag is not None:
+        shape = (parts * samples, feature.bag)
+    elif feature.pooling == "none":
+        shape = (parts * samples, capacities[feature.name])
+    else:
+        shape = (parts * capacities[feature.name],)
+    weighted = feature.weighted or feature.pooling == "mean"
+    ids = jax.ShapeDtypeStruct(shape, np.int32)
+    return FeatureRouting(
+        ids, jax.ShapeDtypeStruct(shape, setup.dtype) if weighted else None, ids if len(shape) == 1 else None
+    )
+
+
+def _placed(setup: Setup, tree: Any, specs: Any) -> Any:
+    """The shapes with the shardings of `specs`, a tree that may end before `tree` does."""
+
+    def place(spec: Any, part: Any) -> Any:
+        sharding = NamedSharding(setup.mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
+
+    return jax.tree.map(place, specs, tree, is_leaf=lambda x: isinstance(x, P))
+
+
+def compile_step(setup: Setup, capacities: dict[str, int]) -> jax.stages.Compiled:
+    """The compiled training step, with which nothing can be trained here: see `Setup.train_step`."""
+    return setup.train_step.lower(abstract_state(setup), abstract_inputs(setup, capacities)).compile()
