@@ -154,6 +154,8 @@ def _plan(options: argparse.Namespace) -> None:
     from recjax.embedding.report import describe_plan, plan_table
     from recjax.train.setup import specs
 
+    if options.memory_gib is not None and not options.compile:
+        raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
     config = presets.load(options.preset, options.overrides)
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
@@ -168,7 +170,13 @@ def _plan(options: argparse.Namespace) -> None:
             ) from error
     item_bytes = 8 if config.compute_dtype == "float64" else 4
     described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
-    _print(options, described, lambda: plan_table(described))
+    if not options.compile:
+        _print(options, described, lambda: plan_table(described))
+        return
+    from recjax.bench import on_paper
+
+    found = on_paper.on_paper(config, options.memory_gib)
+    _print(options, described | {"compiled": found}, lambda: f"{plan_table(described)}\n\n{on_paper.to_text(found)}")
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -328,6 +336,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("preset", help=preset)
     overrides(plan)
     plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+    plan.add_argument("--compile", action="store_true", help="also compile the training step for so many devices, owned "
+                      "or not, and print its memory and the bytes of its collectives")  # fmt: skip
+    plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
 
     bench = verb(verbs, "bench", _bench, "measure the training step and its parts, alone or against another library",
                  "bench bench_kaggle16 --against torchrec")  # fmt: skip

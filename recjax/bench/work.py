@@ -57,23 +57,24 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
     Args:
       hlo: text of the compiled step.
       bound: the bound plan.
-      routing: of one batch, which tells what of an exchange is useful.
+      routing: of one batch, which tells what of an exchange is useful; counts of the first devices alone will do.
       item_bytes: size of a table's element.
 
     Returns:
-      For each phase and kind of collective: "phase", "kind", "count", "padded_bytes" as compiled, and "useful_bytes"
-      (equal where nothing is padded). An all-reduce counts what a ring sends: 2 (N - 1) / N of its result.
+      For each phase, kind and number of devices of collectives: "phase", "kind", "group_size", "count", "padded_bytes"
+      as compiled, and "useful_bytes" (equal where nothing is padded). An all-reduce counts what a ring sends: 2 (N - 1) / N of its result.
     """
     useful = _useful(bound, routing, item_bytes)
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for collective in collectives(hlo):
         size = collective.group_size or bound.devices
         away = (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
-        key = collective.phase, collective.kind
-        line = found.setdefault(key, {"phase": key[0], "kind": key[1], "count": 0, "padded_bytes": 0.0})
+        key = collective.phase, collective.kind, size
+        new = {"phase": key[0], "kind": key[1], "group_size": size, "count": 0, "padded_bytes": 0.0}
+        line = found.setdefault(key, new)
         line["count"] += 1
         line["padded_bytes"] += collective.result_bytes * away
-    for (phase, kind), line in found.items():
+    for (phase, kind, _), line in found.items():
         line["useful_bytes"] = line["padded_bytes"] if kind == "all-reduce" else useful.get(phase, line["padded_bytes"])
     return list(found.values())
 
@@ -83,11 +84,11 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[str, fl
     ids = rows = 0.0
     for group in bound.groups:
         counts_NxO = np.asarray(routing.groups[group.name].counts_NxO, np.int64)
+        counted = len(counts_NxO)
         if group.sharding == "rows":
             away = int(counts_NxO.sum() - np.trace(counts_NxO))
-            ids, rows = ids + away * 4, rows + away * group.dim * item_bytes
+            ids, rows = ids + away * 4 / counted, rows + away * group.dim * item_bytes / counted
         elif group.sharding == "columns":  # every device sends all others its ids, and gets their columns
             away = int(counts_NxO.sum()) * (bound.devices - 1)
-            ids, rows = ids + away * 4, rows + away * group.dim * item_bytes / bound.devices
-    mean = bound.devices
-    return {"id_exchange": ids / mean, "row_exchange": rows / mean, "grad_exchange": rows / mean}
+            ids, rows = ids + away * 4 / counted, rows + away * group.dim * item_bytes / bound.devices / counted
+    return {"id_exchange": ids, "row_exchange": rows, "grad_exchange": rows}
