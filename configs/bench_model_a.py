@@ -7,11 +7,11 @@ Deep Learning Recommendation Models"): 793B parameters, about 1000s of tables, D
 20 MLP layers of 3,375 on average, 128 V100, 65,536 samples a step.
 
 Chosen here, since nothing more is published: 1000 tables, each looked up by one feature; how many of each D (84 on
-average); rows between 1,000 and 110 million, evenly spread on a logarithmic scale within each D, so that the sum of
-rows times D is 793.0e9; bags of 1 to 38 ids, 15 on average; 512 dense features; 6 bottom and 14 top layers, all of 3,552
-but for the logit (3,374 on average). The interaction is a concatenation (`cat`), for dot products need equal D: the first
-top layer then has 87,712 inputs and 312M of the 528M dense parameters, more than the published model can have. Float32
-throughout, row-wise Adagrad on tables, Adagrad on the MLPs. Ids are `(Generator.zipf(1.1) - 1) % rows`.
+average); rows between 1,000 and 110 million, evenly spread on a logarithmic scale within each D, so that rows times D
+sum up to 793.0e9; bags of 1 to 38 ids, 15 on average; 512 dense features; 6 bottom and 14 top layers, all of 3,552 but
+for the logit (3,374 on average). The interaction is a concatenation (`cat`), for dot products need equal D: the first
+top layer then has 87,712 inputs and 312M of the 528M dense parameters. Float32 throughout, row-wise Adagrad on tables,
+Adagrad on the MLPs. Ids are `(Generator.zipf(1.1) - 1) % rows`.
 """
 
 from recjax.data.zipf_stream import ZipfStream
@@ -27,9 +27,7 @@ IDS = (1, 1, 5, 10, 15, 20, 30, 38)
 FEWEST, MOST = 1000, 109_569_806  # rows; with the latter the parameters are 793.0e9
 
 DIMS = [dim for dim, count in TABLES.items() for _ in range(count)]
-ROWS = tuple(
-    round(FEWEST * (MOST / FEWEST) ** ((i + 0.5) / count)) for count in TABLES.values() for i in range(count)
-)
+ROWS = tuple(round(FEWEST * (MOST / FEWEST) ** ((i + 0.5) / count)) for count in TABLES.values() for i in range(count))
 
 config = RunConfig(
     data=ZipfStream(rows=ROWS, ids_per_bag=tuple(IDS[t % len(IDS)] for t in range(len(ROWS))), dense=512),

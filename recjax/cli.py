@@ -336,8 +336,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("preset", help=preset)
     overrides(plan)
     plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
-    plan.add_argument("--compile", action="store_true", help="also compile the training step for so many devices, owned "
-                      "or not, and print its memory and the bytes of its collectives")  # fmt: skip
+    plan.add_argument("--compile", action="store_true", help="also compile the step for mesh.devices, owned or not, "
+                      "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
 
     bench = verb(verbs, "bench", _bench, "measure the training step and its parts, alone or against another library",

@@ -173,7 +173,9 @@ _NAMES = {
     "dense": "dense parameters",
     "dense_optimizer": "their optimizer's state",
     "batch": "batch and routing",
-    "temporaries": "temporaries, at most",
+    "temporaries": "temporaries, at most; of these",
+    "fetched_rows": "  fetched rows, once",
+    "pooled": "  pooled vectors, once",
 }
 
 
@@ -189,11 +191,10 @@ def to_text(result: dict[str, Any]) -> str:
         f"counting took {result['seconds']['count']:.0f} s, compiling {result['seconds']['compile']:.0f} s",
         "",
     ]
-    rows = [["memory of a device", "GiB", ""]]
-    rows += [[text, _gib(memory[name]), ""] for name, text in _NAMES.items()]
-    rows[-1][2] = f"(fetched rows are {_gib(memory['fetched_rows'])}, pooled vectors {_gib(memory['pooled'])} of it)"
-    rows.append(["total", _gib(memory["total"]), _fits(result)])
-    lines += [_table(rows), ""]
+    rows = [["memory of a device", "GiB"], *([text, _gib(memory[name])] for name, text in _NAMES.items())]
+    lines += [_table([*rows, ["all", _gib(memory["total"])]]), ""]
+    if result["fits"] is not None:
+        lines += [_fits(result["memory_gib"], memory["total"] / 2**30), ""]
     wire = [["collectives", "number", "devices", "padded MiB", "useful MiB", "padded / useful"]]
     for line in result["collectives"]:
         name = f"{line['phase'] or 'elsewhere'} ({line['kind']})"
@@ -202,11 +203,9 @@ def to_text(result: dict[str, Any]) -> str:
     return "\n".join([*lines, _table(wire)])
 
 
-def _fits(result: dict[str, Any]) -> str:
-    if result["fits"] is None:
-        return ""
-    has, needs = result["memory_gib"], result["memory"]["total"] / 2**30
-    return f"fits into {has:g} GiB" if result["fits"] else f"DOES NOT FIT into {has:g} GiB: {needs / has:.1f} times that"
+def _fits(has: float, needs: float) -> str:
+    word = "fits" if needs <= has else "does not fit"
+    return f"{word} into {has:,g} GiB: {needs:,.3f} GiB are {needs / has:.2f} times that"
 
 
 def _gib(size: float) -> str:
@@ -219,12 +218,13 @@ def _sizes(line: dict[str, Any]) -> list[str]:
 
 
 def _table(rows: list[list[str]]) -> str:
+    """Columns of equal width: names, numbers, and remarks that nothing stands behind."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    cells = [
-        [c.rjust(w) if 0 < i and c[:1] not in "(fD" else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    lines = []
+    for name, *numbers in rows:
+        cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
 
 
 def _tell(text: str) -> None:

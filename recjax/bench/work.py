@@ -61,8 +61,9 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       item_bytes: size of a table's element.
 
     Returns:
-      For each phase, kind and number of devices of collectives: "phase", "kind", "group_size", "count", "padded_bytes"
-      as compiled, and "useful_bytes" (equal where nothing is padded). An all-reduce counts what a ring sends: 2 (N - 1) / N of its result.
+      For each phase, kind and number of devices of collectives: "phase", "kind", "group_size", "count",
+      "padded_bytes" as compiled, and "useful_bytes" (equal where nothing is padded). An all-reduce counts what a ring
+      sends: 2 (N - 1) / N of its result.
     """
     useful = _useful(bound, routing, item_bytes)
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
