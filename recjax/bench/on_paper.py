@@ -20,7 +20,7 @@ import numpy as np
 from recjax.bench.work import wire_bytes
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.route import GroupRouting, Routing
 from recjax.errors import ConfigError
 from recjax.presets import RunConfig
@@ -51,7 +51,7 @@ class Sample:
 def sample(setup: Setup) -> Sample:
     """Counts the first batch of a training, or of a large one the shares of some devices."""
     train, bound = setup.config.train, setup.bound
-    b = train.accumulate * -(-train.batch_size // (bound.devices * train.accumulate))
+    b = route.local_samples(train.batch_size, bound.devices, train.accumulate)
     ids_per_sample = _ids(block := setup.source.read("train", 0)) / block.size
     devices = min(bound.devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
     stream = batches(
@@ -69,7 +69,7 @@ def sample(setup: Setup) -> Sample:
     for group in bound.groups:
         buckets = np.bincount(counted.keys[group.name] // group.rows, minlength=bound.devices * group.owners)
         counts[group.name] = buckets.reshape(bound.devices, group.owners)[:devices]
-    return Sample(devices, batch.size, _ids(batch), route.grow({}, counted.needs), counts)
+    return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.needs), counts)
 
 
 def _ids(batch: Batch) -> int:

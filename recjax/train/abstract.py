@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.bound import Group
-from recjax.embedding.route import FeatureRouting, GroupRouting, Routing
+from recjax.embedding.route import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.mesh import BATCH_AXES
 from recjax.train.setup import Setup
@@ -48,7 +48,7 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
     """
     train, devices = setup.config.train, setup.bound.devices
     parts = devices * train.accumulate
-    samples = -(-train.batch_size // parts)  # of one part
+    samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
     groups = {g.name: _group(g, devices, capacities[g.name]) for g in setup.bound.groups}
     features: dict[str, FeatureRouting] = {}
     for group in setup.bound.groups:

@@ -10,7 +10,7 @@ from commands import assert_refused, inside
 from recjax.bench import on_paper
 from recjax.data.synthetic import Synthetic
 from recjax.data.zipf_stream import ZipfStream
-from recjax.embedding import route
+from recjax.embedding import capacity
 from recjax.embedding.optim import Adam, RowWiseAdagrad
 from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
@@ -120,7 +120,7 @@ def test_the_shapes_are_those_of_a_training() -> None:
     )
     setup = make_setup(config)
     counted = next(setup.counted("train", 101, parts=2))
-    capacities = route.grow({}, counted.needs)
+    capacities = capacity.grow({}, counted.needs)
     real = setup.new_state(), setup.place(counted, capacities)
     paper = abstract_state(make_setup(config, weights=False)), abstract_inputs(setup, capacities)
     assert jax.tree.structure(real) == jax.tree.structure(paper)
