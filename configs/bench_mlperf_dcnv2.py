@@ -5,6 +5,9 @@
 For accelerators. At scale 1 tables and slots take 98.1 GiB, at the default of 0.02 2 GiB. As everywhere in these
 presets the tables have row-wise Adagrad (MLPerf: one accumulator an element), and ids are
 `(Generator.zipf(1.1) - 1) % rows` with random dense values and labels: a stream that means nothing and learns nothing.
+
+On paper (`recjax plan bench_mlperf_dcnv2 data.scale=1 mesh.devices=N --compile`, JAX 0.10.2, 8 / 64 / 128 devices):
+16.8 / 2.5 / 1.4 GiB a device, of which temporaries 4.4 / 0.8 / 0.5; 654 / 229 / 184 MiB leave a device in a step.
 """
 
 from recjax.data.zipf_stream import ZipfStream

@@ -140,7 +140,7 @@ def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compi
     """
     state, inputs = abstract_state(setup), abstract_inputs(setup, capacities)
     bound, item_bytes = setup.bound, np.dtype(setup.dtype).itemsize
-    stats = compiled.memory_analysis()
+    stats: Any = compiled.memory_analysis()
     fetched = sum(
         (bound.devices * g.width if g.sharding == "columns" else g.owners * g.dim) * capacities[g.name]
         for g in bound.groups

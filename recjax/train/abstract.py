@@ -27,7 +27,8 @@ from recjax.train.step import Inputs, state_specs
 def abstract_state(setup: Setup) -> TrainState:
     """The shapes, dtypes and shardings of `Setup.new_state()`. `setup.model` may itself be shapes alone."""
     dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, setup.dtype), nnx.state(setup.model, nnx.Param))
-    tables, slots = {}, {}
+    tables: Any = {}
+    slots: Any = {}
     for group in setup.bound.groups:
         rows = group.parts * group.rows
         tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), setup.dtype)
