@@ -12,6 +12,10 @@ sum up to 793.0e9; bags of 1 to 38 ids, 15 on average; 512 dense features; 6 bot
 for the logit (3,374 on average). The interaction is a concatenation (`cat`), for dot products need equal D: the first
 top layer then has 87,712 inputs and 312M of the 528M dense parameters. Float32 throughout, row-wise Adagrad on tables,
 Adagrad on the MLPs. Ids are `(Generator.zipf(1.1) - 1) % rows`.
+
+On paper, 128 devices, JAX 0.10.2, exchanges sized by the shares of two devices (15,360,000 ids): 38.8 GiB a device,
+of which tables and slots 23.4, the dense part 3.9, temporaries 11.4, so that it does not fit into 32; 6,568 MiB leave a
+device in a step, 3,997 of them the all-reduce of the dense gradients. Compiled in 129 s on two busy cores.
 """
 
 from recjax.data.zipf_stream import ZipfStream
