@@ -9,7 +9,7 @@ setup(
     ext_modules=[
         Extension(
             "recjax_kernels._kernels",
-            sources=[f"src/{name}.cc" for name in ("handlers", "distinct", "plain", "avx2", "avx512")],
+            sources=[f"src/{name}.cc" for name in ("handlers", "distinct", "table", "plain", "avx2", "avx512")],
             depends=[f"src/{name}" for name in ("kernels.h", "parallel.h", "variant.inc")],
             include_dirs=[jax.ffi.include_dir()],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"],

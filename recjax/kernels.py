@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from recjax.errors import ConfigError
 
 _off = False
-_INTERFACE = 2  # of recjax_kernels: both numbers rise together when what is called here changes
+_INTERFACE = 3  # of recjax_kernels: both numbers rise together when what is called here changes
 
 
 @functools.cache
@@ -107,6 +107,62 @@ def bags(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | N
     return pooled_NxD.astype(rows_UxD.dtype)
 
 
+def table_bags(
+    table_RxD: jax.Array,
+    slots_C: jax.Array,
+    rows_CxD: jax.Array,
+    inverse_NxH: jax.Array,
+    weights_NxH: jax.Array | None = None,
+) -> jax.Array:
+    """`bags(table[slots], inverse, weights)` without the fetched rows in between; differentiable in these.
+
+    Args:
+      table_RxD: float32.
+      slots_C: int32, the row of the table behind each fetched row; beyond R where there is none.
+      rows_CxD: the fetched rows. Their gradient is asked for, not their values, so that nothing has to make them.
+      inverse_NxH: as for `bags`, indices of fetched rows.
+      weights_NxH: as for `bags`, float32.
+    """
+    arrays = [table_RxD, slots_C, rows_CxD, inverse_NxH] + ([] if weights_NxH is None else [weights_NxH])
+    table, slots, rows, inverse, *weights = _vary_alike(*arrays)
+    return _table_bags(table, slots, rows, inverse, weights[0] if weights else None)
+
+
+def update_rowwise_adagrad(
+    table_RxD: jax.Array,
+    sums_R: jax.Array,
+    touched_M: jax.Array,
+    grads_MxD: jax.Array,
+    scalars: tuple[jax.Array, jax.Array, jax.Array],
+    *,
+    eps: float,
+    l2: float,
+    weight_decay: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`RowWiseAdagrad` on the touched rows of a table, in place: new table and sums of squares, both float32.
+
+    Args:
+      table_RxD: the table; donated.
+      sums_R: its sums of squares; donated.
+      touched_M: int32, slots of the rows, none twice; beyond R where there is none.
+      grads_MxD: their gradients.
+      scalars: what the gradients are multiplied with, the learning rate, and whether to change anything.
+      eps: see `RowWiseAdagrad`, as the next two.
+      l2: on the gradient.
+      weight_decay: decoupled.
+    """
+    given = jnp.stack([x.astype(jnp.float32) for x in scalars])
+    rule = {"eps": np.float32(eps), "l2": np.float32(l2), "weight_decay": np.float32(weight_decay)}
+    operands = _vary_alike(table_RxD, sums_R, touched_M, grads_MxD, given)
+    call = jax.ffi.ffi_call(
+        "recjax_update_rowwise_adagrad",
+        tuple(_result(x.shape, x) for x in operands[:2]),
+        input_output_aliases={0: 0, 1: 1},
+    )
+    table, sums = call(*operands, **rule)
+    return table, sums
+
+
 def _vary_alike(*arrays: jax.Array) -> list[jax.Array]:
     """The arrays, varying over the same mesh axes; outside of shard_map they are as they were."""
     each = [jax.typeof(x).manual_axis_type.varying for x in arrays]
@@ -119,10 +175,14 @@ def _call(name: str, shape: tuple[int, ...], *operands: jax.Array, **attributes:
     """Calls a handler whose result has the dtype of the last operand, and varies as all of them do."""
     assert installed(), "ask available() first"
     alike = _vary_alike(*operands)
-    like = jax.typeof(alike[-1])
+    return jax.ffi.ffi_call(f"recjax_{name}", _result(shape, alike[-1]))(*alike, **attributes)
+
+
+def _result(shape: tuple[int, ...], operand: jax.Array) -> jax.ShapeDtypeStruct:
+    """A result with the dtype of an operand, that varies as it does."""
+    like = jax.typeof(operand)
     where = NamedSharding(like.sharding.mesh, PartitionSpec()) if like.manual_axis_type.varying else None
-    result = jax.ShapeDtypeStruct(shape, like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
-    return jax.ffi.ffi_call(f"recjax_{name}", result)(*alike, **attributes)
+    return jax.ShapeDtypeStruct(shape, like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -166,3 +226,21 @@ def _bags_backward(kept: Any, cotangents_NxD: jax.Array) -> tuple[jax.Array, Non
 
 
 _bags.defvjp(_bags_forward, _bags_backward)
+
+
+@jax.custom_vjp
+def _table_bags(table_RxD: jax.Array, slots_C: jax.Array, rows_CxD: jax.Array, inverse_NxH: Any, weights: Any) -> Any:
+    del rows_CxD
+    shape = (inverse_NxH.shape[0], table_RxD.shape[1])
+    return _call("table_bags", shape, table_RxD, slots_C, inverse_NxH, _weights(weights))
+
+
+def _table_bags_forward(table: Any, slots: Any, rows_CxD: Any, inverse_NxH: Any, weights: Any) -> tuple[Any, Any]:
+    return _table_bags(table, slots, rows_CxD, inverse_NxH, weights), (rows_CxD, inverse_NxH, weights)
+
+
+def _table_bags_backward(kept: Any, cotangents_NxD: jax.Array) -> tuple[Any, ...]:
+    return None, None, *_bags_backward(kept, cotangents_NxD)
+
+
+_table_bags.defvjp(_table_bags_forward, _table_bags_backward)

@@ -328,3 +328,45 @@ def test_distinct_keys_are_those_of_sorting_them_whole(limit: int, size: int, dt
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         list(threads.map(check, range(6)))
+
+
+@needs_them
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("N", "H", "D"), [(300, 10, 64), (40, 1, 7), (0, 2, 4)])
+def test_bags_of_a_table_are_those_of_its_fetched_rows(N: int, H: int, D: int, weighted: bool) -> None:
+    rng = np.random.default_rng(N)
+    table: Any = rng.normal(size=(1000, D)).astype(np.float32)
+    slots: Any = np.append(np.sort(rng.choice(1000, 80, replace=False)), [1000, 1000]).astype(np.int32)
+    inverse: Any = rng.integers(-1, 84, (N, H)).astype(np.int32)  # beyond the list, and entries that are not in use
+    weights: Any = rng.normal(size=(N, H)).astype(np.float32) if weighted else None
+    cotangent = rng.normal(size=(N, D)).astype(np.float32)
+    fetched = jnp.asarray(table).at[slots].get(mode="fill", fill_value=0)
+    value, grad = pull(lambda rows: kernels.bags(rows, inverse, weights), fetched, cotangent)
+    nothing = jnp.full_like(fetched, jnp.nan)  # only its gradient is asked for
+    found, found_grad = pull(lambda rows: kernels.table_bags(table, slots, rows, inverse, weights), nothing, cotangent)
+    np.testing.assert_array_equal(found, value)
+    np.testing.assert_array_equal(found_grad, grad)
+
+
+@needs_them
+@pytest.mark.parametrize("D", [1, 16, 50])
+@pytest.mark.parametrize("ok", [True, False])
+def test_row_wise_adagrad_in_place(D: int, ok: bool) -> None:
+    """Against the rule in float64: s += mean(G^2); w = w (1 - lr wd) - lr G / (sqrt(s) + eps), with G = c g + l2 w."""
+    rng = np.random.default_rng(D)
+    table, sums = rng.normal(size=(500, D)), rng.uniform(0, 2, 500)
+    touched = np.append(np.sort(rng.choice(500, 300, replace=False)), [500, 501, 502])
+    grads = 40 * rng.normal(size=(303, D))
+    step = jax.jit(
+        functools.partial(kernels.update_rowwise_adagrad, eps=1e-3, l2=0.02, weight_decay=0.1), donate_argnums=(0, 1)
+    )
+    scalars = (jnp.float32(1 / 40), jnp.float32(0.3), jnp.asarray(ok))
+    arrays = (jnp.asarray(x, jnp.float32) for x in (table, sums))
+    found = step(*arrays, jnp.asarray(touched, jnp.int32), jnp.asarray(grads, jnp.float32), scalars)
+    if ok:
+        at = touched[:300]
+        G = grads[:300] / 40 + 0.02 * table[at]
+        sums[at] += (G**2).mean(axis=1)
+        table[at] = table[at] * (1 - 0.3 * 0.1) - 0.3 * G / (np.sqrt(sums[at]) + 1e-3)[:, None]
+    np.testing.assert_allclose(found[0], table, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found[1], sums, rtol=1e-6)

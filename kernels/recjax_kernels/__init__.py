@@ -6,8 +6,9 @@ import importlib.util
 import jax
 import numpy as np
 
-INTERFACE = 2  # what recjax.kernels expects; raise both when it changes
+INTERFACE = 3  # what recjax.kernels expects; raise both when it changes
 HANDLERS = ("interaction_forward", "interaction_backward", "bags_forward", "bags_backward")
+HANDLERS += ("table_bags", "update_rowwise_adagrad")
 
 _spec = importlib.util.find_spec(__name__ + "._kernels")
 assert _spec is not None and _spec.origin is not None, "recjax-kernels was installed without its library"

@@ -55,4 +55,7 @@ extern const Kernels kPlain;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
 
+// The variant in use.
+const Kernels& Chosen();
+
 }  // namespace recjax

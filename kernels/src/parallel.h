@@ -60,4 +60,19 @@ inline void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t chu
   work->finished.wait(lock, [&] { return work->done.load() == work->chunks; });
 }
 
+// Below this many multiplications or moved values a chunk is not worth another thread.
+inline constexpr int64_t kGrain = 1 << 16;
+
+inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Splits 0..n into chunks of some `grain`, but enough of them for the threads to even out.
+inline void ParallelRange(xla::ffi::ThreadPool& pool, int64_t n, int64_t work_each,
+                          const std::function<void(int64_t, int64_t)>& run) {
+  const int64_t threads = Threads(pool);
+  const int64_t least = Ceil(kGrain, std::max<int64_t>(work_each, 1));
+  const int64_t size = std::max(least, Ceil(n, 8 * threads));
+  ParallelFor(pool, threads, Ceil(n, size),
+              [&](int64_t chunk) { run(chunk * size, std::min(n, (chunk + 1) * size)); });
+}
+
 }  // namespace recjax
