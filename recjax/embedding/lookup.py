@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from recjax import kernels
 from recjax.embedding.bound import Group
 from recjax.embedding.exchange import all_to_all
-from recjax.embedding.optim import At, Slots
+from recjax.embedding.optim import At, RowWiseAdagrad, Slots
 from recjax.embedding.route import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
@@ -65,6 +65,17 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
         if group.sharding == "columns":
             return _join_columns(group, rows), asked
     return rows.reshape(-1, group.dim), asked
+
+
+def at_home(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array] | None:
+    """The table and the slots [C] of the fetched rows, if a kernel can sum bags without fetching them; else None.
+
+    It can where this device holds all rows: then what `fetch` gives is a copy, which nothing but a sum reads.
+    """
+    here = group.sharding == "copies" or group.devices == 1
+    if here and _in_place(table_RxW):
+        return table_RxW, routing.slots_NxOxC.reshape(-1)
+    return None
 
 
 def _join_columns(group: Group, parts_NxCxW: jax.Array) -> jax.Array:
@@ -154,6 +165,7 @@ def update(
     slots_R: Slots,
     touched: jax.Array,
     grads: jax.Array,
+    scale: jax.Array,
     step: jax.Array,
     rate: jax.Array,
     ok: jax.Array,
@@ -167,13 +179,33 @@ def update(
       table_RxW: this device's part of the buffer; donated by the step, written in place.
       slots_R: optimizer slots, [R, ...] each.
       touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
-      grads: the gradients beside it, scaled to the mean loss.
+      grads: the gradients beside it.
+      scale: what they are multiplied with, for the gradients of the mean loss.
       step: int32, steps done before this one.
       rate: the schedule's factor of the learning rate.
       ok: bool, whether the global step is finite.
     """
     at = At(step=step, rate=rate, row_mean=functools.partial(_row_mean, group))
     with jax.named_scope("sparse_update"):
+        rule = group.optimizer
+        if (
+            isinstance(rule, RowWiseAdagrad)
+            and group.sharding == "rows"
+            and not rule.every_row
+            and _in_place(table_RxW)
+        ):
+            table_RxW, sums_R = kernels.update_rowwise_adagrad(
+                table_RxW,
+                slots_R["sum_of_squares"],
+                touched,
+                grads,
+                (scale, rate * rule.learning_rate, ok),
+                eps=rule.eps,
+                l2=rule.l2,
+                weight_decay=rule.weight_decay,
+            )
+            return table_RxW, {"sum_of_squares": sums_R}
+        grads = grads * scale
         if group.optimizer.every_row and group.sharding != "copies":
             grads = jnp.zeros_like(table_RxW).at[touched].set(grads, mode="drop", unique_indices=True)
         if group.optimizer.every_row or group.sharding == "copies":
@@ -196,6 +228,11 @@ def update(
         rows_MxW, old_M = gather(table_RxW), {k: gather(v) for k, v in slots_R.items()}
         new_MxW, new_M = group.optimizer.apply(rows_MxW, old_M, grads, at)
         return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in new_M.items()}
+
+
+def _in_place(table_RxW: jax.Array) -> bool:
+    """Whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
+    return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
 
 
 def _row_mean(group: Group, x_UxW: jax.Array) -> jax.Array:

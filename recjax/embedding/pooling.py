@@ -39,7 +39,11 @@ class Sequence:
 
 
 def pool(
-    features: Several[FeatureSpec], rows_UxD: jax.Array, routing: Mapping[str, FeatureRouting], samples: int
+    features: Several[FeatureSpec],
+    rows_UxD: jax.Array,
+    routing: Mapping[str, FeatureRouting],
+    samples: int,
+    at_home: tuple[jax.Array, jax.Array] | None = None,
 ) -> dict[str, jax.Array | Sequence]:
     """Pools the bags of all features of a group from its fetched rows. Differentiable in the rows.
 
@@ -48,6 +52,7 @@ def pool(
       rows_UxD: the fetched rows.
       routing: of each feature, by its name.
       samples: b.
+      at_home: see `lookup.at_home`: where the rows are on this device, sums are taken straight from its table.
 
     Returns:
       by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.
@@ -59,7 +64,9 @@ def pool(
         of_size[inverse_NxH.shape[1]].append(name)
     joined = tuple(_join([bags[name] for name in names]) for names in of_size.values())
     sums: dict[str, jax.Array] = {}
-    if kernels.available(rows_UxD.dtype):
+    if at_home is not None:
+        found_by_size = tuple(kernels.table_bags(*at_home, rows_UxD, *block) for block in joined)
+    elif kernels.available(rows_UxD.dtype):
         found_by_size = tuple(kernels.bags(rows_UxD, *block) for block in joined)
     else:
         found_by_size = sum_bags(rows_UxD, joined)

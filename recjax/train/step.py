@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
 from recjax.embedding.bound import BoundPlan
-from recjax.embedding.lookup import fetch, send_gradients, update
+from recjax.embedding.collection import Tables
+from recjax.embedding.lookup import at_home, fetch, send_gradients, update
 from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, sharded
@@ -75,13 +76,16 @@ def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) ->
     return jax.device_put(inputs, sharded(mesh))
 
 
-def _forward(graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
-    """Logits [b] of one device's samples, from the rows that it fetched."""
+def _forward(
+    graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Array], tables: Tables, inputs: Inputs
+) -> jax.Array:
+    """Logits [b] of one device's samples, from the rows that it fetched and its part of the tables."""
     samples = inputs.labels_B.shape[0]
     with jax.named_scope("pool"):
         pooled: dict[str, Any] = {}
         for group in bound.groups:
-            pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples)
+            here = at_home(group, tables[group.name], inputs.routing.groups[group.name])
+            pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples, here)
     with jax.named_scope("dense_forward"):
         return nnx.merge(graphdef, dense)(inputs.dense_BxK, pooled)
 
@@ -113,7 +117,7 @@ def make_train_step(
             rows[group.name], asked[group.name] = fetch(group, state.tables[group.name], routing)
 
         def weighted_loss(dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
-            logits_B = _forward(graphdef, bound, dense, rows, inputs).astype(inputs.labels_B.dtype)
+            logits_B = _forward(graphdef, bound, dense, rows, state.tables, inputs).astype(inputs.labels_B.dtype)
             losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
             return jnp.sum(inputs.weights_B * losses_B)
 
@@ -134,15 +138,13 @@ def make_train_step(
             dense_grads, loss, weight = jax.lax.psum((dense_grads, loss, jnp.sum(inputs.weights_B)), BATCH_AXES)
             dense_grads = jax.tree.map(lambda g: g / weight, dense_grads)
             loss = loss / weight
-        sent = {}
-        for group in bound.groups:
-            touched, sums = send_gradients(group, asked[group.name], row_grads[group.name])
-            sent[group.name] = touched, sums / weight
+        sent = {g.name: send_gradients(g, asked[g.name], row_grads[g.name]) for g in bound.groups}
+        scale = 1 / weight  # of the tables' gradients
 
         def over_tables(count: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
-            """The sum of `count` of the row gradients over all groups and devices."""
-            copied = [count(sent[g.name][1]) for g in bound.groups if g.sharding == "copies"]
-            spread = [count(sent[g.name][1]) for g in bound.groups if g.sharding != "copies"]
+            """The sum of `count` of the scaled row gradients over all groups and devices."""
+            copied = [count(sent[g.name][1] * scale) for g in bound.groups if g.sharding == "copies"]
+            spread = [count(sent[g.name][1] * scale) for g in bound.groups if g.sharding != "copies"]
             total = sum(copied, zero)
             return total + jax.lax.psum(sum(spread), MODEL_AXES) if spread else total
 
@@ -156,17 +158,17 @@ def make_train_step(
             with jax.named_scope("clip"):
                 squares = sum((_squares(g) for g in jax.tree.leaves(dense_grads)), over_tables(_squares, loss * 0))
                 bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
-                scale = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
-                scale = jnp.where(squares > 0, scale, 1)
-                dense_grads = jax.tree.map(lambda g: g * scale, dense_grads)
-                sent = {name: (touched, sums * scale) for name, (touched, sums) in sent.items()}
+                clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
+                clip = jnp.where(squares > 0, clip, 1)
+                dense_grads = jax.tree.map(lambda g: g * clip, dense_grads)
+                scale = scale * clip
 
         ok = state.ok & (sum(bad.values()) == 0)
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
         for group in bound.groups:
             tables[group.name], slots[group.name] = update(
-                group, state.tables[group.name], state.slots[group.name], *sent[group.name], state.step, rate, ok
+                group, state.tables[group.name], state.slots[group.name], *sent[group.name], scale, state.step, rate, ok
             )
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
@@ -206,7 +208,7 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrap
             group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name])[0]
             for group in bound.groups
         }
-        return _forward(graphdef, bound, state.dense, rows, inputs)
+        return _forward(graphdef, bound, state.dense, rows, state.tables, inputs)
 
     specs = (state_specs(bound), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))

@@ -265,9 +265,9 @@ def test_only_touched_rows_change(plan, ok):
     else:
         unique, sums = np.zeros(R, bool), np.full((R, D), 9, np.float32)
         unique[touched], sums[touched] = True, grads
-    jitted = jax.jit(functools.partial(update, group))
+    jitted, one = jax.jit(functools.partial(update, group)), jnp.float32(1)
     new, slots = jitted(
-        table, {"touches": counts, "sums": table}, unique, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(ok)
+        table, {"touches": counts, "sums": table}, unique, sums, one, jnp.int32(0), one, jnp.asarray(ok)
     )
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
@@ -292,7 +292,8 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         rows, arrived = fetch(group, table, asked)
         touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
-        return update(group, table, slots, touched, sums, jnp.int32(0), jnp.float32(1), jnp.asarray(True))
+        one = jnp.float32(1)
+        return update(group, table, slots, touched, sums, one, jnp.int32(0), one, jnp.asarray(True))
 
     spec = P(MODEL_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(MODEL_AXES)), out_specs=(spec, spec))
