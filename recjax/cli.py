@@ -169,7 +169,8 @@ def _plan(options: argparse.Namespace) -> None:
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
     item_bytes = 8 if config.compute_dtype == "float64" else 4
-    described = describe_plan(plan, tables, features, config.mesh.devices or 1, config.train.batch_size, item_bytes)
+    devices, hosts = config.mesh.devices or config.mesh.hosts, config.mesh.hosts
+    described = describe_plan(plan, tables, features, devices, config.train.batch_size, item_bytes, hosts)
     if not options.compile:
         _print(options, described, lambda: plan_table(described))
         return

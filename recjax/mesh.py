@@ -6,7 +6,8 @@ Every mesh has three named axes, of size 1 where they are unused:
   host     machines within a group
   device   accelerators within a machine
 
-Tables are split over MODEL_AXES. The batch is split over BATCH_AXES. Dense parameters are replicated.
+Tables are split over MODEL_AXES. The batch is split over BATCH_AXES. Dense parameters are replicated. Devices are
+numbered host by host: device d of host h is number h * (devices / hosts) + d.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
 AXES = ("replica", "host", "device")
 MODEL_AXES = ("host", "device")
+ACROSS_HOSTS, INSIDE_HOST = ("host",), ("device",)  # the two steps of an exchange
 BATCH_AXES = ("host", "device")  # there is one replica; its axis joins here when replica groups exist
 
 
@@ -32,10 +35,30 @@ class MeshConfig:
 
     devices: int = 0  # total devices over all processes; 0 takes all there are
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto takes the best that JAX finds
+    hosts: int = 1  # machines that they stand in, equally many in each; host devices of one process may play them
 
     def __post_init__(self) -> None:
         if self.devices < 0:
             raise ConfigError(f"devices is {self.devices}; give a positive number, or 0 for all devices.")
+        if self.hosts < 1:
+            raise ConfigError(f"hosts is {self.hosts}; it must be at least 1.")
+        if self.devices:
+            per_host(self.devices, self.hosts)
+
+
+def per_host(devices: int, hosts: int) -> int:
+    """Devices of each host.
+
+    Raises:
+      ConfigError: they are not equally many.
+    """
+    if devices % hosts:
+        fitting = [str(h) for h in range(1, devices + 1) if devices % h == 0]
+        raise ConfigError(
+            f"{devices} devices cannot be shared evenly among {hosts} hosts. Set mesh.hosts to {either(fitting)}, or "
+            "mesh.devices to a multiple of it."
+        )
+    return devices // hosts
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
@@ -45,6 +68,7 @@ def make_mesh(config: MeshConfig) -> Mesh:
     that exist are used, if they are enough.
 
     Raises:
+      ConfigError: `config.hosts` does not divide the number of devices.
       DeviceError: fewer devices than `config.devices`, or none of the platform.
     """
     if not _backend_started():
@@ -76,7 +100,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"JAX runs {jax.process_count()} processes, but this version of recjax drives all devices from one. Start "
             "one process on one machine."
         )
-    return jax.make_mesh((1, 1, wanted), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:wanted])
+    shape = (1, config.hosts, per_host(wanted, config.hosts))
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:wanted])
 
 
 def _backend_started() -> bool:

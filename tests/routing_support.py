@@ -13,13 +13,13 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 THIRD = 2**31 // 3  # three tables of so many rows are all that one device can count
 
 
-def build(tables: list[Any], features: list[Any], devices: int) -> BoundPlan:
+def build(tables: list[Any], features: list[Any], devices: int, hosts: int = 1) -> BoundPlan:
     """Tables (rows, dim, placement) and features (table, bag, pooling, weighted), bound."""
     used = sorted({f[0] for f in features})
     specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
     placements: dict[str, tuple[Segment, ...]] = {f"t{i}": (Segment(tables[i][2]),) for i in used}
     named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
-    return bind(Plan(placements), specs, named, devices)
+    return bind(Plan(placements), specs, named, devices, hosts=hosts)
 
 
 def make_batch(bound: BoundPlan, size: int, seed: int) -> Batch:

@@ -20,7 +20,7 @@ from recjax.data.source import BlockSource
 from recjax.embedding import capacity, reference, route
 from recjax.embedding.bound import bind
 from recjax.embedding.collection import initial_rows
-from recjax.embedding.plan import Plan, make_plan
+from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
@@ -29,11 +29,14 @@ from recjax.train import state as states
 from recjax.train.setup import dims, specs
 from recjax.train.step import StepOptions, make_predict, make_train_step, place
 
+# Those that differ on a mesh of one host, where a table-row-wise table or one in a grid is bound as a row-wise one.
+ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))
 
-def mesh_of(devices: int) -> Mesh:
-    """The first `devices` of the host's eight."""
-    kinds = (AxisType.Auto,) * 3
-    return jax.make_mesh((1, 1, devices), AXES, axis_types=kinds, devices=jax.devices()[:devices])
+
+def mesh_of(devices: int, hosts: int = 1) -> Mesh:
+    """The first `devices` of the host's eight, which play `hosts` hosts."""
+    kinds, shape = (AxisType.Auto,) * 3, (1, hosts, devices // hosts)
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[:devices])
 
 
 @dataclasses.dataclass
@@ -85,12 +88,18 @@ class Result:
 
 
 def run_sharded(
-    problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None, dedup: bool = True
+    problem: Problem,
+    devices: int,
+    plan: str | Plan,
+    dtype: Any,
+    start: Any = None,
+    dedup: bool = True,
+    hosts: int = 1,
 ) -> Result:
     """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint."""
-    mesh = mesh_of(devices)
+    mesh = mesh_of(devices, hosts)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    bound = bind(plan, problem.tables, problem.features, devices, dedup)
+    bound = bind(plan, problem.tables, problem.features, devices, dedup, hosts)
     model = problem.build(dtype)
     if start is None:
         state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)

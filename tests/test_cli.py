@@ -167,6 +167,10 @@ def test_plan_tells_where_every_table_goes(preset, tmp_path):
     assert saved == result
     text = inside("plan", preset).out
     assert "sparse_0" in text and "row_wise" in text
+    text = inside("plan", preset, "plan=table_row_wise", "mesh.devices=4", "mesh.hosts=2").out
+    assert (
+        "table_row_wise on host 0" in text and "table_row_wise on host 1" in text and "4 device(s) in 2 hosts" in text
+    )
 
 
 def test_data_prepare_and_info(tmp_path):

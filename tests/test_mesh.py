@@ -20,6 +20,23 @@ def test_axes_and_sizes(devices):
     assert mesh.devices.ravel().tolist() == jax.devices("cpu")[: devices or 8]
 
 
+def test_two_levels():
+    mesh = make_mesh(MeshConfig(8, "cpu", hosts=2))
+    assert dict(mesh.shape) == {"replica": 1, "host": 2, "device": 4}
+    assert mesh.devices.ravel().tolist() == jax.devices("cpu")  # host by host
+    assert dict(make_mesh(MeshConfig(0, "cpu", hosts=4)).shape) == {"replica": 1, "host": 4, "device": 2}
+
+
+def test_hosts_must_divide_the_devices():
+    message = r"8 devices cannot be shared evenly among 3 hosts\. Set mesh\.hosts to 1, 2, 4 or 8, or mesh\.devices"
+    with pytest.raises(ConfigError, match=message):
+        MeshConfig(8, hosts=3)
+    with pytest.raises(ConfigError, match=message):  # known only when there is a mesh
+        make_mesh(MeshConfig(0, "cpu", hosts=3))
+    with pytest.raises(ConfigError, match="hosts is 0; it must be at least 1"):
+        MeshConfig(8, hosts=0)
+
+
 def test_shardings():
     mesh = make_mesh(MeshConfig(4, "cpu"))
     assert sharded(mesh).spec == sharded(mesh, ("host", "device")).spec == P(("host", "device"))

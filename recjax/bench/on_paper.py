@@ -38,14 +38,14 @@ class Sample:
       devices: whose shares were counted: the first so many.
       samples, ids: in these shares.
       capacities: that a training's first step has, if no share that was not counted needs more.
-      counts: group name -> int64 [devices, O], distinct rows that each device asks of each owner.
+      counts: group name -> the counts of its routing, of these devices.
     """
 
     devices: int
     samples: int
     ids: int
     capacities: dict[str, int]
-    counts: dict[str, np.ndarray]
+    counts: dict[str, GroupRouting]
 
 
 def sample(setup: Setup) -> Sample:
@@ -54,6 +54,9 @@ def sample(setup: Setup) -> Sample:
     b = route.local_samples(train.batch_size, bound.devices, train.accumulate)
     ids_per_sample = _ids(block := setup.source.read("train", 0)) / block.size
     devices = min(bound.devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
+    if bound.hosts > 1:  # whose devices ask together
+        per_host = bound.devices // bound.hosts
+        devices = max(1, devices // per_host) * per_host
     stream = batches(
         setup.source,
         "train",
@@ -65,10 +68,8 @@ def sample(setup: Setup) -> Sample:
     )
     batch: Batch = next(stream)
     counted = route.count(batch, bound, train.batch_size, train.accumulate)
-    counts = {}
-    for group in bound.groups:
-        buckets = np.bincount(counted.keys[group.name] // group.rows, minlength=bound.devices * group.owners)
-        counts[group.name] = buckets.reshape(bound.devices, group.owners)[:devices]
+    counts = {group.name: route.true_counts(group, counted) for group in bound.groups}
+    counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
     return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.needs), counts)
 
 
@@ -102,9 +103,8 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
     _tell(f"compiling for {setup.bound.devices} device(s)")
     compiled = compile_step(setup, found.capacities)
     compiled_s = time.monotonic() - started
-    counts = {name: GroupRouting(None, counts_nxO) for name, counts_nxO in found.counts.items()}
     item_bytes = np.dtype(setup.dtype).itemsize
-    lines = wire_bytes(compiled.as_text() or "", setup.bound, Routing(counts, {}), item_bytes)
+    lines = wire_bytes(compiled.as_text() or "", setup.bound, Routing(found.counts, {}), item_bytes)
     memory = _memory(setup, found.capacities, compiled)
     kinds = ("padded_bytes", "useful_bytes")
     phases = {line["phase"]: dict.fromkeys(kinds, 0.0) for line in lines}
@@ -141,10 +141,7 @@ def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compi
     state, inputs = abstract_state(setup), abstract_inputs(setup, capacities)
     bound, item_bytes = setup.bound, np.dtype(setup.dtype).itemsize
     stats: Any = compiled.memory_analysis()
-    fetched = sum(
-        (bound.devices * g.width if g.sharding == "columns" else g.owners * g.dim) * capacities[g.name]
-        for g in bound.groups
-    )
+    fetched = sum(g.lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
     b = inputs.labels_B.shape[0] // bound.devices
     return {
         "tables": _bytes(state.tables),

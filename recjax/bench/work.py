@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any
 
 import numpy as np
 
-from recjax.comms.compiled import collectives
-from recjax.embedding.bound import BoundPlan
+from recjax.comms.compiled import collectives, members
+from recjax.embedding.bound import BoundPlan, Group
 from recjax.embedding.route import Routing
 
 
@@ -46,13 +47,22 @@ def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
     for group in bound.groups:
         for feature in group.features:
             inverse = np.asarray(routing.features[feature.name].inverse)
-            nothing = routing.groups[group.name].slots_NxOxC.shape[2] * group.owners
+            nothing = _fetched(group, routing)
             total += (int(np.count_nonzero(inverse < nothing)) + samples) * group.dim * 4
     return total
 
 
+def _fetched(group: Group, routing: Routing) -> int:
+    """Rows that each device fetches for itself, with padding: the index that stands for nothing."""
+    of = routing.groups[group.name]
+    lists = of.slots_NxOxC if of.inside_NxExC is None else of.inside_NxExC
+    return group.lists * int(lists.shape[2])
+
+
 def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) -> list[dict[str, Any]]:
     """The collectives of a compiled step and the bytes that leave a device for another one, the mean over devices.
+
+    Whether they cross hosts is read from the collectives' groups of devices.
 
     Args:
       hlo: text of the compiled step.
@@ -61,35 +71,75 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       item_bytes: size of a table's element.
 
     Returns:
-      For each phase, kind and number of devices of collectives: "phase", "kind", "group_size", "count",
-      "padded_bytes" as compiled, and "useful_bytes" (equal where nothing is padded). An all-reduce counts what a ring
-      sends: 2 (N - 1) / N of its result.
+      For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
+      host, "hosts", one device of each, or "both"): "phase", "kind", "group_size", "between", "count",
+      "padded_bytes" as compiled, "useful_bytes" (equal where nothing is padded), and "across_padded_bytes" and
+      "across_useful_bytes", those that leave the host. An all-reduce counts what a ring sends that goes round host by
+      host: 2 (N - 1) / N of its result.
     """
     useful = _useful(bound, routing, item_bytes)
-    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for collective in collectives(hlo):
-        size = collective.group_size or bound.devices
+        group = members(collective.groups, bound.devices)[0]  # all are alike
+        size = len(group)
+        hosts = 1 if bound.hosts == 1 else len({n * bound.hosts // bound.devices for n in group})
+        between = "devices" if hosts == 1 else "hosts" if hosts == size else "both"
         away = (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
-        key = collective.phase, collective.kind, size
-        new = {"phase": key[0], "kind": key[1], "group_size": size, "count": 0, "padded_bytes": 0.0}
-        line = found.setdefault(key, new)
+        key = collective.phase, collective.kind, between, size
+        new = {"phase": key[0], "kind": key[1], "group_size": size, "between": between, "count": 0}
+        line = found.setdefault(key, new | {"padded_bytes": 0.0, "across_padded_bytes": 0.0})
         line["count"] += 1
         line["padded_bytes"] += collective.result_bytes * away
-    for (phase, kind, _), line in found.items():
-        line["useful_bytes"] = line["padded_bytes"] if kind == "all-reduce" else useful.get(phase, line["padded_bytes"])
+        if collective.kind == "all-reduce":
+            crossing = hosts / size if hosts > 1 else 0.0  # of the ring's links
+        else:
+            crossing = (size - size // hosts) / max(1, size - 1)  # of the other devices
+        line["across_padded_bytes"] += collective.result_bytes * away * crossing
+    for (phase, kind, between, _), line in found.items():
+        least = useful.get((phase, kind, between))
+        if least is None:
+            line["useful_bytes"], line["across_useful_bytes"] = line["padded_bytes"], line["across_padded_bytes"]
+        else:
+            line["useful_bytes"], line["across_useful_bytes"] = least, least if line["between"] == "hosts" else 0.0
     return list(found.values())
 
 
-def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[str, float]:
-    """Useful bytes of the exchanges by phase, that leave a device: the mean over devices."""
-    ids = rows = 0.0
+def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[str, str, str], float]:
+    """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
+    total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
     for group in bound.groups:
-        counts_NxO = np.asarray(routing.groups[group.name].counts_NxO, np.int64)
-        counted = len(counts_NxO)
+        if group.sharding == "copies":
+            continue
+        of = routing.groups[group.name]
+        counts_NxA = np.asarray(of.counts_NxO, np.int64)
+        # E exchanges with owners go on side by side, and device n is number n // E in its own.
+        E = group.per_host if group.two_step else 1
+        device_N = np.arange(len(counts_NxA))
+        counted: dict[tuple[str, str, str], float] = {}
         if group.sharding == "rows":
-            away = int(counts_NxO.sum() - np.trace(counts_NxO))
-            ids, rows = ids + away * 4 / counted, rows + away * group.dim * item_bytes / counted
-        elif group.sharding == "columns":  # every device sends all others its ids, and gets their columns
-            away = int(counts_NxO.sum()) * (bound.devices - 1)
-            ids, rows = ids + away * 4 / counted, rows + away * group.dim * item_bytes / bound.devices / counted
-    return {"id_exchange": ids, "row_exchange": rows, "grad_exchange": rows}
+            ids = int(counts_NxA.sum() - counts_NxA[device_N, device_N // E].sum())
+            values = ids * group.dim
+        else:  # every device sends all others its ids, and gets their columns
+            ids = int(counts_NxA.sum()) * (group.devices // E - 1)
+            values = int(counts_NxA[:, 0] @ _columns(group, away=True)[device_N])
+        outer = "hosts" if group.hosts > 1 else "devices"
+        counted["id_exchange", "all-to-all" if group.sharding == "rows" else "all-gather", outer] = ids * 4
+        counted["row_exchange", "all-to-all", outer] = values * item_bytes
+        if group.two_step:
+            handed_NxE = np.asarray(of.handed_NxE, np.int64)
+            away_N = handed_NxE.sum(axis=1) - handed_NxE[device_N, device_N % E]
+            columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[device_N]
+            counted["row_exchange", "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
+        for key, size in counted.items():
+            total[key] += size / len(counts_NxA)
+    return total | {("grad_exchange", *key[1:]): size for key, size in total.items() if key[0] == "row_exchange"}
+
+
+def _columns(group: Group, away: bool) -> np.ndarray:
+    """How many columns of a row each device gets in an exchange where columns are spread: [N]; or those from away."""
+    starts = [int(group.columns.start(k)) for k in range(group.columns.owners + 1)]
+    widths = np.diff(starts)[[group.place(n)[1] for n in range(group.devices)]]
+    if not group.two_step:
+        return group.dim - widths * away
+    of_relays = widths.reshape(group.hosts, group.per_host)  # a relay's are those of its number on all hosts
+    return (of_relays.sum(axis=0) - of_relays * away).ravel()

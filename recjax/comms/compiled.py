@@ -6,6 +6,8 @@ import dataclasses
 import math
 import re
 
+import numpy as np
+
 # jax.named_scope names that mark where in the step an instruction comes from
 PHASES = (
     "route",
@@ -78,7 +80,9 @@ def collectives(hlo: str | None) -> list[Collective]:
         groups = _GROUPS.search(rest)
         text = groups.group(1) if groups else ""
         found.append(
-            Collective(name, kind, phase_of(scope.group(1) if scope else ""), total, shapes, text, _size(text))
+            Collective(
+                name, kind, phase_of(scope.group(1) if scope else ""), total, shapes, text, len(members(text, 0)[0])
+            )
         )
     return found
 
@@ -107,15 +111,52 @@ def phase_of(scope: str) -> str:
     return next((w for w in reversed(words) if w in PHASES), "")
 
 
-def _size(groups: str) -> int:
-    """Devices per group, from any of the three ways in which XLA writes them."""
+def members(groups: str, devices: int) -> list[list[int]]:
+    """The devices of each group, by their numbers in the mesh, from any of the three ways in which XLA writes them.
+
+    Args:
+      groups: `Collective.groups`.
+      devices: how many the program runs on; they are one group where the text leaves it open.
+    """
     if groups.startswith("{{"):
-        return groups[2:].split("}")[0].count(",") + 1
+        return [[int(n) for n in group.split(",")] for group in groups[2:-2].split("},{")]
     if groups.startswith("["):
-        return int(groups[1:].split("]")[0].split(",")[1])
+        shape, _, order = groups.partition("<=")
+        return np.reshape(_iota(order), _numbers(shape)).tolist()
     if groups.startswith("mesh"):
-        mesh, axes = groups.split("{")
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))
-        # 'axis', or 'axis':(m)n for a part of it of size n
-        return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", axes))
-    return 0
+        return _mesh_members(groups)
+    return [list(range(devices))]
+
+
+def _mesh_members(groups: str) -> list[list[int]]:
+    """Of mesh['axis'=size,...], device_ids=(...) {'axis',...}."""
+    mesh, _, taken = groups.partition("{")
+    sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    order = re.search(r"device_ids=\((.*)\)", mesh)
+    if order is None:
+        ids = list(range(math.prod(sizes.values())))
+    else:
+        ids = _iota(order.group(1)) if order.group(1).startswith("[") else _numbers(order.group(1))
+    # Every axis is cut in three, for 'axis':(m)n takes the part of size n that has m parts before it.
+    cut = {axis: (1, size, 1) for axis, size in sizes.items()}
+    names = []
+    for axis, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", taken):
+        names.append(axis)
+        if size:
+            cut[axis] = int(before), int(size), sizes[axis] // int(before) // int(size)
+    inner = [3 * list(sizes).index(axis) + 1 for axis in names]
+    outer = [i for i in range(3 * len(sizes)) if i not in inner]
+    shape = [n for axis in sizes for n in cut[axis]]
+    found = np.reshape(ids, shape).transpose(outer + inner)
+    return found.reshape(-1, math.prod(shape[i] for i in inner)).tolist()
+
+
+def _iota(text: str) -> list[int]:
+    """[dims], or [dims]T(permutation): the numbers from 0 in that shape, transposed and made flat."""
+    dims, _, permutation = text.partition("T")
+    found = np.arange(math.prod(_numbers(dims))).reshape(_numbers(dims))
+    return [int(n) for n in (found.transpose(_numbers(permutation)) if permutation else found).ravel()]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]

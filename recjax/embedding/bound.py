@@ -1,8 +1,9 @@
 """A plan bound to a number of devices: which buffer holds each table, and where in it each row lies.
 
-Tables whose rows are spread (row-wise, or table-wise: all rows on one device) and whose D and optimizer
-are equal share one buffer and one set of exchanges, whatever their placement. So do column-wise tables
-among each other, and replicated ones.
+Tables whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose D
+and optimizer are equal share one buffer and one set of exchanges, whatever their placement. So do column-wise tables
+among each other, those in a grid (columns over hosts, rows over the devices of each), and replicated ones. With one
+host a grid has all columns together, so its tables are row-wise; with one device a host they are column-wise.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import Plan, Segment
+from recjax.embedding.plan import OWNED, Plan, Segment
 from recjax.embedding.rows import RowOrder, Split, library
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
+from recjax.mesh import ACROSS_HOSTS, MODEL_AXES, per_host
 
-Sharding = Literal["rows", "columns", "copies"]
+Sharding = Literal["rows", "columns", "grid", "copies"]
 SHARDING: dict[str, Sharding] = {
     "row_wise": "rows",
     "table_wise": "rows",
+    "table_row_wise": "rows",
     "column_wise": "columns",
+    "grid": "grid",
     "data_parallel": "copies",
 }
+ACROSS = " across hosts"  # behind a group's name: the name of the capacity of its exchange across hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +84,10 @@ class Group:
 
     Attributes:
       name: stable and readable, for example "row_wise_D16_rowwise_adagrad".
-      sharding: "rows": each device holds some rows of the stack; "columns": some columns of all rows;
-        "copies": everything.
+      sharding: "rows": each device holds some rows of the stack; "columns": some columns of all rows; "grid": some
+        columns, by its host, of some rows, by its place within the host; "copies": everything.
       devices: N.
+      hosts: machines in which they stand, N / hosts in each.
       rows: R, rows of one device's part of the buffer.
       tables: the stacked tables; all have this group's D and optimizer.
       features: the features that look them up.
@@ -91,6 +97,7 @@ class Group:
     name: str
     sharding: Sharding
     devices: int
+    hosts: int
     rows: int
     tables: tuple[BoundTable, ...]
     features: tuple[FeatureSpec, ...]
@@ -112,19 +119,52 @@ class Group:
         return 1 if self.sharding == "copies" else self.devices
 
     @property
+    def per_host(self) -> int:
+        """Devices of a host."""
+        return self.devices // self.hosts
+
+    @property
     def owners(self) -> int:
-        """O, devices among which a row is sought: N if rows are spread, else 1, for every device has all rows."""
-        return self.devices if self.sharding == "rows" else 1
+        """O, parts among which a row is sought: all N if rows are spread, those of one host in a grid, else one."""
+        return {"rows": self.devices, "grid": self.per_host}.get(self.sharding, 1)
 
     @property
     def columns(self) -> Split:
-        """The D columns over the devices; over one where a device has whole rows."""
-        return Split(self.dim, self.devices if self.sharding == "columns" else 1)
+        """The D columns over what they are spread over: devices or hosts; over one where a device has whole rows."""
+        return Split(self.dim, {"columns": self.devices, "grid": self.hosts}.get(self.sharding, 1))
 
     @property
     def width(self) -> int:
-        """Columns of the buffer: D, or ceil(D / N) if columns are spread, of which the last devices may use fewer."""
+        """W, columns of the buffer: D, or the longest of the parts if they are spread."""
         return self.columns.longest
+
+    def place(self, part: Any) -> tuple[Any, Any]:
+        """(owner, which of `columns`) of a part of the buffer: the rows and the columns that it holds."""
+        return part % self.owners, part // self.owners
+
+    @property
+    def two_step(self) -> bool:
+        """Whether rows travel in two steps, inside a host and across hosts: see `relay.py`."""
+        return self.sharding != "copies" and 1 < self.hosts < self.devices
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes of the exchange with the owners: of the whole of it, or of its step across hosts."""
+        return ACROSS_HOSTS if self.two_step else MODEL_AXES
+
+    @property
+    def lists(self) -> int:
+        """Lists of rows that a device fetches: one from each owner, or, in two steps, from each relay of its host."""
+        return min(self.owners, self.per_host) if self.two_step else self.owners
+
+    @property
+    def asks(self) -> int:
+        """Owners that one list is gathered from: 1, but in two steps as many as there are hosts if rows are spread."""
+        return self.owners // self.lists
+
+    def bucket(self, owner: Any) -> Any:
+        """Number of an owner in the order of (list, owner within the list)."""
+        return owner if self.asks == 1 else owner % self.lists * self.asks + owner // self.lists
 
     def slots(self) -> dict[str, SlotSpec]:
         """What the optimizer keeps for every row in one part of the buffer, by slot name."""
@@ -138,89 +178,114 @@ class Group:
     def pieces(self, table: BoundTable, part: int | None = None) -> Iterator[Piece]:
         """Where a table lies: its pieces in all parts, or in one."""
         for k in range(self.parts) if part is None else (part,):
-            owner = k if self.sharding == "rows" else 0
+            owner, column = self.place(k)
             start, stop = int(table.split.start(owner)), int(table.split.start(owner + 1))
-            column = k if self.sharding == "columns" else 0
             first, last = int(self.columns.start(column)), int(self.columns.start(column + 1))
             yield Piece(k, table.offsets[owner], start, stop, first, last)
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundPlan:
-    """A plan bound to N devices."""
+    """A plan bound to N devices in equal hosts."""
 
     devices: int
+    hosts: int
     groups: tuple[Group, ...]
     features: tuple[FeatureSpec, ...]
 
 
 def bind(
-    plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int, dedup: bool = True
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    devices: int,
+    dedup: bool = True,
+    hosts: int = 1,
 ) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices; `dedup` as `Group` has it.
+    """Stacks the tables of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
+
+    `dedup` is as `Group` has it.
 
     Raises:
-      ConfigError: what `check_specs` refuses, an owner that the mesh does not have, or a group of more rows on one
-        device than int32 can count.
+      ConfigError: what `check_specs` refuses, hosts that do not divide the devices, an owner that the mesh does not
+        have, or a group of more rows on one device than int32 can count.
     """
     check_specs(tables, features)
-    owners = _owners(plan, tables, features, devices)
+    spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one table's rows
+    owners = _owners(plan, tables, features, devices, spans)
     members: dict[tuple[Any, ...], list[TableSpec]] = {}
     for table in tables:
         sharding = SHARDING[plan.tables[table.name][0].placement]
+        if sharding == "grid" and (hosts == 1 or hosts == devices):
+            sharding = "rows" if hosts == 1 else "columns"
         members.setdefault((sharding, table.dim, table.optimizer), []).append(table)
     groups: list[Group] = []
     names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
     for (sharding, dim, optimizer), specs in members.items():
         used = {s.name for s in specs}
         bound = []
-        ends = [0] * (devices if sharding == "rows" else 1)  # rows taken so far in each part
+        ends = [0] * {"rows": devices, "grid": devices // hosts}.get(sharding, 1)  # rows taken so far in each part
         for spec in specs:
             placement = plan.tables[spec.name][0].placement
             split = Split(spec.rows, len(ends))
-            if placement == "table_wise":
-                split = Split(spec.rows, 1, owners[spec.name])
+            if placement in OWNED:
+                split = Split(spec.rows, spans[placement], owners[spec.name] * spans[placement])
             bound.append(BoundTable(spec, placement, split, tuple(ends)))
             ends = [end + int(split.start(k + 1) - split.start(k)) for k, end in enumerate(ends)]
         base = name = f"{'+'.join(dict.fromkeys(t.placement for t in bound))}_D{dim}_{optimizer.kind}"
-        while name in names:  # two optimizers of one kind that differ in a setting
+        while name in names or name + ACROSS in names:  # two optimizers of one kind that differ in a setting
             name = f"{base}_{len(names)}"
         names.add(name)
         looking = tuple(f for f in features if f.table in used)
-        groups.append(Group(name, sharding, devices, max(1, *ends), tuple(bound), looking, dedup))
+        groups.append(Group(name, sharding, devices, hosts, max(1, *ends), tuple(bound), looking, dedup))
         if max(ends) > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."
             )
-    return BoundPlan(devices, tuple(groups), features)
+    return BoundPlan(devices, hosts, tuple(groups), features)
 
 
 def _owners(
-    plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], devices: int
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    devices: int,
+    spans: dict[str, int],
 ) -> dict[str, int]:
-    """The device of each table-wise table: the plan's, or else the least loaded one, the heaviest table first.
+    """The device of each table-wise table and the host of each table-row-wise one.
 
-    A table's load is its share of all bytes plus its share of all lookups (a jagged bag counts as one id), since
-    memory and time are both bounded by the fullest device.
+    That is the plan's, or else the least loaded one; the table that loads each of its devices most goes first. A
+    table's load is its share of all bytes plus its share of all lookups (a jagged bag counts as one id), since memory
+    and time are both bounded by the fullest device.
     """
-    alone = [t for t in tables if plan.tables[t.name][0].placement == "table_wise"]
-    lookups = {t.name: sum(f.bag or 1 for f in features if f.table == t.name) for t in alone}
-    all_bytes = sum(t.rows * t.dim for t in alone)
-    load = {t.name: t.rows * t.dim / all_bytes + lookups[t.name] / sum(lookups.values()) for t in alone}
+    alone = {t.name: plan.tables[t.name][0] for t in tables if plan.tables[t.name][0].placement in OWNED}
+    lookups = {name: sum(f.bag or 1 for f in features if f.table == name) for name in alone}
+    values = {t.name: t.rows * t.dim for t in tables if t.name in alone}
+    span = {name: spans[segment.placement] for name, segment in alone.items()}
+    load = {  # on each of its devices
+        name: (values[name] / sum(values.values()) + lookups[name] / sum(lookups.values())) / span[name]
+        for name in alone
+    }
     owners: dict[str, int] = {}
     loads = [0.0] * devices
-    for table in alone:
-        owner = plan.tables[table.name][0].owners
-        if owner == Segment.owners:
+
+    def give(name: str, owner: int) -> None:
+        owners[name] = owner
+        for n in range(owner * span[name], (owner + 1) * span[name]):
+            loads[n] += load[name]
+
+    for name, segment in alone.items():
+        if segment.owners == Segment.owners:
             continue
-        if int(owner) >= devices:
+        unit, there_are = OWNED[segment.placement], devices // span[name]
+        if int(segment.owners) >= there_are:
             raise ConfigError(
-                f"the plan puts table {table.name!r} on device {owner}, but the mesh has only {devices}, counted from "
-                '0. Write "owners": "all" to let recjax choose, or use more devices.'
+                f"the plan puts table {name!r} on {unit} {segment.owners}, but the mesh has only {there_are}, counted "
+                f'from 0. Write "owners": "all" to let recjax choose, or use more {unit}s.'
             )
-        owners[table.name] = int(owner)
-        loads[int(owner)] += load[table.name]
+        give(name, int(segment.owners))
     for name in sorted(load.keys() - owners.keys(), key=lambda name: (-load[name], name)):
-        owners[name] = loads.index(min(loads))
-        loads[owners[name]] += load[name]
+        starts = range(0, devices, span[name])
+        least = min(starts, key=lambda n: sum(loads[n : n + span[name]]))
+        give(name, least // span[name])
     return owners

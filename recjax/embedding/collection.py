@@ -66,8 +66,7 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
 def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
     """One device's part of a group's buffer, filled by one loop whatever the number of tables."""
     part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
-    owner = part if group.sharding == "rows" else jnp.int32(0)
-    column = part if group.sharding == "columns" else jnp.int32(0)
+    owner, column = group.place(part)
     tables, R, W = group.tables, group.rows, group.width
     first = group.columns.start(column)
     used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
@@ -109,7 +108,7 @@ def _sharding(group: Group, mesh: Mesh) -> Any:
 def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
     """(part of the buffer, index within `part`, start within the former) of all that a part of a table consists of.
 
-    An array of one value a row has rows alone; beside columns, every part of the buffer holds all of it.
+    An array of one value a row has rows alone; beside columns, every part of the buffer with these rows holds it.
     """
     for piece in group.pieces(table):
         lies = ((piece.start, piece.stop, piece.offset), (piece.first, piece.last, 0))
@@ -143,8 +142,8 @@ def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], array.dtype)
         for k, inside, start in _overlaps(group, table, part):
-            if k > 0 and array.ndim == 1 and group.sharding == "columns":
-                break  # the first part of the buffer holds all of it, and the others the same
+            if array.ndim == 1 and group.place(k)[1] > 0:
+                continue  # the parts with the first columns hold all of it, and the others the same
             # The host's view is one of this copy, never of the buffer that the next step donates.
             size = [axis.stop - axis.start for axis in inside]
             out[inside] = np.asarray(jax.lax.dynamic_slice(held[k], start, size))

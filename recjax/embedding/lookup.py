@@ -16,11 +16,17 @@ for column-wise tables, of which each device holds ceil(D / N) columns W of ever
 
 and for data-parallel (replicated) tables one all-reduce of [R, D + 1] in grad_exchange: the summed
 gradient, and how many devices touched each row. Only distinct rows travel, in both directions.
+
+On H hosts of E devices each, both more than one, all exchanges but the last go across hosts alone: O and N above are
+H, C is the capacity K across hosts. Inside a host there follows an all-to-all in row_exchange, and there precedes one
+in grad_exchange, of [E, C, D], or [E, C, H * W] where columns are spread: see `relay.py`. Tables in a grid, where a
+device holds ceil(D / H) columns of some rows, travel as column-wise ones; means over rows are summed across hosts.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +35,27 @@ from recjax import kernels
 from recjax.embedding.bound import Group
 from recjax.embedding.exchange import all_to_all
 from recjax.embedding.optim import At, RowWiseAdagrad, Slots
+from recjax.embedding.relay import hand_in, hand_out
 from recjax.embedding.route import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
-from recjax.mesh import MODEL_AXES
+from recjax.mesh import ACROSS_HOSTS, MODEL_AXES
 
 
-def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array]:
+class Asked(NamedTuple):
+    """What is asked of a device, which decides the way of the gradients.
+
+    Attributes:
+      slots_NxC: slots of its part of the buffer: [N, C] by all devices ([H, K] by a relay of each host in two steps),
+        or its own [1, C] if the group is replicated.
+      inside_ExC: None, or the rows that each device of its host asks of it as a relay.
+    """
+
+    slots_NxC: jax.Array
+    inside_ExC: jax.Array | None
+
+
+def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, Asked]:
     """Brings the rows that this device's samples need.
 
     Args:
@@ -44,27 +64,29 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
       routing: with this device's slots [1, O, C].
 
     Returns:
-      rows [O * C, D], zeros where nothing was asked for, and the slots of `table_RxW` that are asked of this
-      device: [N, C] by all devices, or its own [1, C] if the group is replicated.
+      rows [O * C, D], zeros where nothing was asked for (O lists of C: see `FeatureRouting.inverse`); and what
+      `send_gradients` needs to know.
     """
     asked = routing.slots_NxOxC[0]
+    inside = routing.inside_NxExC[0] if group.two_step else None
     with jax.named_scope("id_exchange"):
         if group.sharding == "rows":
-            asked = all_to_all(asked)
-        elif group.sharding == "columns":
-            asked = jax.lax.all_gather(asked, MODEL_AXES, axis=0, tiled=True)
+            asked = all_to_all(asked, group.axes)
+        elif group.sharding != "copies":
+            asked = jax.lax.all_gather(asked, group.axes, axis=0, tiled=True)
     with jax.named_scope("gather"):
         if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
             rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
         else:
             rows = table_RxW.at[asked].get(mode="fill", fill_value=0)
-    if group.sharding == "copies":
-        return rows.reshape(-1, group.dim), asked
-    with jax.named_scope("row_exchange"):
-        rows = all_to_all(rows)
-        if group.sharding == "columns":
-            return _join_columns(group, rows), asked
-    return rows.reshape(-1, group.dim), asked
+    if group.sharding != "copies":
+        with jax.named_scope("row_exchange"):
+            rows = all_to_all(rows, group.axes)
+            if inside is not None:
+                rows = hand_out(group, rows, inside)
+            if group.sharding != "rows":
+                rows = _join_columns(group, rows)
+    return rows.reshape(-1, group.dim), Asked(asked, inside)
 
 
 def at_home(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array] | None:
@@ -79,16 +101,16 @@ def at_home(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[
 
 
 def _join_columns(group: Group, parts_NxCxW: jax.Array) -> jax.Array:
-    """Whole rows [C, D] from the columns of each device, without their padding."""
+    """Whole rows [C, D] from the columns of each device, or host, without their padding."""
     split = group.columns
-    kept = [parts_NxCxW[n, :, : split.start(n + 1) - split.start(n)] for n in range(group.devices)]
+    kept = [parts_NxCxW[n, :, : split.start(n + 1) - split.start(n)] for n in range(split.owners)]
     return jnp.concatenate(kept, axis=1)
 
 
 def _split_columns(group: Group, rows_CxD: jax.Array) -> jax.Array:
-    """The columns of each device, [N, C, W], padded with zeros: the inverse of `_join_columns`."""
+    """The columns of each device, or host, [N, C, W], padded with zeros: the inverse of `_join_columns`."""
     split = group.columns
-    parts = [rows_CxD[:, split.start(n) : split.start(n + 1)] for n in range(group.devices)]
+    parts = [rows_CxD[:, split.start(n) : split.start(n + 1)] for n in range(split.owners)]
     return jnp.stack([jnp.pad(part, ((0, 0), (0, group.width - part.shape[1]))) for part in parts])
 
 
@@ -128,33 +150,36 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) ->
     return unique_M, sums_MxD
 
 
-def send_gradients(group: Group, asked: jax.Array, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Brings every row's gradient to where the row lives, summed over the global batch.
 
     Args:
       group: the table group.
-      asked: slots, as `fetch` returned them.
+      asked: as `fetch` returned it.
       grads_UxD: gradients of the fetched rows, [O * C, D].
 
     Returns:
       Replicated tables: mask of touched rows [R] and dense sums [R, D]; their size is the replicated
       table's, which the plan keeps small.
-      All others: unique slots [M] and sums [M, W] of this device's rows or columns, M = N * C.
+      All others: unique slots [M] and sums [M, W] of this device's rows or columns, M = N * C (or H * K).
     """
+    slots, inside = asked
     if group.sharding != "copies":
         with jax.named_scope("grad_exchange"):
-            if group.sharding == "columns":
-                parts = _split_columns(group, grads_UxD)
+            if group.sharding == "rows":
+                parts = grads_UxD.reshape(group.lists, -1, group.dim)
             else:
-                parts = grads_UxD.reshape(*asked.shape, group.dim)
-            arrived = all_to_all(parts)
+                parts = _split_columns(group, grads_UxD)
+            if inside is not None:
+                parts = hand_in(group, parts, inside, slots.shape[1])
+            arrived = all_to_all(parts, group.axes)
         with jax.named_scope("sparse_update"):
-            lists = len(asked) if group.dedup else asked.size  # without dedup a list may hold a slot twice
-            return coalesce(asked.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
+            lists = len(slots) if group.dedup else slots.size  # without dedup a list may hold a slot twice
+            return coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
     with jax.named_scope("grad_exchange"):
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
-        local_RxE = local_RxE.at[asked.reshape(-1)].add(marked_UxE, mode="drop")
+        local_RxE = local_RxE.at[slots.reshape(-1)].add(marked_UxE, mode="drop")
         sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES)
         return sums_RxE[:, -1] > 0, sums_RxE[:, :-1]
 
@@ -237,9 +262,10 @@ def _in_place(table_RxW: jax.Array) -> bool:
 
 def _row_mean(group: Group, x_UxW: jax.Array) -> jax.Array:
     """Means over whole rows, [U], of something that this device may hold only some columns of."""
-    if group.sharding != "columns":
+    if group.columns.owners == 1:
         return jnp.mean(x_UxW, axis=-1)
-    split, device = group.columns, jax.lax.axis_index(MODEL_AXES)
-    used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(device + 1) - split.start(device)
-    # All devices hold the same rows in the same order, since each was asked for all of them.
-    return jax.lax.psum(jnp.where(used_W[None], x_UxW, 0).sum(axis=-1), MODEL_AXES) / group.dim
+    axes = MODEL_AXES if group.sharding == "columns" else ACROSS_HOSTS
+    split, part = group.columns, jax.lax.axis_index(axes)
+    used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(part + 1) - split.start(part)
+    # Along these axes all devices hold the same rows in the same order, since each was asked for all of them.
+    return jax.lax.psum(jnp.where(used_W[None], x_UxW, 0).sum(axis=-1), axes) / group.dim

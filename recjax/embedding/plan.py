@@ -22,9 +22,10 @@ from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 
 FORMAT = "recjax-plan/1"
-Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel"]
+Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 AUTO_REPLICATE_BYTES = 64 * 1024
+OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Segment:
     """One part of a table and where it lives. Today a segment is a whole table in device memory."""
 
     # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
-    # devices; data_parallel: a copy on each device
+    # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
+    # columns spread over hosts, and rows over the devices of each. The names are TorchRec's.
     placement: str
     rows: str = "all"  # selector of rows; later also hot rows
     columns: str = "all"  # column range
-    owners: str | int = "all"  # devices that hold it; for table_wise, the one that does, or "all" to choose from all
+    # what holds it: of a table_wise table the number of the device, of a table_row_wise one that of the host; "all"
+    # leaves the choice among all to `bind`
+    owners: str | int = "all"
     tier: str = "device"  # memory that holds it
     exchange: str = "float32"  # precision on the wire; the precision of the table in float64 runs
     why: str = ""  # the reason, for people
@@ -91,9 +95,10 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
             raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
         if key == "why" and not isinstance(value, str):
             raise ConfigError(f"{place}: why={value!r} is not a text.")
-        if key == "owners" and value != allowed[key] and items[0].get("placement") == "table_wise":
+        unit = OWNED.get(str(items[0].get("placement")))
+        if key == "owners" and value != allowed[key] and unit:
             if type(value) is not int or value < 0:
-                raise ConfigError(f'{place}: owners={value!r} is not the number of a device, 0 or more, nor "all".')
+                raise ConfigError(f'{place}: owners={value!r} is not the number of a {unit}, 0 or more, nor "all".')
             continue
         if key not in ("placement", "why") and value != allowed[key]:
             raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
@@ -114,9 +119,9 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
 
     `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
     spreads the rows of all others: only distinct rows travel, so spreading them evens out bytes and lookups
-    best, and replicating more would not save bytes. Tables that are placed table-wise go to the device that
-    has the least bytes and lookups, the heaviest first (see `bound.bind`). A table that has a placement of its
-    own gets that in any case.
+    best, and replicating more would not save bytes. Tables that are placed table-wise (table-row-wise) go to the
+    device (host) that has the least bytes and lookups, the heaviest first (see `bound.bind`). A table that has a
+    placement of its own gets that in any case.
 
     Raises:
       ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the

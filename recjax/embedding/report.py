@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from recjax.embedding.bound import bind
-from recjax.embedding.plan import Plan
+from recjax.embedding.plan import OWNED, Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 
@@ -17,18 +17,20 @@ def describe_plan(
     devices: int,
     batch_size: int,
     item_bytes: int = 4,
+    hosts: int = 1,
 ) -> dict[str, Any]:
-    """A plan bound to `devices`, as JSON values.
+    """A plan bound to `devices` in `hosts`, as JSON values.
 
     Returns:
-      "tables": for each its placement, owner (of a table-wise one, else None), rows, dim, optimizer, bytes of rows
-      and slots over all devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged"
-      says whether there is any), and why; "devices": how many; "bytes_per_device": what each holds;
+      "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
+      None), rows, dim, optimizer, bytes of rows and slots over all devices and on the fullest one, ids looked up per
+      step (a jagged bag counts as one; "jagged" says whether there is any), and why; "devices": how many; "hosts": how
+      many; "bytes_per_device": what each holds;
       "lookups_per_device": ids per step that each answers, if all rows were looked up equally often, of a column-wise
       table in proportion to its columns; "imbalance": most bytes over mean bytes; "lookup_imbalance": the same of
       lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's element.
     """
-    bound = bind(plan, tables, features, devices)
+    bound = bind(plan, tables, features, devices, hosts=hosts)
     bytes_N, lookups_N = [0] * devices, [0.0] * devices
     described = {}
     for group in bound.groups:
@@ -49,7 +51,7 @@ def describe_plan(
             lookups_N = [a + b for a, b in zip(lookups_N, answered, strict=True)]
             described[spec.name] = {
                 "placement": table.placement,
-                "owner": table.split.first if table.placement == "table_wise" else None,
+                "owner": table.split.first // table.split.owners if table.placement in OWNED else None,
                 "rows": spec.rows,
                 "dim": spec.dim,
                 "optimizer": spec.optimizer.kind,
@@ -61,6 +63,7 @@ def describe_plan(
             }
     return {
         "devices": devices,
+        "hosts": hosts,
         "tables": {t.name: described[t.name] for t in tables},
         "bytes_per_device": bytes_N,
         "lookups_per_device": [round(x) for x in lookups_N],
@@ -77,7 +80,9 @@ def plan_table(described: dict[str, Any]) -> str:
     for name, t in described["tables"].items():
         ids = f"{t['ids_per_step']:,}" + ("+" if t["jagged"] else "")
         sizes = [f"{t['rows']:,}", str(t["dim"]), f"{t['bytes_on_fullest_device']:,}", ids]
-        where = t["placement"] if t["owner"] is None else f"{t['placement']} on {t['owner']}"
+        where = t["placement"]
+        if t["owner"] is not None:
+            where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
         cells.append([name, where, *sizes, t["why"]])
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     left = (0, 1, 6)
@@ -86,13 +91,13 @@ def plan_table(described: dict[str, Any]) -> str:
         for row in cells
     ]
     lines.append("")
+    number = f"{described['devices']} device(s)" + (f" in {described['hosts']} hosts" if described["hosts"] > 1 else "")
     for what, per_device, imbalance in (
         ("bytes of tables and slots", described["bytes_per_device"], described["imbalance"]),
         ("lookups a step", described["lookups_per_device"], described["lookup_imbalance"]),
     ):
         lines.append(
-            f"{described['devices']} device(s): {min(per_device):,} to {max(per_device):,} {what} each, "
-            f"imbalance (max/mean) {imbalance:.3f}"
+            f"{number}: {min(per_device):,} to {max(per_device):,} {what} each, imbalance (max/mean) {imbalance:.3f}"
         )
     if any(t["jagged"] for t in described["tables"].values()):
         lines.append("+: a jagged bag counts as one id")

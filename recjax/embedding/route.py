@@ -6,7 +6,8 @@ threads can run ahead with it; the capacities are then known before the step, an
 
 Within a device, duplicates are removed over all features of a group, so each distinct row travels
 once in each direction and its gradients are summed before they travel. (A plan may be bound without that, to
-measure what it saves: then every id has a row of its own on the way.)
+measure what it saves: then every id has a row of its own on the way.) Where rows travel in two steps,
+the same is done for all devices of a host together: see `relay.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax import kernels
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.bound import BoundPlan
+from recjax.embedding.bound import ACROSS, BoundPlan, Group
+from recjax.embedding.relay import Merged, lay_out, merge, relay_counts
+from recjax.embedding.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec
 
 
@@ -28,13 +30,20 @@ from recjax.embedding.spec import FeatureSpec
 class GroupRouting:
     """Which rows each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
 
+    In two steps a device asks as a relay (see `relay.py`): O is then `Group.asks`, C the capacity across hosts, and
+    what a device fetches for itself are `Group.lists` lists of another capacity, C in the names below.
+
     Attributes:
       slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
       counts_NxO: int32, the true number of rows asked for: the useful part of C.
+      inside_NxExC: None, or int32: for each device of its host the rows that the relay hands to it.
+      handed_NxE: None, or int32: how many these are.
     """
 
     slots_NxOxC: Any
     counts_NxO: Any
+    inside_NxExC: Any = None
+    handed_NxE: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -46,9 +55,9 @@ class FeatureRouting:
     s the samples of one.
 
     Attributes:
-      inverse: int32, index into the device's O*C rows, O*C (out of range, reads as zeros) where there
-        is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity for the
-        longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
+      inverse: int32, index into the device's O*C rows (`Group.lists` lists of C), O*C (out of range, reads as
+        zeros) where there is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity
+        for the longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
       weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
       segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
     """
@@ -75,8 +84,9 @@ class Counted:
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
     needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
-    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, owner, slot)
+    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
+    merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
 
 
 def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Counted:
@@ -92,6 +102,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
+    merged: dict[str, Merged] = {}
     for group in bound.groups:
         pieces = []
         buckets = bound.devices * group.owners
@@ -103,13 +114,16 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
             owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
             bucket_L = sample_L // b
             if group.owners > 1:  # or all devices have every row
-                bucket_L = bucket_L * group.owners + owner_L
+                bucket_L = bucket_L * group.owners + group.bucket(owner_L)
             pieces.append(slot_L if buckets == 1 else bucket_L * np.int64(group.rows) + slot_L)
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
-        needs[group.name] = _largest(np.bincount(keys[group.name] // group.rows))
-    return Counted(batch, b, parts, needs, keys, inverse)
+        needs[group.name] = _largest(np.bincount(keys[group.name] // (group.asks * group.rows)))
+        if group.two_step:
+            merged[group.name] = merge(group, keys[group.name])
+            needs[group.name + ACROSS] = merged[group.name].need
+    return Counted(batch, b, parts, needs, keys, inverse, merged)
 
 
 def local_samples(batch_size: int, devices: int, parts: int) -> int:
@@ -121,32 +135,6 @@ def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
     """The least capacity for a jagged feature: ids of the longest bag if un-pooled, else of any `samples` samples."""
     counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(_samples(bags) // samples)
     return _largest(counts)
-
-
-def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """`np.unique(keys_L, return_inverse=True)` for integers from 0 to `limit` - 1, in linear time.
-
-    Unless `once` equal keys stay apart: all keys, sorted.
-
-    A radix sort by digits of 16 bits, which is how NumPy's stable sort treats 16-bit integers: five to nine times as
-    fast as sorting the keys whole, with which routing took as long as all else that a step needs.
-
-    Returns:
-      the distinct keys, ascending, [U]; and the index into them of every key: int32 [L].
-    """
-    if once and (found := kernels.distinct(keys_L, limit)):
-        return found
-    order_L = np.argsort(keys_L.astype(np.uint16), kind="stable")
-    for shift in range(16, (limit - 1).bit_length(), 16):
-        digit_L = (keys_L >> shift).astype(np.uint16)[order_L]
-        order_L = order_L[np.argsort(digit_L, kind="stable")]
-    sorted_L = keys_L[order_L]
-    starts_L = np.ones(len(keys_L), bool)
-    if once:
-        np.not_equal(sorted_L[1:], sorted_L[:-1], out=starts_L[1:])
-    inverse_L = np.empty(len(keys_L), np.int32)
-    inverse_L[order_L] = np.cumsum(starts_L, dtype=np.int32) - 1
-    return sorted_L[starts_L], inverse_L
 
 
 def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
@@ -164,19 +152,36 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
-        N, owners, C = bound.devices, group.owners, capacities[group.name]
+        N, lists, C = bound.devices, group.lists, capacities[group.name]
         keys_U = counted.keys[group.name]
-        bucket_U = keys_U // group.rows  # device * owners + owner, ascending
-        counts = np.bincount(bucket_U, minlength=N * owners)
-        rank_U = np.arange(len(keys_U)) - (np.cumsum(counts) - counts)[bucket_U]
-        slots = np.full((N * owners, C), group.rows, np.int32)
-        slots[bucket_U, rank_U] = keys_U % group.rows
-        groups[group.name] = GroupRouting(slots.reshape(N, owners, C), counts.reshape(N, owners).astype(np.int32))
-        place_U = (bucket_U % owners * C + rank_U).astype(np.int32)  # index into the device's owners * C rows
+        list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
+        counts, rank_U = ranks(list_U, N * lists)
+        if group.two_step:
+            across = capacities[group.name + ACROSS]
+            slots, inside = lay_out(group, counted.merged[group.name], list_U, rank_U, C, across)
+            groups[group.name] = dataclasses.replace(
+                true_counts(group, counted), slots_NxOxC=slots, inside_NxExC=inside
+            )
+        else:
+            slots = np.full((N * lists, C), group.rows, np.int32)
+            slots[list_U, rank_U] = keys_U % group.rows
+            groups[group.name] = GroupRouting(slots.reshape(N, lists, C), counts.reshape(N, lists).astype(np.int32))
+        place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]
-            features[feature.name] = lay_out_feature(feature, counted, index_L, owners * C, N, capacities, dtype)
+            features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, N, capacities, dtype)
     return Routing(groups, features)
+
+
+def true_counts(group: Group, counted: Counted) -> GroupRouting:
+    """Only the counts of a group's routing, which say what of its arrays is useful."""
+    counts = np.bincount(
+        counted.keys[group.name] // (group.asks * group.rows), minlength=group.devices * group.lists
+    ).astype(np.int32)
+    if group.two_step:
+        asked, handed = relay_counts(group, counted.merged[group.name], counts)
+        return GroupRouting(None, asked, None, handed)
+    return GroupRouting(None, counts.reshape(group.devices, group.lists))
 
 
 def lay_out_feature(

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bound import BoundPlan, Group
+from recjax.embedding.bound import ACROSS, BoundPlan, Group
 from recjax.embedding.route import (
     Counted,
     FeatureRouting,
@@ -29,7 +29,7 @@ from recjax.embedding.route import (
     local_samples,
     longest,
 )
-from recjax.mesh import BATCH_AXES
+from recjax.mesh import BATCH_AXES, INSIDE_HOST
 
 NOTHING = -1  # in place of an id
 
@@ -42,16 +42,42 @@ class Located:
     """Where a group's ids lie, in the order of the features and of their arrays. M ids on all devices together.
 
     Attributes:
-      owner_M: int32, 0 to O - 1; O where there is no id.
+      bucket_M: int32, that of the owner (`Group.bucket`), 0 to O - 1; O where there is no id.
       slot_M: int32, in the owner's buffer.
-      rank_M: int32, place among the slots that this device asks of the owner.
-      counts_NxO: int32, how many it asks for.
+      rank_M: int32, place in the list of rows that this device fetches.
+      counts_NxO: int32, how many each list has.
+      relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
+    """
+
+    bucket_M: Any
+    slot_M: Any
+    rank_M: Any
+    counts_NxO: Any
+    relay: Relay | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Relay:
+    """Rows that the devices of a host ask of a relay; M is as many as all of them have ids.
+
+    Attributes:
+      owner_M: int32, place of the owner among the A that the relay asks (`Group.asks`); A where there is nothing.
+      slot_M: int32, in the owner's buffer.
+      rank_M: int32, place among the slots that the relay asks of the owner.
+      device_M: int32, the device of the host that asks.
+      place_M: int32, place in its list.
+      counts_NxA: int32, how many the relay asks for.
+      handed_NxE: int32, how many it hands to each device of its host.
     """
 
     owner_M: Any
     slot_M: Any
     rank_M: Any
-    counts_NxO: Any
+    device_M: Any
+    place_M: Any
+    counts_NxA: Any
+    handed_NxE: Any
 
 
 def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Counted:
@@ -62,7 +88,12 @@ def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> 
         for feature in bound.features
         if batch.bags[feature.reads].lengths is not None
     }
-    return Counted(batch, b, parts, needs, {}, {})
+    return Counted(batch, b, parts, needs, {}, {}, {})
+
+
+def sizes(bound: BoundPlan, capacities: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    """The capacity of each group's lists and that across hosts (0 if it has none), as `make_layout` takes them."""
+    return tuple((capacities[g.name], capacities[g.name + ACROSS] if g.two_step else 0) for g in bound.groups)
 
 
 def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -82,11 +113,13 @@ def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtyp
 
 
 def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[str, Located], dict[str, jax.Array]]]:
-    """The jitted first program: features -> (group name -> Located; group name -> its least capacity, int32 [])."""
+    """The jitted first program: features -> (group name -> Located; as `Counted.needs`, for groups, int32 [] each)."""
 
     def sort(features: Features) -> Any:
         located = {group.name: _locate(group, features) for group in bound.groups}
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
+        relays = {name + ACROSS: found.relay for name, found in located.items()}
+        largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
         return located, jax.lax.pmax(largest, BATCH_AXES)
 
     spec = P(BATCH_AXES)
@@ -94,35 +127,81 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
 
 
 def _locate(group: Group, features: Features) -> Located:
-    owners, slots = [], []
+    buckets, slots = [], []
     for feature in group.features:
         ids_L = features[feature.name].inverse.ravel()
         owner_L, slot_L = group.table(feature.table).locate(jnp.maximum(ids_L, 0))
-        owners.append(jnp.where(ids_L == NOTHING, group.owners, owner_L if group.owners > 1 else 0))
+        buckets.append(jnp.where(ids_L == NOTHING, group.owners, group.bucket(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
-    owner_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (owners, slots))
-    at_M = jnp.arange(len(owner_M), dtype=jnp.int32)
-    owner, slot, at = jax.lax.sort((owner_M, slot_M, at_M), num_keys=2)
-    first = jnp.concatenate([jnp.ones(1, bool), (owner[1:] != owner[:-1]) | (slot[1:] != slot[:-1])])
-    first = first[: len(owner)] if group.dedup else jnp.ones_like(first[: len(owner)])
-    count_O = jnp.zeros(group.owners, jnp.int32).at[owner].add(first.astype(jnp.int32), mode="drop")
-    before_O = jnp.cumsum(count_O, dtype=jnp.int32) - count_O
-    rank = jnp.cumsum(first, dtype=jnp.int32) - 1 - before_O.at[owner].get(mode="fill", fill_value=0)
-    rank_M = jnp.zeros_like(rank).at[at].set(rank, unique_indices=True)
-    return Located(owner_M, slot_M, rank_M, count_O[None])
+    bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
+    rank_M, count_O = _rank(bucket_M, slot_M, group.asks, group.lists, group.dedup)
+    relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
+    return Located(bucket_M, slot_M, rank_M, count_O[None], relay)
 
 
-def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, Located], tuple[int, ...]], Routing]:
-    """The jitted second program: (features, located, the capacity of each group, static) -> Routing."""
+def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, dedup: bool) -> tuple[Any, Any]:
+    """The place of each (bucket, slot) among the distinct ones of its list.
 
-    def layout(features: Features, located: dict[str, Located], capacities: tuple[int, ...]) -> Routing:
+    Args:
+      bucket_M: int32; beyond the lists where there is nothing.
+      slot_M: int32.
+      each: buckets in a list.
+      lists: how many there are.
+      dedup: unless true, equal ones are apart.
+
+    Returns:
+      the place, int32 [M], and how many each list has, int32 [lists].
+    """
+    at_M = jnp.arange(len(bucket_M), dtype=jnp.int32)
+    bucket, slot, at = jax.lax.sort((bucket_M, slot_M, at_M), num_keys=2)
+    first = jnp.concatenate([jnp.ones(1, bool), (bucket[1:] != bucket[:-1]) | (slot[1:] != slot[:-1])])
+    first = first[: len(bucket)] if dedup else jnp.ones_like(first[: len(bucket)])
+    of_list = bucket // each
+    count = jnp.zeros(lists, jnp.int32).at[of_list].add(first.astype(jnp.int32), mode="drop")
+    before = jnp.cumsum(count, dtype=jnp.int32) - count
+    rank = jnp.cumsum(first, dtype=jnp.int32) - 1 - before.at[of_list].get(mode="fill", fill_value=0)
+    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count
+
+
+def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) -> Relay:
+    """What this device relays, from the ids of all devices of its host: they all tell each other what they want."""
+    bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
+    device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
+    mine = 0 if group.lists == 1 else jax.lax.axis_index(INSIDE_HOST)
+    owner_K = jnp.where(bucket_K // group.asks == mine, bucket_K % group.asks, group.asks)
+    rank_K, count_A = _rank(owner_K, slot_K, 1, group.asks, group.dedup)
+    handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
+    return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
+
+
+def _lay_out_relay(group: Group, relay: Relay, C: int, across: int) -> GroupRouting:
+    """As `relay.lay_out` makes it on the host."""
+    slots_AxK = jnp.full((group.asks, across), group.rows, jnp.int32)
+    slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
+    inside_ExC = jnp.tile(group.asks * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
+    device_M = jnp.where(relay.owner_M < group.asks, relay.device_M, group.per_host)
+    index_M = relay.owner_M * across + relay.rank_M
+    inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
+    return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE)
+
+
+def make_layout(
+    bound: BoundPlan, mesh: Mesh
+) -> Callable[[Features, dict[str, Located], tuple[tuple[int, int], ...]], Routing]:
+    """The jitted second program: (features, located, `sizes`, static) -> Routing."""
+
+    def layout(features: Features, located: dict[str, Located], capacities: tuple[tuple[int, int], ...]) -> Routing:
         groups, found = {}, {}
-        for group, C in zip(bound.groups, capacities, strict=True):
-            of, owners = located[group.name], group.owners
-            slots_OxC = jnp.full((owners, C), group.rows, jnp.int32)
-            slots_OxC = slots_OxC.at[of.owner_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
-            groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO)
-            place_M = jnp.where(of.owner_M < owners, of.owner_M * C + of.rank_M, owners * C)
+        for group, (C, across) in zip(bound.groups, capacities, strict=True):
+            of, lists = located[group.name], group.lists
+            list_M = of.bucket_M // group.asks
+            if of.relay is not None:
+                groups[group.name] = _lay_out_relay(group, of.relay, C, across)
+            else:
+                slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
+                slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
+                groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO)
+            place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
             start = 0
             for feature in group.features:
                 ids = features[feature.name]
@@ -133,7 +212,7 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, L
 
     spec = P(BATCH_AXES)
 
-    def mapped(features: Features, located: dict[str, Located], capacities: tuple[int, ...]) -> Routing:
+    def mapped(features: Features, located: dict[str, Located], capacities: tuple[tuple[int, int], ...]) -> Routing:
         def body(features: Features, located: dict[str, Located]) -> Routing:
             return layout(features, located, capacities)
 

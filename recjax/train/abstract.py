@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.bound import Group
+from recjax.embedding.bound import ACROSS, Group
 from recjax.embedding.route import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.mesh import BATCH_AXES
@@ -50,7 +50,7 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
     train, devices = setup.config.train, setup.bound.devices
     parts = devices * train.accumulate
     samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
-    groups = {g.name: _group(g, devices, capacities[g.name]) for g in setup.bound.groups}
+    groups = {g.name: _group(g, capacities) for g in setup.bound.groups}
     features: dict[str, FeatureRouting] = {}
     for group in setup.bound.groups:
         for feature in group.features:
@@ -60,9 +60,15 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
     return _placed(setup, Inputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
 
 
-def _group(group: Group, devices: int, capacity: int) -> GroupRouting:
-    slots = jax.ShapeDtypeStruct((devices, group.owners, capacity), np.int32)
-    return GroupRouting(slots, jax.ShapeDtypeStruct((devices, group.owners), np.int32))
+def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((group.devices, *shape), np.int32)
+
+    C = capacities[group.name]
+    if not group.two_step:
+        return GroupRouting(ints(group.owners, C), ints(group.owners))
+    across, E = capacities[group.name + ACROSS], group.per_host
+    return GroupRouting(ints(group.asks, across), ints(group.asks), ints(E, C), ints(E))
 
 
 def _feature(

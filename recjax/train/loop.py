@@ -262,12 +262,15 @@ def total_steps(setup: Setup) -> int:
 
 def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
     """What a checkpoint says of itself, beside its arrays."""
-    groups = setup.bound.groups
+    bound, groups = setup.bound, setup.bound.groups
+    layout = {"devices": bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}}
+    if bound.hosts > 1:
+        layout["hosts"] = bound.hosts
     return {
         "cursor": dataclasses.asdict(cursor),
         "config_hash": machinery.config_hash(setup.config, ignore=FREE_ON_RESUME),
         "row_order": rows.NAME,
-        "layout": {"devices": setup.bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}},
+        "layout": layout,
         "tables": {
             table.spec.name: {
                 "rows": table.spec.rows,

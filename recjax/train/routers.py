@@ -99,8 +99,7 @@ class DeviceRouter:
         short = {name: pair for name, pair in short.items() if (pair[1] or 0) < pair[0]}
         if short:
             raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
-        sizes = tuple(capacities[group.name] for group in self.bound.groups)
-        routing = self._layout(inputs.routing.features, located, sizes)
+        routing = self._layout(inputs.routing.features, located, route_device.sizes(self.bound, capacities))
         return dataclasses.replace(inputs, routing=routing)
 
     @functools.cached_property

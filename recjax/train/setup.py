@@ -250,5 +250,5 @@ def make_setup(
         seed=config.seed,
     )
     model = build() if weights else nnx.eval_shape(build)
-    bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup)
+    bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup, mesh.shape["host"])
     return Setup(config, source, mesh, plan, bound, model, config.train.optimizer.build(), dtype)

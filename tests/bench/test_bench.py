@@ -98,6 +98,13 @@ def test_one_command_measures_the_step_and_its_parts(preset: Path, tmp_path: Pat
 
     text = to_text(result)  # without --json
     assert "recjax float32" in text and "dense_backward" in text and "row_exchange (all-to-all)" in text
+    assert "hosts" not in text
+    rows = next(w for w in step["wire"] if w["phase"] == "row_exchange")
+    rows |= {"between": "hosts", "across_useful_bytes": 5000.0, "across_padded_bytes": 6000.0}
+    lines = to_text(result).splitlines()
+    assert any(line.startswith("row_exchange (all-to-all across hosts)") for line in lines)
+    (total,) = (line for line in lines if line.startswith("all that leaves the host"))
+    assert total.split()[-3:] == ["5,000", "6,000", "1.200"]
 
 
 def test_what_cannot_be_compared_is_refused(preset: Path) -> None:

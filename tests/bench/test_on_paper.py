@@ -95,7 +95,7 @@ def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatc
     some = on_paper.sample(setup)
     assert (some.devices, some.samples, some.ids) == (2, B // 2, B // 2 * 7)
     for name, counts in whole.counts.items():
-        np.testing.assert_array_equal(some.counts[name], counts[:2])
+        np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
     monkeypatch.setattr(on_paper, "COUNTED_IDS", 1)
     assert on_paper.sample(setup).devices == 1
 
@@ -109,6 +109,7 @@ def test_the_shapes_are_those_of_a_training() -> None:
             "mean",
             tables=Named(
                 {
+                    "sparse_0": TableConfig(placement="grid"),
                     "sparse_1": TableConfig(placement="row_wise"),
                     "sparse_2": TableConfig(dim=5, optimizer=Adam(), placement="column_wise"),
                     "sparse_3": TableConfig(placement="data_parallel"),
@@ -117,7 +118,7 @@ def test_the_shapes_are_those_of_a_training() -> None:
             features=Named({"sparse_0": FeatureConfig(pooling="sum")}),
         ),
         train=TrainConfig(batch_size=101, accumulate=2),
-        mesh=MeshConfig(devices=3),
+        mesh=MeshConfig(devices=4, hosts=2),
     )
     setup = make_setup(config)
     counted = next(setup.counted("train", 101, parts=2))

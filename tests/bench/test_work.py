@@ -12,6 +12,7 @@ from recjax.embedding import capacity, route
 from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.setup import specs
 
@@ -62,3 +63,22 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
     assert grads["useful_bytes"] == grads["padded_bytes"] == pytest.approx(4 / 3 * 10 * 4)
     # each id's row and each bag's result, in float32
     assert work.lookup_bytes(bound, routing, 4096) == 4096 * (1 + 4 + 2) * 8 * 4
+
+
+def test_what_crosses_hosts_is_read_from_the_groups() -> None:
+    """By hand, 2 hosts of 2 devices. A ring that goes round host by host has two of its four links between hosts."""
+    tables = (TableSpec("t", 40, 8, RowWiseAdagrad()),)
+    bound = bind(make_plan("data_parallel", tables), tables, (FeatureSpec("f", "t"),), 4, hosts=2)
+    template = (
+        "  %x.1 = f32[10]{{0}} {}(%x), channel_id=1, replica_groups={}, "
+        'metadata={{op_name="jit(train_step)/dense_grads/psum"}}'
+    )
+    cases = {
+        ("all-reduce", "[1,4]<=[4]"): ("both", 1.5 * 40, 0.75 * 40),
+        ("all-gather", "[1,4]<=[4]"): ("both", 0.75 * 40, 0.5 * 40),
+        ("all-gather", "[2,2]<=[4]"): ("devices", 0.5 * 40, 0),
+        ("all-gather", "[2,2]<=[2,2]T(1,0)"): ("hosts", 0.5 * 40, 0.5 * 40),
+    }
+    for case, expected in cases.items():
+        (line,) = work.wire_bytes(template.format(*case), bound, route.Routing({}, {}), item_bytes=4)
+        assert (line["between"], line["padded_bytes"], line["across_padded_bytes"]) == expected

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support import mesh_of
 
-from recjax.comms.compiled import Collective, collectives
+from recjax.comms.compiled import Collective, collectives, members
 
 F32 = "f32"
 
@@ -60,6 +60,35 @@ def test_replica_groups(groups, size):
         'metadata={op_name="x"}'
     )
     assert (found.groups, found.group_size) == (groups, size)
+
+
+PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("{{0,4},{1,5},{2,6},{3,7}}", PAIRS),
+        ("{{0},{1}}", [[0], [1]]),
+        ("{}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("[2,4]<=[8]", HALVES),
+        ("[4,2]<=[2,4]T(1,0)", PAIRS),
+        ("[1,16]<=[16]", [list(range(16))]),
+        ("mesh['replica'=1,'host'=2,'device'=4] {'host','device'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("mesh['replica'=1,'host'=2,'device'=4] {'device','host'}", [[0, 4, 1, 5, 2, 6, 3, 7]]),
+        ("mesh['replica'=1,'host'=2,'device'=4] {'device'}", HALVES),
+        ("mesh['replica'=1,'host'=2,'device'=4] {'host'}", PAIRS),
+        # the mesh's first row holds the devices 0, 2, 4 and 6
+        ("mesh['host'=2,'device'=4], device_ids=([4,2]T(1,0)) {'host'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['host'=2,'device'=4], device_ids=(0,2,4,6,1,3,5,7) {'device'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['device'=8] {'device':(1)2}", PAIRS),  # the first factor of 8 = 2 * 4
+        ("mesh['device'=8] {'device':(2)4}", HALVES),
+    ],
+)
+def test_members_of_groups(groups, expected):
+    assert members(groups, 8) == expected
 
 
 def test_no_replica_groups():

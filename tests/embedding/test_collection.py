@@ -29,8 +29,15 @@ WIDE = TableSpec("wide", 50, 4, Adam())  # slots of one number an element
 TABLES = (USER, TINY, ITEM, OTHER, WIDE)
 
 
-def bound_to(tables: tuple[TableSpec, ...], plan: str, devices: int) -> BoundPlan:
-    return bind(make_plan(plan, tables), tables, tuple(FeatureSpec(t.name, t.name) for t in tables), devices)
+def bound_to(tables: tuple[TableSpec, ...], plan: str, devices: int, hosts: int = 1) -> BoundPlan:
+    return bind(
+        make_plan(plan, tables), tables, tuple(FeatureSpec(t.name, t.name) for t in tables), devices, hosts=hosts
+    )
+
+
+def hosts_for(plan: str) -> int:
+    """One, unless the placement is of two levels."""
+    return 2 if plan == "grid" else 1
 
 
 @functools.cache
@@ -53,12 +60,13 @@ def values(table: TableSpec, seed: int = 0) -> np.ndarray:
         (1, "column_wise", (USER, TINY)),
         (4, "column_wise", (USER, TINY, ITEM)),  # 2, 2, 1 and 1 of 6 columns
         (8, "column_wise", (USER, ITEM)),  # more devices than columns
+        (8, "grid", (USER, TINY, ITEM)),
     ],
 )
 def test_initial_values_depend_on_no_mesh_plan_or_neighbour(devices, plan, tables, monkeypatch):
     monkeypatch.setattr(collection, "CHUNK_FLOATS", 300)  # 50 rows at a time: several chunks, the last one overlapping
-    bound = bound_to(tables, plan, devices)
-    buffers, slots = initialise(bound, mesh_of(devices), 0)
+    bound = bound_to(tables, plan, devices, hosts_for(plan))
+    buffers, slots = initialise(bound, mesh_of(devices, bound.hosts), 0)
     exported = load(export_tables(bound, buffers, slots))
     assert exported.keys() == {t.name for t in tables}
     for table in tables:
@@ -142,12 +150,13 @@ def some_tables() -> dict[str, dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     ("devices", "plan"),
     [(1, "row_wise"), (2, "auto"), (3, "row_wise"), (8, "row_wise"), (8, "data_parallel")]
-    + [(3, "table_wise"), (8, "table_wise"), (1, "column_wise"), (4, "column_wise"), (8, "column_wise")],
+    + [(3, "table_wise"), (8, "table_wise"), (1, "column_wise"), (4, "column_wise"), (8, "column_wise")]
+    + [(8, "grid")],
 )
 def test_tables_come_back_bit_for_bit_through_any_mesh_and_plan(devices, plan):
     saved = some_tables()
-    bound = bound_to(TABLES, plan, devices)
-    buffers, slots = import_tables(bound, mesh_of(devices), saved)
+    bound = bound_to(TABLES, plan, devices, hosts_for(plan))
+    buffers, slots = import_tables(bound, mesh_of(devices, bound.hosts), saved)
     returned = load(export_tables(bound, buffers, slots))
     assert returned.keys() == saved.keys()
     for name, arrays in saved.items():
@@ -158,11 +167,11 @@ def test_tables_come_back_bit_for_bit_through_any_mesh_and_plan(devices, plan):
             assert returned[name][key].flags.owndata  # a view would pin the device's buffer
 
     for group in bound.groups:  # each row is where `locate` says, which export alone could not show
-        full = np.asarray(buffers[group.name])
-        if group.sharding == "columns":
-            parts = np.split(full, group.parts)
-            kept = zip(parts, group.pieces(group.tables[0]), strict=True)
-            full = np.concatenate([part[:, : piece.last - piece.first] for part, piece in kept], axis=1)
+        full = np.empty((group.owners, group.rows, group.dim), np.float32)
+        parts = np.split(np.asarray(buffers[group.name]), group.parts)
+        for part, piece in zip(parts, group.pieces(group.tables[0]), strict=True):
+            full[group.place(piece.part)[0], :, piece.first : piece.last] = part[:, : piece.last - piece.first]
+        full = full.reshape(-1, group.dim)
         for table in group.tables:
             owner, slot = table.locate(np.arange(table.spec.rows))
             by_row = saved[table.spec.name]["rows"][table.order.position(np.arange(table.spec.rows))]

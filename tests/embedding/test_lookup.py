@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from support import mesh_of
+from support import ON_ONE_HOST, mesh_of
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, Group, bind
 from recjax.embedding.lookup import coalesce, fetch, send_gradients, update
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import PLACEMENTS, make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
@@ -189,7 +189,7 @@ def by_device(group: Group, whole: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("plan", PLACEMENTS)
+@pytest.mark.parametrize("plan", ON_ONE_HOST)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 def test_rows_arrive_and_gradients_go_home(devices, plan):
     """Fetched rows are the ones asked for, and every row's gradients meet in one sum, whichever device sent them."""

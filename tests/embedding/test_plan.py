@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.bound import BoundPlan, bind
+from recjax.embedding.bound import ACROSS, BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import AUTO_REPLICATE_BYTES, PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -96,6 +96,8 @@ def test_keys_left_out_have_their_defaults():
         (plan_text(placement="table_wise", owners=-1), "owners=-1 is not the number of a device"),
         (plan_text(placement="table_wise", owners="0"), "owners='0' is not the number of a device"),
         (plan_text(placement="table_wise", owners=True), "owners=True is not the number of a device"),
+        (plan_text(placement="table_row_wise", owners=-1), "owners=-1 is not the number of a host"),
+        (plan_text(placement="grid", owners=1), "owners=1 is not built yet; leave it at 'all'"),
         (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
         (plan_text(exchange="bfloat16"), "exchange='bfloat16' is not built yet; leave it at 'float32'"),
         (plan_text(why=5), "why=5 is not a text"),
@@ -116,7 +118,7 @@ def test_auto_replicates_up_to_64_kib():
     assert plan.tables["over"][0].why == "65,600 bytes: over 65,536, so its rows are spread"
 
 
-@pytest.mark.parametrize("choice", ["row_wise", "table_wise", "column_wise", "data_parallel"])
+@pytest.mark.parametrize("choice", PLACEMENTS)
 def test_a_placement_for_all_tables(choice):
     tables = (TableSpec("a", 10, 4, SGD), TableSpec("b", 10**6, 4, SGD))
     plan = make_plan(choice, tables)
@@ -203,11 +205,15 @@ def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
         for table in group.tables:
             owner, slot = table.locate(np.arange(table.spec.rows))
             assert owner.shape == slot.shape == (table.spec.rows,)
-            assert owner.min() >= 0 and owner.max() < (group.devices if group.sharding == "rows" else 1)
+            assert owner.min() >= 0 and owner.max() < group.owners
             assert slot.min() >= 0 and slot.max() < group.rows
             counts = np.bincount(owner, minlength=group.owners)
             if table.placement == "table_wise":
                 assert np.count_nonzero(counts) == 1
+            elif table.placement == "table_row_wise":
+                (host,) = set((np.flatnonzero(counts) // group.per_host).tolist())
+                of_host = counts[host * group.per_host : (host + 1) * group.per_host]
+                assert of_host.max() - of_host.min() <= 1
             else:
                 assert counts.max() - counts.min() <= 1
             places.append(owner * group.rows + slot)
@@ -219,7 +225,7 @@ def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
                 # the piece is where `locate` seeks its rows
                 rows = table.order.row(np.arange(piece.start, piece.stop))
                 assert (slot[rows] == piece.offset + np.arange(size[0])).all()
-                assert (owner[rows] == (piece.part if group.sharding == "rows" else 0)).all()
+                assert (owner[rows] == group.place(piece.part)[0]).all()
             assert (held == 1).all()
         assert cells.max() == 1
         fullest = cells.any(axis=2).sum(axis=1).max()
@@ -237,12 +243,13 @@ tables_of_a_model = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(
     tables_of_a_model,
-    st.integers(1, 70),
-    st.sampled_from(["row_wise", "table_wise", "column_wise", "data_parallel", "auto"]),
+    st.integers(1, 20),
+    st.integers(1, 4),
+    st.sampled_from([*PLACEMENTS, "auto"]),
 )
-def test_every_row_of_every_table_has_one_place(sizes, devices, plan):
+def test_every_row_of_every_table_has_one_place(sizes, per_host, hosts, plan):
     tables, features = specs(*(TableSpec(f"t{i}", *size) for i, size in enumerate(sizes)))
-    check_slots(bind(make_plan(plan, tables), tables, features, devices), tables)
+    check_slots(bind(make_plan(plan, tables), tables, features, per_host * hosts, hosts=hosts), tables)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 8, 64, 300])
@@ -308,3 +315,71 @@ def test_columns_are_cut_evenly():
     (group,) = bind(make_plan("column_wise", tables), tables, features, 3).groups
     assert (group.width, group.rows, group.parts, group.owners) == (2, 10, 3, 1)
     assert [(p.first, p.last) for p in group.pieces(group.tables[0])] == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_hosts_must_have_equally_many_devices():
+    tables, features = specs(TableSpec("a", 10, 4, SGD))
+    with pytest.raises(ConfigError, match=r"6 devices cannot be shared evenly among 4 hosts\. .* to 1, 2, 3 or 6"):
+        bind(make_plan("row_wise", tables), tables, features, 6, hosts=4)
+
+
+def test_rows_of_a_table_over_one_host():
+    """It shares its buffer with row-wise and table-wise tables, and is cut evenly over its host's devices."""
+    tables, features = specs(TableSpec("a", 5, 4, SGD), TableSpec("b", 8, 4, SGD), TableSpec("c", 3, 4, SGD))
+    plan = {"a": Segment("table_row_wise", owners=1), "b": Segment("row_wise"), "c": Segment("table_wise", owners=0)}
+    (group,) = bind(Plan({k: (v,) for k, v in plan.items()}), tables, features, 4, hosts=2).groups
+    assert group.name == "table_row_wise+row_wise+table_wise_D4_sgd"
+    assert [(p.part, p.stop - p.start) for p in group.pieces(group.table("a"))] == [(0, 0), (1, 0), (2, 3), (3, 2)]
+    assert [t.offsets for t in group.tables] == [(0, 0, 0, 0), (0, 0, 3, 2), (2, 2, 5, 4)]
+    assert set(group.table("a").locate(np.arange(5))[0].tolist()) == {2, 3}
+
+
+def test_tables_over_one_host_go_to_the_least_loaded_one():
+    """By hand, 2 hosts of 2 devices: shares of bytes plus lookups are 0.75, 0.65 and 0.6, over two devices each or one.
+
+    The table on one device loads it most (0.65) and goes to device 0; then "a" (0.375 on each) to host 1; then "c"
+    (0.3 on each) to host 0, on which lie 0.65 in all, against 0.75.
+    """
+    tables, features = specs(*(TableSpec(n, rows, 4, SGD) for n, rows in (("a", 500), ("b", 380), ("c", 320))))
+    plan = Plan({n: (Segment("table_wise" if n == "b" else "table_row_wise"),) for n in "abc"})
+    (group,) = bind(plan, tables, features, 4, hosts=2).groups
+    assert {t.spec.name: (t.split.first, t.split.owners) for t in group.tables} == {
+        "a": (2, 2),
+        "b": (0, 1),
+        "c": (0, 2),
+    }
+    moved = Plan({**plan.tables, "c": (Segment("table_row_wise", owners=0),)})
+    (group,) = bind(moved, tables, features, 4, hosts=2).groups
+    assert {t.spec.name: t.split.first for t in group.tables} == {"a": 0, "b": 2, "c": 0}
+    with pytest.raises(ConfigError, match="puts table 'c' on host 2, but the mesh has only 2, counted from 0"):
+        bind(Plan({**plan.tables, "c": (Segment("table_row_wise", owners=2),)}), tables, features, 4, hosts=2)
+
+
+def test_a_grid_has_columns_over_hosts_and_rows_inside():
+    tables, features = specs(TableSpec("a", 5, 3, SGD))
+    (group,) = bind(make_plan("grid", tables), tables, features, 4, hosts=2).groups
+    found = [(p.part, p.start, p.stop, p.first, p.last) for p in group.pieces(group.tables[0])]
+    assert found == [(0, 0, 3, 0, 2), (1, 3, 5, 0, 2), (2, 0, 3, 2, 3), (3, 3, 5, 2, 3)]
+    assert (group.sharding, group.owners, group.parts, group.width, group.rows) == ("grid", 2, 4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "grid_is", "table_row_wise_is"), [(1, "row_wise", "row_wise"), (4, "column_wise", "table_wise")]
+)
+def test_without_two_levels_they_are_the_placements_of_one(hosts, grid_is, table_row_wise_is):
+    tables, features = specs(TableSpec("a", 10, 4, SGD), TableSpec("b", 7, 4, SGD))
+    for placement, same in (("grid", grid_is), ("table_row_wise", table_row_wise_is)):
+        (found,) = bind(make_plan(placement, tables), tables, features, 4, hosts=hosts).groups
+        (expected,) = bind(make_plan(same, tables), tables, features, 4, hosts=hosts).groups
+        assert found.sharding == expected.sharding and not found.two_step
+        for a, b in zip(found.tables, expected.tables, strict=True):
+            assert a.placement == placement
+            assert list(found.pieces(a)) == list(expected.pieces(b))
+
+
+def test_no_capacity_has_the_name_of_another():
+    """Those of features, of groups, and of their exchanges across hosts are kept by name in one place."""
+    tables, _ = specs(TableSpec("a", 10, 4, SGD))
+    for name in ("row_wise_D4_sgd", "row_wise_D4_sgd across hosts"):
+        (group,) = bind(make_plan("row_wise", tables), tables, (FeatureSpec(name, "a"),), 4, hosts=2).groups
+        assert name not in (group.name, group.name + ACROSS)

@@ -11,10 +11,11 @@ from routing_support import THIRD, build, make_batch
 from recjax.data.batch import Bags, Batch
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding import capacity
-from recjax.embedding.bound import BoundPlan, Group, bind
+from recjax.embedding.bound import ACROSS, BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import PLACEMENTS, make_plan
-from recjax.embedding.route import Routing, count, distinct, pad
+from recjax.embedding.route import Routing, count, pad
+from recjax.embedding.sorting import distinct
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 LARGEST = 2**31 - 1
@@ -68,10 +69,29 @@ def check_groups(routing: Routing, bound: BoundPlan) -> None:
     for group in bound.groups:
         slots, counts = routing.groups[group.name].slots_NxOxC, routing.groups[group.name].counts_NxO
         assert slots.dtype == counts.dtype == np.int32
-        assert slots.shape[:2] == counts.shape == (bound.devices, group.owners)
+        assert slots.shape[:2] == counts.shape == (bound.devices, group.asks if group.two_step else group.owners)
         for asked, n in zip(slots.reshape(-1, slots.shape[2]), counts.ravel(), strict=True):
             assert len(set(asked[:n])) == n and (asked[:n] >= 0).all() and (asked[:n] < group.rows).all()
             assert (asked[n:] == group.rows).all()
+
+
+def asked_of(group: Group, routing: Routing, n: int, place: int, capacity: int) -> tuple[int, int]:
+    """The (owner, slot) whose row device n finds at a place among those that it fetched."""
+    of = routing.groups[group.name]
+    which, c = divmod(place, capacity)
+    if not group.two_step:
+        return which, int(of.slots_NxOxC[n, which, c])
+    host, device = divmod(n, group.per_host)
+    relay = host * group.per_host + which
+    _, asks, across = of.slots_NxOxC.shape
+    of_host, k = divmod(int(of.inside_NxExC[relay, device, c]), across)
+    assert of_host < asks
+    owner = {"rows": of_host * group.per_host + which, "grid": which, "columns": 0}[group.sharding]
+    if group.sharding == "columns":  # other relays have other columns of the same rows
+        for x in of.slots_NxOxC, of.inside_NxExC:
+            same = x.reshape(group.hosts, group.per_host, *x.shape[1:])
+            assert (same == same[:, :1]).all()
+    return owner, int(of.slots_NxOxC[relay, of_host, k])
 
 
 def read_back(
@@ -82,9 +102,9 @@ def read_back(
     used: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
     N, size = bound.devices * parts, local // parts
     for group in bound.groups:
-        slots = routing.groups[group.name].slots_NxOxC
-        C = slots.shape[2]
-        nothing = group.owners * C
+        of = routing.groups[group.name]
+        C = (of.inside_NxExC if group.two_step else of.slots_NxOxC).shape[2]
+        nothing = group.lists * C
         for feature in group.features:
             f = routing.features[feature.name]
             assert f.inverse.dtype == np.int32
@@ -102,11 +122,23 @@ def read_back(
                         continue
                     assert 0 <= place < nothing
                     used[group.name].add((n // parts, int(place)))
-                    table, row = row_at_slot(group, int(place) // C, int(slots[n // parts, place // C, place % C]))
+                    table, row = row_at_slot(group, *asked_of(group, routing, n // parts, int(place), C))
                     assert table == feature.table
                     samples[n * size + segment].append((row, float(weight)))
             found[feature.name] = samples
     return found, used
+
+
+def check_relays(group: Group, routing: Routing, used: set[tuple[int, int]], capacity: int) -> None:
+    """A host asks each owner for each row once that some device of it uses, and for none else; marks differ."""
+    of, E = routing.groups[group.name], group.per_host
+    rows = {(n // E, *asked_of(group, routing, n, place, capacity)) for n, place in used}
+    relays = E if group.sharding == "columns" else 1  # which all ask for the same
+    assert of.counts_NxO.sum() == len(rows) * relays
+    inside = of.inside_NxExC.reshape(-1, capacity)
+    assert inside.dtype == np.int32 and (np.diff(inside, axis=1) > 0).all()
+    asks, across = of.slots_NxOxC.shape[1:]
+    assert (inside < asks * across).sum() == len(used) * relays
 
 
 @settings(max_examples=120, deadline=None)
@@ -114,15 +146,19 @@ def read_back(
     TABLES,
     FEATURES,
     st.integers(1, 6),
+    st.sampled_from([1, 1, 2, 3]),
     st.integers(1, 13),
     st.integers(1, 3),
     st.integers(0, 12),
     st.integers(0, 2**32),
 )
-@example([(40, 2, "row_wise")] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 10, 1, 7, 1)
-@example([(LARGEST, 2, "row_wise")] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 5, 1, 0, 4)
-def test_every_bag_can_be_read_back(tables, features, devices, batch_size, parts, missing, seed):
-    bound = build(tables, features, devices)
+@example([(40, 2, "row_wise")] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 1, 10, 1, 7, 1)
+@example([(LARGEST, 2, "row_wise")] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 1, 5, 1, 0, 4)
+@example([(40, 2, "grid"), (7, 2, "column_wise"), (7, 3, "table_row_wise")], [(t, 3, "sum", False) for t in range(3)],
+         2, 3, 13, 1, 1, 2)  # fmt: skip
+def test_every_bag_can_be_read_back(tables, features, per_host, hosts, batch_size, parts, missing, seed):
+    devices = per_host * hosts
+    bound = build(tables, features, devices, hosts)
     batch = make_batch(bound, max(1, batch_size - missing), seed)
     dtype = np.float64 if seed % 5 == 0 else np.float32
     counted = count(batch, bound, batch_size, parts)
@@ -147,16 +183,20 @@ def test_every_bag_can_be_read_back(tables, features, devices, batch_size, parts
             assert (weights is None) == (feature.pooling != "mean" and not feature.weighted)
 
         for group in bound.groups:
-            C = capacities[group.name]
-            counts = routing.groups[group.name].counts_NxO
-            true_counts = np.zeros_like(counts)
+            C, of = capacities[group.name], routing.groups[group.name]
+            lists = np.zeros((devices, group.lists), int)
             for n, place in used[group.name]:
-                true_counts[n, place // C] += 1
-            np.testing.assert_array_equal(counts, true_counts)  # each distinct row once, and none that no id uses
-            assert counted.needs[group.name] == counts.max()
+                lists[n, place // C] += 1
+            assert counted.needs[group.name] == lists.max()
+            if group.two_step:
+                check_relays(group, routing, used[group.name], C)
+                assert counted.needs[group.name + ACROSS] == of.counts_NxO.max()
+            else:  # each distinct row once, and none that no id uses
+                np.testing.assert_array_equal(of.counts_NxO, lists)
 
     jagged = {f.name: f for f in bound.features if f.bag is None}
-    assert counted.needs.keys() == {g.name for g in bound.groups} | jagged.keys()
+    across = {g.name + ACROSS for g in bound.groups if g.two_step}
+    assert counted.needs.keys() == {g.name for g in bound.groups} | across | jagged.keys()
     for name, feature in jagged.items():
         lengths = np.pad(batch.bags[name].lengths, (0, devices * b - batch.size))
         sums = lengths.reshape(devices * parts, b // parts).sum(axis=1)

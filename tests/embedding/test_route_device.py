@@ -20,10 +20,12 @@ TABLES = [
     (7, 2, "column_wise"),
     (9, 3, "data_parallel"),
     (5, 2, "row_wise"),
+    (8, 3, "grid"),
+    (9, 2, "table_row_wise"),
 ]
 FEATURES = [
     (0, 3, "sum", False), (0, None, "mean", True), (1, None, "sum", False), (1, 1, "mean", False), (2, 2, "none", True),
-    (3, None, "none", False), (4, 1, "sum", False),
+    (3, None, "none", False), (4, 1, "sum", False), (5, None, "mean", False), (6, 2, "sum", False),
 ]  # fmt: skip
 
 
@@ -35,11 +37,13 @@ def equal(found: object, expected: object) -> None:
         assert a.dtype == b.dtype and a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
-@pytest.mark.parametrize(("devices", "parts", "dedup"), [(1, 1, True), (3, 2, True), (3, 1, False)])
-def test_both_give_the_same_arrays(devices: int, parts: int, dedup: bool) -> None:
-    bound = build(TABLES, FEATURES, devices)
+@pytest.mark.parametrize(
+    ("devices", "hosts", "parts", "dedup"), [(1, 1, 1, True), (3, 1, 2, True), (3, 1, 1, False), (6, 2, 1, True)]
+)
+def test_both_give_the_same_arrays(devices: int, hosts: int, parts: int, dedup: bool) -> None:
+    bound = build(TABLES, FEATURES, devices, hosts)
     bound = dataclasses.replace(bound, groups=tuple(dataclasses.replace(g, dedup=dedup) for g in bound.groups))
-    mesh = mesh_of(devices)
+    mesh = mesh_of(devices, hosts)
     host, device = (make(bound, mesh, np.float32) for make in (HostRouter, DeviceRouter))
     sizes: dict[str, int] = {}
     for seed, size in ((0, 20), (1, 23), (2, 1)):  # two batches of several sizes use one program

@@ -11,12 +11,13 @@ import pytest
 from flax import nnx
 from support import Problem, mesh_of, problem
 
-from recjax.comms.compiled import collectives
+from recjax.bench.work import wire_bytes
+from recjax.comms.compiled import collectives, members
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import capacity, route
-from recjax.embedding.bound import BoundPlan, bind
+from recjax.embedding.bound import ACROSS, BoundPlan, bind
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import make_plan
+from recjax.embedding.plan import Plan, Segment, make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.state import TrainState
@@ -35,9 +36,12 @@ def make(rows: tuple[int, ...], optimizer: Any = ADAGRAD) -> Problem:
 class Built:
     """A problem on a mesh, with its step compiled."""
 
-    def __init__(self, problem: Problem, devices: int, plan: str, options: StepOptions = PLAIN) -> None:
-        self.problem, self.mesh = problem, mesh_of(devices)
-        self.bound: BoundPlan = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
+    def __init__(
+        self, problem: Problem, devices: int, plan: str | Plan, options: StepOptions = PLAIN, hosts: int = 1
+    ) -> None:
+        self.problem, self.mesh = problem, mesh_of(devices, hosts)
+        plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
+        self.bound: BoundPlan = bind(plan, problem.tables, problem.features, devices, hosts=hosts)
         model = problem.build(np.float32)
         self.graphdef = nnx.graphdef(model)
         self.state: TrainState = states.create(model, self.bound, self.mesh, problem.tx, 0, np.float32)
@@ -110,6 +114,65 @@ def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | R
     assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 3 * C * 3 * 4
     if means:
         assert bytes_of["sparse_update"] == 3 * C * 4
+
+
+def test_across_hosts_travels_what_must_and_no_more() -> None:
+    """2 hosts of 4 devices, a table of each way to spread: two steps, [hosts, K] across, least bytes, in place."""
+    problem = make((50_000, 50_000, 50_000))
+    placed = dict(zip((t.name for t in problem.tables), ("row_wise", "column_wise", "grid"), strict=True))
+    built = Built(problem, 8, Plan({name: (Segment(p),) for name, p in placed.items()}), hosts=2)
+    compiled, inputs = built.compiled(), built.inputs(0)
+    hlo = compiled.as_text() or ""
+    inside, across = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
+    found = collections.defaultdict(list)
+    for c in collectives(hlo):
+        if c.kind != "all-reduce":
+            found[c.phase, c.kind, "across" if members(c.groups, 8) == across else "inside"].append(c.result_bytes)
+            assert members(c.groups, 8) in (inside, across)
+    by_placement = {group.tables[0].placement: group for group in built.bound.groups}
+    C = {p: built.capacities[g.name] for p, g in by_placement.items()}
+    K = {p: built.capacities[g.name + ACROSS] for p, g in by_placement.items()}
+    W = {"row_wise": D, "column_wise": 1, "grid": 4}
+    rows = (
+        sorted(2 * K[p] * W[p] * 4 for p in W),
+        sorted(4 * C[p] * V * 4 for p, V in (("row_wise", D), ("column_wise", 2), ("grid", D))),
+    )
+    assert {key: sorted(sizes) for key, sizes in found.items()} == {
+        ("id_exchange", "all-to-all", "across"): [2 * K["row_wise"] * 4],
+        ("id_exchange", "all-gather", "across"): sorted(2 * K[p] * 4 for p in ("column_wise", "grid")),
+        ("row_exchange", "all-to-all", "across"): rows[0],
+        ("row_exchange", "all-to-all", "inside"): rows[1],
+        ("grad_exchange", "all-to-all", "across"): rows[0],
+        ("grad_exchange", "all-to-all", "inside"): rows[1],
+    }
+
+    # The least possible: each distinct row once for each host that asks, if any of it lives on another one.
+    ids_bytes = values = 0
+    for feature in problem.features:
+        group, bags = by_placement[placed[feature.table]], built.problem.batches[0].bags[feature.reads]
+        lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
+        host_L = np.repeat(np.arange(B), lengths) // built.counted[0].local // 4
+        owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
+        pairs = set(zip(host_L.tolist(), bags.ids.ravel().tolist(), owner_L.tolist(), strict=True))
+        if group.sharding == "rows":
+            away = sum(owner // 4 != host for host, _, owner in pairs)
+            ids_bytes, values = ids_bytes + away * 4, values + away * D
+        else:  # 4 devices of the other host have columns of it, or one has; and of the 8 columns 4 are there
+            askers = 4 if group.sharding == "columns" else 1
+            ids_bytes, values = ids_bytes + len(pairs) * askers * 4, values + len(pairs) * 4
+    lines = wire_bytes(hlo, built.bound, inputs.routing, 4)
+    useful: collections.Counter[str] = collections.Counter()
+    for w in lines:
+        useful[w["phase"]] += round(w["across_useful_bytes"] * 8)
+    assert (useful["id_exchange"], useful["row_exchange"]) == (ids_bytes, values * 4)
+    assert useful["grad_exchange"] == useful["row_exchange"]
+    assert all(w["useful_bytes"] <= w["padded_bytes"] and w["across_padded_bytes"] <= w["padded_bytes"] for w in lines)
+
+    memory = compiled.memory_analysis()
+    shards = [g.rows * g.width * 4 for g in built.bound.groups]
+    assert memory.temp_size_in_bytes < min(shards) == 200_000
+    for g in built.bound.groups:
+        assert not re.search(rf"f32\[{g.rows},{g.width}\]\S* copy\(", hlo)
 
 
 def test_clipping_adds_one_number_and_accumulation_nothing() -> None:

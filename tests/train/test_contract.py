@@ -1,4 +1,4 @@
-"""The contract: every optimizer under every placement and pooling, on 1, 3 and 8 devices, equals the dense oracle.
+"""The contract: every optimizer under every placement and pooling, on any mesh, equals the dense oracle.
 
 One model holds them all, so that a case compiles once: a table for each optimizer, looked up as a sum, as a mean and
 un-pooled, by bags that are fixed or jagged, weighted or not. Rates follow a schedule, gradients are clipped in some
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support import Problem, Result, compare, mesh_of, run_oracle, run_sharded
+from support import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bound import bind
@@ -130,24 +130,32 @@ def start() -> dict[str, Any]:
     return states.to_host(state, bound)
 
 
-def check(problem: Problem, devices: int, plan: str | Plan) -> None:
+def check(problem: Problem, devices: int, plan: str | Plan, hosts: int = 1) -> None:
     with jax.enable_x64(True):
-        result = run_sharded(problem, devices, plan, np.float64, start())
+        result = run_sharded(problem, devices, plan, np.float64, start(), hosts=hosts)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-@pytest.mark.parametrize("plan", PLACEMENTS)
+@pytest.mark.parametrize("plan", ON_ONE_HOST)
 def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
     check(make(), devices, plan)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_placements_mixed_in_one_model(parts: int) -> None:
-    """Neighbours placed differently; with each device's samples at once, and in two parts."""
-    turn = itertools.cycle(reversed(PLACEMENTS))
+@pytest.mark.parametrize(("parts", "hosts", "devices", "first"), [(1, 2, 8, 0), (2, 4, 8, 2)])
+def test_placements_mixed_on_several_hosts(parts: int, hosts: int, devices: int, first: int) -> None:
+    """Neighbours placed differently; with each device's samples at once, and in two parts.
+
+    With these beginnings rules that need means over rows meet a grid, every row or not, and columns over all devices.
+    """
+    turn = itertools.islice(itertools.cycle(reversed(PLACEMENTS)), first, None)
     plan = Plan({table.name: (Segment(next(turn)),) for table in make().tables})
-    check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), 3, plan)
+    placed = {name: segments[0].placement for name, segments in plan.tables.items()}
+    if hosts == 2:
+        assert placed["partial_rowwise_adam"] == "grid" and placed["rowwise_adagrad-every_row"] == "column_wise"
+    else:
+        assert placed["rowwise_adagrad"] == "grid"
+    check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), devices, plan, hosts)
 
 
 def test_the_problem_shows_what_it_should() -> None:

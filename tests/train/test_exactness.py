@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from support import Problem, Result, compare, problem, run_oracle, run_sharded
+from support import ON_ONE_HOST, Problem, Result, compare, problem, run_oracle, run_sharded
 
 import recjax
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import PLACEMENTS, Plan, Segment
+from recjax.embedding.plan import Plan, Segment
 from recjax.models.dlrm import DLRMConfig
 
 STEPS = 50
@@ -44,7 +44,7 @@ def oracle(data: str, dtype: type) -> Result:
 
 
 def plan_of(name: str, data: str) -> str | Plan:
-    turn = itertools.cycle(reversed(PLACEMENTS))
+    turn = itertools.cycle(reversed(ON_ONE_HOST))
     return Plan({t.name: (Segment(next(turn)),) for t in make(data).tables}) if name == "mixed" else name
 
 
