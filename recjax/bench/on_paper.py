@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax.bench.work import wire_bytes
+from recjax.bench.work import named, wire_bytes
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.embedding import capacity, route
@@ -194,8 +194,7 @@ def to_text(result: dict[str, Any]) -> str:
         lines += [_fits(result["memory_gib"], memory["total"] / 2**30), ""]
     wire = [["collectives", "number", "devices", "padded MiB", "useful MiB", "padded / useful"]]
     for line in result["collectives"]:
-        name = f"{line['phase'] or 'elsewhere'} ({line['kind']})"
-        wire.append([name, str(line["count"]), str(line["group_size"]), *_sizes(line)])
+        wire.append([named(line), str(line["count"]), str(line["group_size"]), *_sizes(line)])
     wire.append(["all, from a device in a step", "", "", *_sizes(result["sent"])])
     return "\n".join([*lines, _table(wire)])
 

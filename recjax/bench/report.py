@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from recjax.bench.work import named
+
 _OPS = 8  # operations to name
 
 
@@ -57,14 +59,13 @@ def _step(name: str, step: dict[str, Any]) -> str:
         [o["op"], f"{o['ms']:.2f}", o["part"], o["scope"].removeprefix("jit(train_step)/")] for o in found["ops"][:_OPS]
     ]
     lines += [_table(ops), ""]
-    connects = {"devices": " inside hosts", "hosts": " across hosts", "both": ""} if _hosts(step) else {}
     wire = [["collective", "number", "useful bytes", "padded bytes", "ratio"]]
     for w in step["wire"]:
         ratio = w["padded_bytes"] / w["useful_bytes"] if w["useful_bytes"] else None
         sizes = [f"{w['useful_bytes']:,.0f}", f"{w['padded_bytes']:,.0f}", "-" if ratio is None else f"{ratio:.3f}"]
-        wire.append([f"{w['phase']} ({w['kind']}{connects.get(w['between'], '')})", str(w["count"]), *sizes])
-    if connects:
-        across = [sum(w[key] for w in step["wire"]) for key in ("across_useful_bytes", "across_padded_bytes")]
+        wire.append([named(w), str(w["count"]), *sizes])
+    across = [sum(w[key] for w in step["wire"]) for key in ("across_useful_bytes", "across_padded_bytes")]
+    if across[0]:
         wire.append(
             ["all that leaves the host", "", *(f"{size:,.0f}" for size in across), f"{across[1] / across[0]:.3f}"]
         )
@@ -80,11 +81,6 @@ def _step(name: str, step: dict[str, Any]) -> str:
         f"products: {matmul['flops'] / 1e9:.1f} GFLOP a step, {matmul['flops_per_s'] / 1e9:.0f} GFLOP/s{share}"
     )
     return "\n".join(lines)
-
-
-def _hosts(step: dict[str, Any]) -> bool:
-    """Whether there is more than one."""
-    return any(w["between"] != "devices" for w in step["wire"])
 
 
 def _spread(values: dict[str, Any], form: str) -> list[str]:

@@ -104,6 +104,12 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
     return list(found.values())
 
 
+def named(line: dict[str, Any]) -> str:
+    """What a line of `wire_bytes` is called."""
+    across = " across hosts" if line["between"] == "hosts" else ""
+    return f"{line['phase'] or 'elsewhere'} ({line['kind']}{across})"
+
+
 def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[str, str, str], float]:
     """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
     total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
