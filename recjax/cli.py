@@ -160,7 +160,7 @@ def _plan(options: argparse.Namespace) -> None:
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan = make_plan(config.plan, tables)
+    plan = make_plan(config.plan, tables, config.embedding.exchange)
     if options.save:
         try:
             Path(options.save).write_text(plan.to_json(), encoding="utf-8")

@@ -13,8 +13,8 @@ from recjax.config_values import check_ranges
 from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
-from recjax.embedding.plan import Placement
-from recjax.embedding.spec import Pooling
+from recjax.embedding.plan import EXACT, Exchange, Placement
+from recjax.embedding.spec import Held, Pooling, Rounding
 from recjax.errors import ConfigError
 from recjax.mesh import MeshConfig
 from recjax.models.dcnv2 import DCNv2Config
@@ -33,6 +33,8 @@ class TableConfig:
     dim: int | None = None  # D, its columns
     optimizer: SparseOptimizer | None = None  # what updates it
     init_scale: float | None = None  # half the width of the uniform distribution of its initial values
+    dtype: Held | None = None  # of its values
+    rounding: Rounding | None = None  # of updated bfloat16 values
     placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
 
     def __post_init__(self) -> None:
@@ -56,6 +58,9 @@ class EmbeddingConfig:
     optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
     init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
     dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
+    dtype: Held = "float32"  # of the tables' values; their optimizers' slots stay float32
+    rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
+    exchange: Exchange = EXACT  # precision in which rows and gradients travel between devices; float32 is exact
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
 
@@ -81,7 +86,9 @@ class RunConfig:
     train: TrainConfig = TrainConfig()  # how to train
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
-    plan: str = "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number
+    plan: str = (
+        "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number (exchange apart)
+    )
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
 
     def __post_init__(self) -> None:

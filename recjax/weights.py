@@ -105,6 +105,7 @@ def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
     if not entry.table:
         return np.asarray(arrays["dense"][_parameter(arrays, entry.name)])
     rows = as_lazy(arrays["tables"][entry.name]["rows"]).load()
+    rows = rows.astype(_theirs(rows.dtype), copy=False)
     return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
 
 
@@ -122,15 +123,22 @@ def _replace(arrays: dict[str, Any], entry: Entry, file: Path, read: Read, key: 
             f"{file}: {key} has shape {new.shape}, but this model needs {shape}. Give the config of the model that the "
             "weights are of."
         )
-    if not np.can_cast(new.dtype, old.dtype, "safe"):
-        raise ConfigError(
-            f"{file}: {key} is {new.dtype}, which {old.dtype} cannot hold exactly. Save it as {old.dtype}."
-        )
+    dtype = _theirs(old.dtype)
+    if not np.can_cast(new.dtype, dtype, "safe"):
+        raise ConfigError(f"{file}: {key} is {new.dtype}, which {dtype} cannot hold exactly. Save it as {dtype}.")
     if entry.table:
         at[name] = dataclasses.replace(as_lazy(old), read=_stored_rows(read, key, entry, old.dtype))
     else:
         at[name] = np.array(entry.back(new), old.dtype, order="C")
     return int(new.size)
+
+
+def _theirs(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in a state dict of what we hold in `dtype`: an .npz file has no bfloat16.
+
+    On the way in a bfloat16 table rounds to nearest.
+    """
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
 
 
 def _stored_rows(read: Read, key: str, entry: Entry, dtype: np.dtype[Any]) -> Callable[[Index], np.ndarray]:

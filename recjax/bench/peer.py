@@ -147,6 +147,8 @@ def _cannot(config: RunConfig, schema: Schema) -> str:
         return "its bags are of fixed size, unweighted and summed, and each feature has its own table"
     if len({t.dim for t in tables}) != 1 or len({t.optimizer for t in tables}) != 1:
         return "its tables have one dimension and one optimizer"
+    if any(t.dtype != "float32" for t in tables):
+        return "its tables hold float32"
     table, dense = tables[0].optimizer, train.optimizer
     if not isinstance(table, RowWiseAdagrad) or table != RowWiseAdagrad(table.learning_rate, table.eps):
         return "its tables have row-wise Adagrad without decay that starts at 0"

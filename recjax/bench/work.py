@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from recjax.comms.compiled import collectives, members
+from recjax.comms.quantize import encoded_bytes
 from recjax.embedding.bound import BoundPlan, Group
 from recjax.embedding.route import Routing
 
@@ -48,7 +49,8 @@ def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
         for feature in group.features:
             inverse = np.asarray(routing.features[feature.name].inverse)
             nothing = _fetched(group, routing)
-            total += (int(np.count_nonzero(inverse < nothing)) + samples) * group.dim * 4
+            item_bytes = 2 if group.dtype == "bfloat16" else 4
+            total += (int(np.count_nonzero(inverse < nothing)) * item_bytes + samples * 4) * group.dim
     return total
 
 
@@ -68,7 +70,7 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       hlo: text of the compiled step.
       bound: the bound plan.
       routing: of one batch, which tells what of an exchange is useful; counts of the first devices alone will do.
-      item_bytes: size of a table's element.
+      item_bytes: size of a table's element, if that is not bfloat16.
 
     Returns:
       For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
@@ -130,15 +132,22 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[s
             values = int(counts_NxA[:, 0] @ _columns(group, away=True)[device_N])
         outer = "hosts" if group.hosts > 1 else "devices"
         counted["id_exchange", "all-to-all" if group.sharding == "rows" else "all-gather", outer] = ids * 4
-        counted["row_exchange", "all-to-all", outer] = values * item_bytes
+        held_bytes = 2 if group.dtype == "bfloat16" else item_bytes
+        for phase, precision, size in (
+            ("row_exchange", group.exchange.forward, held_bytes),
+            ("grad_exchange", group.exchange.backward, item_bytes),
+        ):
+            sent_bytes = ids * encoded_bytes(values / ids, precision, size) if ids else 0.0
+            counted[phase, "all-to-all", outer] = sent_bytes
         if group.two_step:
             handed_NxE = np.asarray(of.handed_NxE, np.int64)
             away_N = handed_NxE.sum(axis=1) - handed_NxE[device_N, device_N % E]
             columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[device_N]
-            counted["row_exchange", "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
-        for key, size in counted.items():
-            total[key] += size / len(counts_NxA)
-    return total | {("grad_exchange", *key[1:]): size for key, size in total.items() if key[0] == "row_exchange"}
+            for phase in ("row_exchange", "grad_exchange"):  # decoded already, or not yet encoded
+                counted[phase, "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
+        for key, sent in counted.items():
+            total[key] += sent / len(counts_NxA)
+    return total
 
 
 def _columns(group: Group, away: bool) -> np.ndarray:

@@ -1,9 +1,10 @@
 """A plan bound to a number of devices: which buffer holds each table, and where in it each row lies.
 
-Tables whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose D
-and optimizer are equal share one buffer and one set of exchanges, whatever their placement. So do column-wise tables
-among each other, those in a grid (columns over hosts, rows over the devices of each), and replicated ones. With one
-host a grid has all columns together, so its tables are row-wise; with one device a host they are column-wise.
+Tables whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose D,
+dtype, optimizer and precision of the exchange are equal share one buffer and one set of exchanges, whatever their
+placement. So do column-wise tables among each other, those in a grid (columns over hosts, rows over the devices of
+each), and replicated ones. With one host a grid has all columns together, so its tables are row-wise; with one device a
+host they are column-wise.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import OWNED, Plan, Segment
+from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment
 from recjax.embedding.rows import RowOrder, Split, library
-from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
+from recjax.embedding.spec import MAX_ROWS, FeatureSpec, Held, Rounding, TableSpec, check_specs
 from recjax.errors import ConfigError
 from recjax.mesh import ACROSS_HOSTS, MODEL_AXES, per_host
 
@@ -92,6 +93,7 @@ class Group:
       tables: the stacked tables; all have this group's D and optimizer.
       features: the features that look them up.
       dedup: whether a row travels once however many of a device's ids ask for it.
+      exchange: precision in which rows and gradients travel; of no meaning for "copies".
     """
 
     name: str
@@ -102,11 +104,22 @@ class Group:
     tables: tuple[BoundTable, ...]
     features: tuple[FeatureSpec, ...]
     dedup: bool = True
+    exchange: Exchange = EXACT
 
     @property
     def dim(self) -> int:
         """D."""
         return self.tables[0].spec.dim
+
+    @property
+    def dtype(self) -> Held:
+        """Of the values of all its tables: see `TableSpec`."""
+        return self.tables[0].spec.dtype
+
+    @property
+    def rounding(self) -> Rounding:
+        """Of updated values, if they are bfloat16."""
+        return self.tables[0].spec.rounding
 
     @property
     def optimizer(self) -> Any:
@@ -215,13 +228,15 @@ def bind(
     owners = _owners(plan, tables, features, devices, spans)
     members: dict[tuple[Any, ...], list[TableSpec]] = {}
     for table in tables:
-        sharding = SHARDING[plan.tables[table.name][0].placement]
+        segment = plan.tables[table.name][0]
+        sharding = SHARDING[segment.placement]
         if sharding == "grid" and (hosts == 1 or hosts == devices):
             sharding = "rows" if hosts == 1 else "columns"
-        members.setdefault((sharding, table.dim, table.optimizer), []).append(table)
+        held = () if table.dtype == "float32" else (table.dtype, table.rounding)
+        members.setdefault((sharding, table.dim, held, table.optimizer, segment.exchange), []).append(table)
     groups: list[Group] = []
     names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
-    for (sharding, dim, optimizer), specs in members.items():
+    for (sharding, dim, held, optimizer, exchange), specs in members.items():
         used = {s.name for s in specs}
         bound = []
         ends = [0] * {"rows": devices, "grid": devices // hosts}.get(sharding, 1)  # rows taken so far in each part
@@ -232,12 +247,16 @@ def bind(
                 split = Split(spec.rows, spans[placement], owners[spec.name] * spans[placement])
             bound.append(BoundTable(spec, placement, split, tuple(ends)))
             ends = [end + int(split.start(k + 1) - split.start(k)) for k, end in enumerate(ends)]
-        base = name = f"{'+'.join(dict.fromkeys(t.placement for t in bound))}_D{dim}_{optimizer.kind}"
+        base = name = (
+            f"{'+'.join(dict.fromkeys(t.placement for t in bound))}_D{dim}_{'_'.join((*held, optimizer.kind))}"
+        )
+        if exchange != EXACT:
+            base = name = f"{base}_{exchange.forward}_{exchange.backward}"
         while name in names or name + ACROSS in names:  # two optimizers of one kind that differ in a setting
             name = f"{base}_{len(names)}"
         names.add(name)
         looking = tuple(f for f in features if f.table in used)
-        groups.append(Group(name, sharding, devices, hosts, max(1, *ends), tuple(bound), looking, dedup))
+        groups.append(Group(name, sharding, devices, hosts, max(1, *ends), tuple(bound), looking, dedup, exchange))
         if max(ends) > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."

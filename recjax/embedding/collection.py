@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.bound import BoundPlan, BoundTable, Group
+from recjax.embedding.narrow import held, locator, nearest
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
 from recjax.lazy import Index, LazyArray, as_lazy, block_of
@@ -53,7 +54,7 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
     slots: GroupSlots = {}
     for group in bound.groups:
         spec = P() if group.sharding == "copies" else P(MODEL_AXES)
-        body = functools.partial(_initial_block, group, seed, dtype)
+        body = functools.partial(_initial_block, group, seed, held(group, dtype))
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
         sharding = _sharding(group, mesh)
         slots[group.name] = {
@@ -76,25 +77,21 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
 
     keys_T = constants([_key(seed, t.spec.name) for t in tables])
     scale_T = constants([jnp.float32(t.spec.scale) for t in tables])
-    offset_T = constants([jnp.asarray(t.offsets, jnp.int32)[owner] for t in tables])
-    first_T = constants([t.split.start(owner) for t in tables])
-    stop_T = constants([t.split.start(owner + 1) for t in tables])
     orders = [(t.order.quotient, t.order.classes, t.order.inverse) for t in tables]
     q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
+    locate = locator(group, owner)
     chunk = min(R, max(1, CHUNK_FLOATS // group.dim))
 
     def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
         slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
-        t_C = jnp.searchsorted(offset_T, slot_C, side="right") - 1
-        position_C = first_T[t_C] + slot_C - offset_T[t_C]
-        used_C = position_C < stop_T[t_C]
+        t_C, position_C, used_C = locate(slot_C)
         row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
         values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
         if W < group.dim:
             values = jnp.pad(values, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
             values = jax.lax.dynamic_slice_in_dim(values, first, W, axis=1)
-        values = jnp.where(used_C[:, None] & used_W[None], values, 0).astype(dtype)
+        values = nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
         return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
@@ -137,20 +134,26 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
 
 
 def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
-    held = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
+    blocks = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
 
     def read(part: Index) -> np.ndarray:
-        out = np.empty([axis.stop - axis.start for axis in part], array.dtype)
+        out = np.empty([axis.stop - axis.start for axis in part], dtype)
         for k, inside, start in _overlaps(group, table, part):
             if array.ndim == 1 and group.place(k)[1] > 0:
                 continue  # the parts with the first columns hold all of it, and the others the same
             # The host's view is one of this copy, never of the buffer that the next step donates.
             size = [axis.stop - axis.start for axis in inside]
-            out[inside] = np.asarray(jax.lax.dynamic_slice(held[k], start, size))
+            out[inside] = np.asarray(jax.lax.dynamic_slice(blocks[k], start, size)).view(dtype)
         return out
 
     shape = _shape(table, array.ndim - 1)
-    return LazyArray(shape, array.dtype, read, block_of(shape, array.dtype))
+    dtype = _outside(array.dtype)
+    return LazyArray(shape, dtype, read, block_of(shape, dtype))
+
+
+def _outside(dtype: Any) -> np.dtype[Any]:
+    """The dtype in checkpoints of what a buffer of `dtype` holds."""
+    return np.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
 
 
 def _shape(table: BoundTable, columns: int) -> tuple[int, ...]:
@@ -175,23 +178,23 @@ def import_tables(
     slots: GroupSlots = {}
     for group in bound.groups:  # all are checked before the first is read
         for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
-            _check(group, saved, name, columns, dtype)
+            _check(group, saved, name, columns, _outside(held(group, dtype) if name == "rows" else dtype))
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), dtype)
+        tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), held(group, dtype))
         slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 
 def _check(
-    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, columns: int, dtype: Any
+    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, columns: int, dtype: np.dtype[Any]
 ) -> None:
     for table in group.tables:
         array, shape = saved.get(table.spec.name, {}).get(name), _shape(table, columns)
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
-        if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
+        if array is None or array.shape != shape or array.dtype != dtype:
             raise TrainingError(
                 f"the checkpoint holds {found} for {name!r} of table {table.spec.name!r}, but the model needs shape "
-                f"{shape}, {np.dtype(dtype)}. It belongs to another model or data: use the config in the run folder."
+                f"{shape}, {dtype}. It belongs to another model or data: use the config in the run folder."
             )
 
 
@@ -213,7 +216,7 @@ def _import(
             for k, inside, start in _overlaps(group, table, part):
                 for device, index in indices.items():
                     if _part(group, index) == k:
-                        piece = jax.device_put(values[inside], device)
+                        piece = jax.device_put(values[inside].view(dtype), device)
                         blocks[device] = _write(blocks[device], piece, start)
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up
     return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))

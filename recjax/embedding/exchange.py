@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from recjax.comms.quantize import Precision, decode, encode
 from recjax.mesh import MODEL_AXES
 
 
@@ -20,3 +21,22 @@ def all_to_all(x_NxC: jax.Array, axes: tuple[str, ...] = MODEL_AXES) -> jax.Arra
       [N, C, ...], a block from each device.
     """
     return jax.lax.all_to_all(x_NxC, axes, split_axis=0, concat_axis=0, tiled=True)
+
+
+def exchange_rows(x_NxCxD: jax.Array, precision: Precision, axes: tuple[str, ...] = MODEL_AXES) -> jax.Array:
+    """`all_to_all` of rows or their gradients, encoded on the way.
+
+    The block that a device keeps for itself is encoded too: a row then arrives with the same values on every device,
+    however many there are. On one device nothing travels, and nothing is encoded.
+
+    Args:
+      x_NxCxD: float32, bfloat16 (of tables that hold it) or float64 [N, C, D].
+      precision: of the way; with float32 all values arrive as they were.
+      axes: of the mesh, as for `all_to_all`.
+
+    Returns:
+      [N, C, D], float32; float64 if it was.
+    """
+    if len(x_NxCxD) == 1:
+        precision = "float32"
+    return decode(all_to_all(encode(x_NxCxD, precision), axes), precision)

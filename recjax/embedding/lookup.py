@@ -21,6 +21,10 @@ On H hosts of E devices each, both more than one, all exchanges but the last go 
 H, C is the capacity K across hosts. Inside a host there follows an all-to-all in row_exchange, and there precedes one
 in grad_exchange, of [E, C, D], or [E, C, H * W] where columns are spread: see `relay.py`. Tables in a grid, where a
 device holds ceil(D / H) columns of some rows, travel as column-wise ones; means over rows are summed across hosts.
+
+Where a group's exchange has a reduced precision, rows or gradients travel encoded (`comms/quantize.py`), in as many
+collectives. Gradients are summed over a device's samples before, and over devices after; both sums are float32.
+On several hosts that is so across hosts alone: inside one, values travel as float32.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ import jax.numpy as jnp
 
 from recjax import kernels
 from recjax.embedding.bound import Group
-from recjax.embedding.exchange import all_to_all
+from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.narrow import values, write
 from recjax.embedding.optim import At, RowWiseAdagrad, Slots
 from recjax.embedding.relay import hand_in, hand_out
 from recjax.embedding.route import GroupRouting
@@ -64,8 +69,8 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
       routing: with this device's slots [1, O, C].
 
     Returns:
-      rows [O * C, D], zeros where nothing was asked for (O lists of C: see `FeatureRouting.inverse`); and what
-      `send_gradients` needs to know.
+      rows [O * C, D], float32 also of bfloat16 tables, zeros where nothing was asked for (O lists of C: see
+      `FeatureRouting.inverse`); and what `send_gradients` needs to know.
     """
     asked = routing.slots_NxOxC[0]
     inside = routing.inside_NxExC[0] if group.two_step else None
@@ -78,14 +83,16 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
         if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
             rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
         else:
-            rows = table_RxW.at[asked].get(mode="fill", fill_value=0)
+            rows = values(table_RxW.at[asked].get(mode="fill", fill_value=0))
     if group.sharding != "copies":
         with jax.named_scope("row_exchange"):
-            rows = all_to_all(rows, group.axes)
+            rows = exchange_rows(rows, group.exchange.forward, group.axes)
             if inside is not None:
                 rows = hand_out(group, rows, inside)
             if group.sharding != "rows":
                 rows = _join_columns(group, rows)
+    elif group.dtype == "bfloat16":
+        rows = rows.astype(jnp.float32)
     return rows.reshape(-1, group.dim), Asked(asked, inside)
 
 
@@ -172,7 +179,7 @@ def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[ja
                 parts = _split_columns(group, grads_UxD)
             if inside is not None:
                 parts = hand_in(group, parts, inside, slots.shape[1])
-            arrived = all_to_all(parts, group.axes)
+            arrived = exchange_rows(parts, group.exchange.backward, group.axes)
         with jax.named_scope("sparse_update"):
             lists = len(slots) if group.dedup else slots.size  # without dedup a list may hold a slot twice
             return coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
@@ -194,6 +201,7 @@ def update(
     step: jax.Array,
     rate: jax.Array,
     ok: jax.Array,
+    seed: int = 0,
 ) -> tuple[jax.Array, Slots]:
     """Applies one exact optimizer update to the touched rows, or none at all unless `ok`.
 
@@ -209,6 +217,7 @@ def update(
       step: int32, steps done before this one.
       rate: the schedule's factor of the learning rate.
       ok: bool, whether the global step is finite.
+      seed: of the run; for the rounding of bfloat16 tables.
     """
     at = At(step=step, rate=rate, row_mean=functools.partial(_row_mean, group))
     with jax.named_scope("sparse_update"):
@@ -232,14 +241,17 @@ def update(
             return table_RxW, {"sum_of_squares": sums_R}
         grads = grads * scale
         if group.optimizer.every_row and group.sharding != "copies":
-            grads = jnp.zeros_like(table_RxW).at[touched].set(grads, mode="drop", unique_indices=True)
+            none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
+            grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
         if group.optimizer.every_row or group.sharding == "copies":
             changed_R = jnp.broadcast_to(ok, group.rows) if group.optimizer.every_row else touched & ok
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
                 return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-            new_RxW, new_R = group.optimizer.apply(table_RxW, slots_R, grads, at)
+            new_RxW, new_R = group.optimizer.apply(values(table_RxW).astype(grads.dtype), slots_R, grads, at)
+            every_R = jnp.arange(group.rows, dtype=jnp.int32)
+            new_RxW = write(group, new_RxW, every_R, seed, step, table_RxW.dtype)
             return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
 
         def gather(x: jax.Array) -> jax.Array:
@@ -250,8 +262,9 @@ def update(
 
         # A step that is not ok aims every write past the end, which changes nothing and stays in place.
         target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
-        rows_MxW, old_M = gather(table_RxW), {k: gather(v) for k, v in slots_R.items()}
+        rows_MxW, old_M = values(gather(table_RxW)).astype(grads.dtype), {k: gather(v) for k, v in slots_R.items()}
         new_MxW, new_M = group.optimizer.apply(rows_MxW, old_M, grads, at)
+        new_MxW = write(group, new_MxW, touched, seed, step, table_RxW.dtype)
         return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in new_M.items()}
 
 

@@ -6,7 +6,9 @@ Plan file:
 
   {"format": "recjax-plan/1",
    "tables": {"user": [{"rows": "all", "columns": "all", "placement": "row_wise", "owners": "all",
-                        "tier": "device", "exchange": "float32", "why": "..."}]}}
+                        "tier": "device", "exchange": {"forward": "float32", "backward": "float32"}, "why": "..."}]}}
+
+An exchange may also be one precision, for both directions.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from recjax.comms.quantize import Precision
 from recjax.config import unique_keys
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
@@ -24,8 +27,26 @@ from recjax.errors import ConfigError
 FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 AUTO_REPLICATE_BYTES = 64 * 1024
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Precision in which rows and their gradients travel between devices: see `recjax/comms/quantize.py`.
+
+    float32 is exact: values travel as they are held. On one device, and with replicated (data_parallel) tables, no
+    rows travel, and everything is exact. Otherwise a reduced precision changes numbers: forward the rows, alike on any
+    number of devices (int8 up to the last bit; columns in float16 or int8 are encoded piece by piece, with their
+    padding); backward the sums of gradients, which then depend on how the samples lie on the devices.
+    """
+
+    forward: Precision = "float32"  # of rows: float32, bfloat16, float16 or int8
+    backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
+
+
+EXACT = Exchange()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +63,7 @@ class Segment:
     # leaves the choice among all to `bind`
     owners: str | int = "all"
     tier: str = "device"  # memory that holds it
-    exchange: str = "float32"  # precision on the wire; the precision of the table in float64 runs
+    exchange: Exchange = EXACT  # precision on the wire; exact for data_parallel, which exchanges no rows
     why: str = ""  # the reason, for people
 
 
@@ -100,13 +121,32 @@ def _segments(items: Any, place: str) -> tuple[Segment, ...]:
             if type(value) is not int or value < 0:
                 raise ConfigError(f'{place}: owners={value!r} is not the number of a {unit}, 0 or more, nor "all".')
             continue
-        if key not in ("placement", "why") and value != allowed[key]:
+        if key not in ("placement", "why", "exchange") and value != allowed[key]:
             raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
     if items[0].get("placement") not in PLACEMENTS:
         raise ConfigError(
             f"{place}: placement is {items[0].get('placement')!r}; choose one of {', '.join(PLACEMENTS)}."
         )
-    return (Segment(**items[0]),)
+    exchange = _exchange(items[0].get("exchange", {}), place)
+    if exchange != EXACT and items[0]["placement"] == "data_parallel":
+        raise ConfigError(
+            f"{place}: a data_parallel table exchanges no rows, and its gradients are reduced in the precision of the "
+            'table. Leave out "exchange", or place it otherwise.'
+        )
+    return (Segment(**{**items[0], "exchange": exchange}),)
+
+
+def _exchange(value: Any, place: str) -> Exchange:
+    """What a plan file says, one precision or one for each direction."""
+    both = {"forward": value, "backward": value} if isinstance(value, str) else value
+    allowed = {f.name: f.default for f in dataclasses.fields(Exchange)}
+    known = isinstance(both, dict) and both.keys() <= allowed.keys()
+    if not known or any(type(v) is not str or v not in PRECISIONS for v in both.values()):
+        raise ConfigError(
+            f"{place}: exchange={value!r} is neither one of {', '.join(PRECISIONS)} nor an object that gives one of "
+            'them for "forward", "backward" or both.'
+        )
+    return Exchange(**both)
 
 
 def is_file(choice: str) -> bool:
@@ -114,8 +154,11 @@ def is_file(choice: str) -> bool:
     return choice not in ("auto", *PLACEMENTS)
 
 
-def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
+def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = EXACT) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
+
+    `exchange` is that of all tables that are not replicated. A plan file has its own, table by table: where `exchange`
+    is reduced it must be the same there.
 
     `auto` replicates tables of at most 64 KiB, whose all-reduce costs no more than its latency, and
     spreads the rows of all others: only distinct rows travel, so spreading them evens out bytes and lookups
@@ -125,12 +168,13 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
 
     Raises:
       ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the
-        placement of one.
+        placement of one, or `exchange`.
     """
-    if choice in PLACEMENTS:
-        return Plan({t.name: (_own(t) or Segment(choice, why=f"plan={choice}"),) for t in tables})
-    if choice == "auto":
-        return Plan({t.name: (_own(t) or _auto(t),) for t in tables})
+    if choice == "auto" or choice in PLACEMENTS:
+        placed = {
+            t.name: _own(t) or (_auto(t) if choice == "auto" else Segment(choice, why=f"plan={choice}")) for t in tables
+        }
+        return Plan({name: (_with_exchange(segment, exchange),) for name, segment in placed.items()})
     path = Path(choice)
     try:
         if not path.is_file():
@@ -149,13 +193,24 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...]) -> Plan:
             f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
         )
     for table in tables:
-        placed = plan.tables[table.name][0].placement
-        if table.placement not in (None, placed):
+        segment = plan.tables[table.name][0]
+        if exchange != EXACT and segment != _with_exchange(segment, exchange):
             raise ConfigError(
-                f"{path} places table {table.name!r} {placed}, but its own setting says {table.placement}. Leave that "
-                f"to the file (embedding.tables.{table.name}.placement=none), or change the file."
+                f"{path} exchanges rows of table {table.name!r} in {segment.exchange.forward} and gradients in "
+                f"{segment.exchange.backward}, but embedding.exchange says {exchange.forward} and {exchange.backward}. "
+                "Leave that to the file (embedding.exchange.forward=float32 embedding.exchange.backward=float32), or "
+                "change the file."
+            )
+        if table.placement not in (None, segment.placement):
+            raise ConfigError(
+                f"{path} places table {table.name!r} {segment.placement}, but its own setting says {table.placement}. "
+                f"Leave that to the file (embedding.tables.{table.name}.placement=none), or change the file."
             )
     return plan
+
+
+def _with_exchange(segment: Segment, exchange: Exchange) -> Segment:
+    return segment if segment.placement == "data_parallel" else dataclasses.replace(segment, exchange=exchange)
 
 
 def _own(table: TableSpec) -> Segment | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -23,12 +24,13 @@ def describe_plan(
 
     Returns:
       "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
-      None), rows, dim, optimizer, bytes of rows and slots over all devices and on the fullest one, ids looked up per
-      step (a jagged bag counts as one; "jagged" says whether there is any), and why; "devices": how many; "hosts": how
-      many; "bytes_per_device": what each holds;
+      None), exchange ("forward" and "backward" precision), rows, dim, dtype, optimizer, bytes of rows and slots over all
+      devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says whether there is
+      any), and why; "devices": how many; "hosts": how many; "bytes_per_device": what each holds;
       "lookups_per_device": ids per step that each answers, if all rows were looked up equally often, of a column-wise
       table in proportion to its columns; "imbalance": most bytes over mean bytes; "lookup_imbalance": the same of
-      lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's element.
+      lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's
+      element, if that is not bfloat16.
     """
     bound = bind(plan, tables, features, devices, hosts=hosts)
     bytes_N, lookups_N = [0] * devices, [0.0] * devices
@@ -38,7 +40,8 @@ def describe_plan(
             spec = table.spec
             looking = [f for f in features if f.table == spec.name]
             ids = batch_size * sum(f.bag or 1 for f in looking)
-            row_bytes = item_bytes * (group.width + sum(math.prod(s.shape) for s in group.slots().values()))
+            values_bytes = group.width * (2 if spec.dtype == "bfloat16" else item_bytes)
+            row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
             held, answered = [0] * devices, [ids / devices] * devices
             for piece in group.pieces(table):
                 on = range(devices) if group.sharding == "copies" else [piece.part]
@@ -52,8 +55,10 @@ def describe_plan(
             described[spec.name] = {
                 "placement": table.placement,
                 "owner": table.split.first // table.split.owners if table.placement in OWNED else None,
+                "exchange": dataclasses.asdict(plan.tables[spec.name][0].exchange),
                 "rows": spec.rows,
                 "dim": spec.dim,
+                "dtype": spec.dtype,
                 "optimizer": spec.optimizer.kind,
                 "bytes": sum(held),
                 "bytes_on_fullest_device": max(held),
@@ -83,6 +88,8 @@ def plan_table(described: dict[str, Any]) -> str:
         where = t["placement"]
         if t["owner"] is not None:
             where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
+        if {*t["exchange"].values()} != {"float32"}:
+            where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
         cells.append([name, where, *sizes, t["why"]])
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     left = (0, 1, 6)

@@ -10,6 +10,8 @@ from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
+Held = Literal["float32", "bfloat16"]
+Rounding = Literal["stochastic", "nearest"]
 MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
 
 
@@ -25,6 +27,9 @@ class TableSpec:
       init_scale: initial values are uniform in (-init_scale, init_scale); None means sqrt(1 / V),
         as facebookresearch/dlrm has it.
       placement: where it must live; None leaves that to the plan.
+      dtype: of its values; float32 stands for the precision of the run, float64 in float64 runs. Slots always have
+        that.
+      rounding: of updated bfloat16 values; see `narrow.py`.
     """
 
     name: str
@@ -33,6 +38,8 @@ class TableSpec:
     optimizer: SparseOptimizer
     init_scale: float | None = None
     placement: str | None = None
+    dtype: Held = "float32"
+    rounding: Rounding = "stochastic"
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.bound import ACROSS, Group
+from recjax.embedding.narrow import held
 from recjax.embedding.route import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.mesh import BATCH_AXES
@@ -31,7 +32,7 @@ def abstract_state(setup: Setup) -> TrainState:
     slots: Any = {}
     for group in setup.bound.groups:
         rows = group.parts * group.rows
-        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), setup.dtype)
+        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), held(group, setup.dtype))
         slots[group.name] = {
             name: jax.ShapeDtypeStruct((rows, *slot.shape), setup.dtype) for name, slot in group.slots().items()
         }

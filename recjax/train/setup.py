@@ -21,7 +21,7 @@ from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, bind
-from recjax.embedding.plan import Plan, make_plan
+from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.mesh import make_mesh
@@ -46,8 +46,9 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     """
     embedding = config.embedding
     table_of = _shares(embedding.features, schema)
+    narrow: Any = {"dtype": embedding.dtype, "rounding": embedding.rounding}
     tables = [
-        TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer, embedding.init_scale)
+        TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer, embedding.init_scale, **narrow)
         for f in schema.features
         if table_of[f.name] == f.name
     ]
@@ -64,7 +65,7 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
         )
     if getattr(config.model, "first_order", False):
         optimizer = getattr(config.model, "linear", None) or embedding.optimizer
-        tables += [TableSpec(t.name + LINEAR, t.rows, 1, optimizer, init_scale=0) for t in tables]
+        tables += [TableSpec(t.name + LINEAR, t.rows, 1, optimizer, init_scale=0, **narrow) for t in tables]
         for spec in tuple(features):
             first = dataclasses.replace(spec, name=spec.name + LINEAR, table=spec.table + LINEAR, source=spec.name)
             features.append(dataclasses.replace(first, pooling="sum") if spec.pooling == "none" else first)
@@ -156,7 +157,7 @@ class Setup:
     def train_step(self) -> jax.stages.Wrapped:
         """See `make_train_step`."""
         train = self.config.train
-        options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor)
+        options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, self.config.seed)
         return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options)
 
     @functools.cached_property
@@ -212,6 +213,22 @@ def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, np.asarray(logits, np.float64)[: batch.size]
 
 
+def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:
+    """Refuses what would round in a float64 run, which is there to be exact (ConfigError)."""
+    for table in tables:
+        if table.dtype != "float32":
+            raise ConfigError(
+                f"compute_dtype is float64, but table {table.name!r} is to hold {table.dtype}. Leave embedding.dtype "
+                "(and embedding.tables.*.dtype) at float32, which stands for float64 in such a run."
+            )
+    for name, segments in plan.tables.items():
+        if any(segment.exchange != EXACT for segment in segments):
+            raise ConfigError(
+                f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
+                "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."
+            )
+
+
 def make_setup(
     config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = (), weights: bool = True
 ) -> Setup:
@@ -237,9 +254,10 @@ def make_setup(
             "to that at most."
         )
     tables, features = specs(config, source.schema)
-    plan = make_plan(config.plan, tables)
+    plan = make_plan(config.plan, tables, config.embedding.exchange)
     mesh = make_mesh(config.mesh)
     if config.compute_dtype == "float64":
+        _refuse_reduced(plan, tables)
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     build = functools.partial(

@@ -35,11 +35,13 @@ class StepOptions:
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be counted with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
+      seed: of stochastic rounding; see `narrow.py`.
     """
 
     clip_norm: float = 0.0
     accumulate: int = 1
     schedule: Callable[[jax.Array], Any] = lambda step: 1.0
+    seed: int = 0
 
 
 PLAIN = StepOptions()
@@ -167,9 +169,9 @@ def make_train_step(
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
         for group in bound.groups:
-            tables[group.name], slots[group.name] = update(
-                group, state.tables[group.name], state.slots[group.name], *sent[group.name], scale, state.step, rate, ok
-            )
+            held = state.tables[group.name], state.slots[group.name]
+            written = update(group, *held, *sent[group.name], scale, state.step, rate, ok, options.seed)
+            tables[group.name], slots[group.name] = written
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
             updates = jax.tree.map(lambda u: u * rate, updates)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recjax.embedding.bound import ACROSS, BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, PLACEMENTS, Plan, Segment, make_plan
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, PLACEMENTS, Exchange, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 
@@ -56,7 +56,7 @@ def test_the_file_holds_every_key():
                     "columns": "all",
                     "owners": "all",
                     "tier": "device",
-                    "exchange": "float32",
+                    "exchange": {"forward": "float32", "backward": "float32"},
                     "why": "large",
                 }
             ]
@@ -67,6 +67,20 @@ def test_the_file_holds_every_key():
 
 def test_keys_left_out_have_their_defaults():
     assert Plan.from_json(plan_text()) == Plan({"t": (Segment("row_wise"),)})
+
+
+@pytest.mark.parametrize(
+    ("value", "exchange"),
+    [
+        ("float32", Exchange()),
+        ("int8", Exchange("int8", "int8")),
+        ({"backward": "bfloat16"}, Exchange("float32", "bfloat16")),
+        ({"forward": "float16", "backward": "int8"}, Exchange("float16", "int8")),
+    ],
+)
+def test_an_exchange_is_one_precision_or_one_for_each_direction(value, exchange):
+    plan = Plan.from_json(plan_text(exchange=value))
+    assert plan == Plan({"t": (Segment("row_wise", exchange=exchange),)}) == Plan.from_json(plan.to_json())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,10 @@ def test_keys_left_out_have_their_defaults():
         (plan_text(placement="table_row_wise", owners=-1), "owners=-1 is not the number of a host"),
         (plan_text(placement="grid", owners=1), "owners=1 is not built yet; leave it at 'all'"),
         (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
-        (plan_text(exchange="bfloat16"), "exchange='bfloat16' is not built yet; leave it at 'float32'"),
+        (plan_text(exchange="int4"), "exchange='int4' is neither one of float32, bfloat16, float16, int8 nor an obj"),
+        (plan_text(exchange={"forward": ["int8"]}), r"exchange=\{'forward': \['int8'\]\} is neither one of float32"),
+        (plan_text(exchange={"back": "int8"}), r"exchange=\{'back': 'int8'\} is neither .* \"forward\", \"backward\""),
+        (plan_text(placement="data_parallel", exchange="int8"), 'exchanges no rows, .* Leave out "exchange", or place'),
         (plan_text(why=5), "why=5 is not a text"),
     ],
 )
