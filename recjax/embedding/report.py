@@ -25,8 +25,8 @@ def describe_plan(
     Returns:
       "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
       None), exchange ("forward" and "backward" precision), rows, dim, dtype, optimizer, bytes of rows and slots over
-      all devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says whether there is
-      any), and why; "devices": how many; "hosts": how many; "bytes_per_device": what each holds;
+      all devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says whether
+      there is any), and why; "devices": how many; "hosts": how many; "bytes_per_device": what each holds;
       "lookups_per_device": ids per step that each answers, if all rows were looked up equally often, of a column-wise
       table in proportion to its columns; "imbalance": most bytes over mean bytes; "lookup_imbalance": the same of
       lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's
