@@ -136,8 +136,10 @@ def check(problem: Problem, devices: int, plan: str | Plan, hosts: int = 1) -> N
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("devices", [1, 3, 8])
-@pytest.mark.parametrize("plan", ON_ONE_HOST)
+@pytest.mark.parametrize(
+    ("plan", "devices"),
+    [(plan, 3) for plan in ON_ONE_HOST] + [("row_wise", 1), ("row_wise", 8), ("column_wise", 8)],
+)
 def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
     check(make(), devices, plan)
 

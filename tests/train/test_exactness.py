@@ -48,15 +48,25 @@ def plan_of(name: str, data: str) -> str | Plan:
     return Plan({t.name: (Segment(next(turn)),) for t in make(data).tables}) if name == "mixed" else name
 
 
-CASES = [
-    (data, plan, devices)
-    for data in ("synthetic_multihot", "movietweetings")
-    for plan, sizes in (("row_wise", (1, 2, 3, 4, 8)), ("mixed", (3, 8)))
-    for devices in sizes
-]
+# By data and plan: how many devices. In float64, which proves the algorithm; and in float32, where rounding shows.
+FLOAT64 = {
+    ("movietweetings", "row_wise"): (1, 2, 3, 4, 8),
+    ("movietweetings", "mixed"): (3, 8),
+    ("synthetic_multihot", "row_wise"): (1, 3),
+    ("synthetic_multihot", "mixed"): (8,),
+}
+FLOAT32 = {
+    ("movietweetings", "row_wise"): (1, 8),
+    ("movietweetings", "mixed"): (3,),
+    ("synthetic_multihot", "mixed"): (8,),
+}
 
 
-@pytest.mark.parametrize(("data", "plan", "devices"), CASES)
+def cases(of: dict[tuple[str, str], tuple[int, ...]]) -> list[tuple[str, str, int]]:
+    return [(data, plan, devices) for (data, plan), sizes in of.items() for devices in sizes]
+
+
+@pytest.mark.parametrize(("data", "plan", "devices"), cases(FLOAT64))
 def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
     with jax.enable_x64(True):
         truth = oracle(data, np.float64)
@@ -64,7 +74,7 @@ def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
     compare(result, truth, loss_rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("data", "plan", "devices"), CASES)
+@pytest.mark.parametrize(("data", "plan", "devices"), cases(FLOAT32))
 def test_float32_losses_equal_the_oracle(data: str, plan: str, devices: int) -> None:
     truth = oracle(data, np.float32)
     compare(run_sharded(make(data), devices, plan_of(plan, data), np.float32), truth, loss_rtol=1e-5, atol=None)
