@@ -112,6 +112,8 @@ FREE_ON_RESUME = (
     "train.steps",
     "train.epochs",
     "small.epochs",
+    "train.dense",
+    "train.bucket_mib",
     "train.eval_batch_size",
     "train.checkpoint_every",
     "train.keep_checkpoints",

@@ -204,7 +204,7 @@ def _write_batches(setup: Setup, folder: Path) -> None:
 
 
 def _write_weights(setup: Setup, state: states.TrainState, tables: tuple[TableSpec, ...], folder: Path) -> None:
-    arrays = states.export(state, setup.bound)
+    arrays = states.export(state, setup.bound, setup.dense)
     for t, table in enumerate(tables):
         rows = as_lazy(arrays["tables"][table.name]["rows"]).load()
         np.save(folder / f"table_{t}.npy", rows[RowOrder(table.rows).position(np.arange(table.rows))])

@@ -15,6 +15,7 @@ PHASES = (
     "gather",
     "row_exchange",
     "pool",
+    "dense_gather",
     "dense_forward",
     "dense_backward",
     "dense_grads",

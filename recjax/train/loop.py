@@ -193,7 +193,7 @@ class Loop:
         best = cursor.end["best_step"] if cursor.end else cursor.best_step
         with self.progress.paused():
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
-            arrays = states.export(state, self.setup.bound)
+            arrays = states.export(state, self.setup.bound, self.setup.dense)
             if self.copies is None:
                 self.copies = self._copies(size_bytes(arrays))
             if self.copies:

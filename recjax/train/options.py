@@ -17,6 +17,7 @@ import optax
 from recjax.config_values import check_ranges
 from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
 from recjax.errors import ConfigError
+from recjax.train.dense import Held
 from recjax.train.schedule import Constant, Schedule
 
 
@@ -123,6 +124,10 @@ class TrainConfig:
     schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
     clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
     accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
+    dense: Held = (
+        "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
+    )
+    bucket_mib: float = 0.0  # MiB of dense gradients that travel together, while others are computed; 0: all at the end
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch
@@ -141,7 +146,7 @@ class TrainConfig:
         positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs", "accumulate")
         not_negative = ("steps", "eval_every", "patience", "checkpoint_every", "workers")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
-        check_not_negative(self, "clip_norm")
+        check_not_negative(self, "clip_norm", "bucket_mib")
         if self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:

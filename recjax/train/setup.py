@@ -30,6 +30,7 @@ from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.checkpoint import Restored
+from recjax.train.dense import Dense, make_dense
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
 
 
@@ -134,6 +135,7 @@ class Setup:
       model: the dense module, with its initial weights.
       tx: optimizer of the dense part.
       dtype: of parameters and tables.
+      dense: how the dense part is held.
     """
 
     config: RunConfig
@@ -144,26 +146,29 @@ class Setup:
     model: nnx.Module
     tx: optax.GradientTransformation
     dtype: Any
+    dense: Dense
 
     def new_state(self) -> states.TrainState:
         """The state before the first step."""
-        return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype)
+        return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense)
 
     def saved_state(self, saved: Restored) -> states.TrainState:
         """The state that a checkpoint holds."""
-        return states.from_host(saved.arrays, saved.step, self.model, self.bound, self.mesh, self.tx, self.dtype)
+        return states.from_host(
+            saved.arrays, saved.step, self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense
+        )
 
     @functools.cached_property
     def train_step(self) -> jax.stages.Wrapped:
         """See `make_train_step`."""
         train = self.config.train
         options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, self.config.seed)
-        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options)
+        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options, self.dense)
 
     @functools.cached_property
     def predict(self) -> jax.stages.Wrapped:
         """See `make_predict`."""
-        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
+        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh, self.dense)
 
     @functools.cached_property
     def router(self) -> routers.Router:
@@ -269,4 +274,6 @@ def make_setup(
     )
     model = build() if weights else nnx.eval_shape(build)
     bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup, mesh.shape["host"])
-    return Setup(config, source, mesh, plan, bound, model, config.train.optimizer.build(), dtype)
+    tx = config.train.optimizer.build()
+    dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
+    return Setup(config, source, mesh, plan, bound, model, tx, dtype, dense)

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from recjax.embedding.bound import BoundPlan
 from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
 from recjax.errors import TrainingError
 from recjax.lazy import LazyArray, as_lazy, load
 from recjax.mesh import replicated
+from recjax.train.dense import REPLICATED, Dense
 
 
 @jax.tree_util.register_dataclass
@@ -27,8 +28,8 @@ class TrainState:
     Attributes:
       step: int32 [], steps done.
       ok: bool [], false from the first non-finite step on; nothing changes any more.
-      dense: parameters of the dense part (an nnx.State), replicated.
-      opt: state of their optax optimizer, replicated.
+      dense: parameters of the dense part (an nnx.State), replicated or split as `recjax.train.dense` says.
+      opt: state of their optax optimizer, likewise.
       tables: group buffers [O * R, D].
       slots: their sparse optimizer slots [O * R].
     """
@@ -42,11 +43,17 @@ class TrainState:
 
 
 def create(
-    model: nnx.Module, bound: BoundPlan, mesh: Mesh, tx: optax.GradientTransformation, seed: int, dtype: Any
+    model: nnx.Module,
+    bound: BoundPlan,
+    mesh: Mesh,
+    tx: optax.GradientTransformation,
+    seed: int,
+    dtype: Any,
+    held: Dense = REPLICATED,
 ) -> TrainState:
     """The state before the first step. `dtype` is that of parameters and tables, float32 or float64."""
     tables, slots = initialise(bound, mesh, seed, dtype)
-    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, mesh)
+    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, mesh, held)
 
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any]:
@@ -55,28 +62,32 @@ def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any)
     return dense, tx.init(dense)
 
 
-def _assemble(done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, mesh: Mesh) -> TrainState:
-    small = (jnp.int32(done), jnp.asarray(True), dense, opt)
-    step, ok, dense, opt = jax.device_put(small, replicated(mesh))
+def _assemble(
+    done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, mesh: Mesh, held: Dense
+) -> TrainState:
+    step, ok = jax.device_put((jnp.int32(done), jnp.asarray(True)), replicated(mesh))
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), held.specs())
+    dense, opt = jax.device_put(held.hold(dense, opt), shardings)
     return TrainState(step, ok, dense, opt, tables, slots)
 
 
-def export(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
+def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
     """The state as nested dicts of arrays, independent of mesh and plan.
 
     Keys: "tables" (table name -> rows and slots, lazy arrays that are good until the next step, see
     `export_tables`), "dense" and "opt" (path of each leaf -> array).
     """
+    dense, opt = held.whole(state.dense, state.opt)
     return {
         "tables": export_tables(bound, state.tables, state.slots),
-        "dense": _named_leaves(state.dense),
-        "opt": _named_leaves(state.opt),
+        "dense": _named_leaves(dense),
+        "opt": _named_leaves(opt),
     }
 
 
-def to_host(state: TrainState, bound: BoundPlan) -> dict[str, Any]:
+def to_host(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
     """The same with tables copied to the host."""
-    return load(export(state, bound))
+    return load(export(state, bound, held))
 
 
 def from_host(
@@ -87,6 +98,7 @@ def from_host(
     mesh: Mesh,
     tx: optax.GradientTransformation,
     dtype: Any,
+    held: Dense = REPLICATED,
 ) -> TrainState:
     """The inverse of `export`, onto any mesh and plan.
 
@@ -98,6 +110,7 @@ def from_host(
       mesh: the mesh.
       tx: optimizer of the dense part.
       dtype: of parameters and tables.
+      held: how the dense part will be held.
 
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
@@ -106,7 +119,7 @@ def from_host(
     dense, opt = _dense_part(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
-    return _assemble(done, dense, opt, tables, slots, mesh)
+    return _assemble(done, dense, opt, tables, slots, mesh, held)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ from recjax.embedding.lookup import at_home, fetch, send_gradients, update
 from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, sharded
+from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.state import TrainState
 
 
@@ -98,12 +99,15 @@ def make_train_step(
     mesh: Mesh,
     tx: optax.GradientTransformation,
     options: StepOptions = PLAIN,
+    held: Dense = REPLICATED,
 ) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
     Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
     in dense_grads, and, where tables are sharded, one of a single integer in finite_check, by which
-    all devices agree on whether the step counts; and, to clip, one of a single float in clip.
+    all devices agree on whether the step counts; and, to clip, one of a single float in clip. `held` may
+    ask for an all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in
+    dense_gather and reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -123,21 +127,26 @@ def make_train_step(
             losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
             return jnp.sum(inputs.weights_B * losses_B)
 
-        def gradients(inputs: Inputs) -> Any:
-            loss, backward = jax.vjp(functools.partial(weighted_loss, inputs=inputs), dense_here, rows)
+        def gradients(dense: Any, inputs: Inputs) -> Any:
+            loss, backward = jax.vjp(functools.partial(weighted_loss, inputs=inputs), dense, rows)
             with jax.named_scope("dense_backward"):
                 return loss, *backward(jnp.ones_like(loss))
 
-        # Made varying, the parameters get gradients of this device's samples alone: the sum over
-        # devices is then the one explicit psum below. The tables never enter autodiff.
-        dense_here = jax.lax.pcast(state.dense, BATCH_AXES, to="varying")
+        # Gradients of dense_here are those of this device's samples alone: the sum over devices is the
+        # explicit `reduce` below. The tables never enter autodiff.
+        like = held.like(state.dense)
+        order = list(range(len(jax.tree.leaves(like))))
+        if held.bucket_bytes and options.accumulate == 1:  # parts give all their gradients at once, at the end
+            order = order_made(lambda dense: gradients(dense, inputs)[1], like)
+        dense_here = held.gather(state.dense, order)
         if options.accumulate == 1:
-            loss, dense_grads, row_grads = gradients(inputs)
+            loss, dense_grads, row_grads = gradients(dense_here, inputs)
         else:
             zeros = jax.tree.map(jnp.zeros_like, (inputs.labels_B[0], dense_here, rows))
-            loss, dense_grads, row_grads = _accumulate(gradients, zeros, inputs, options.accumulate)
+            of_part = functools.partial(gradients, dense_here)
+            loss, dense_grads, row_grads = _accumulate(of_part, zeros, inputs, options.accumulate)
         with jax.named_scope("dense_grads"):
-            dense_grads, loss, weight = jax.lax.psum((dense_grads, loss, jnp.sum(inputs.weights_B)), BATCH_AXES)
+            dense_grads, loss, weight = held.reduce(dense_grads, loss, jnp.sum(inputs.weights_B), order)
             dense_grads = jax.tree.map(lambda g: g / weight, dense_grads)
             loss = loss / weight
         sent = {g.name: send_gradients(g, asked[g.name], row_grads[g.name]) for g in bound.groups}
@@ -153,12 +162,13 @@ def make_train_step(
         with jax.named_scope("finite_check"):
             bad = {
                 "bad_loss": _not_finite(loss),
-                "bad_dense": sum(_not_finite(g) for g in jax.tree.leaves(dense_grads)),
+                "bad_dense": held.total(sum(_not_finite(g) for g in jax.tree.leaves(dense_grads))),
                 "bad_tables": over_tables(_not_finite, jnp.int32(0)),
             }
         if options.clip_norm:
             with jax.named_scope("clip"):
-                squares = sum((_squares(g) for g in jax.tree.leaves(dense_grads)), over_tables(_squares, loss * 0))
+                of_dense = held.total(sum(_squares(g) for g in jax.tree.leaves(dense_grads)))
+                squares = of_dense + over_tables(_squares, loss * 0)
                 bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)
@@ -180,7 +190,7 @@ def make_train_step(
         new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
         return new, {"loss": loss, "ok": ok, **bad}
 
-    specs = state_specs(bound)
+    specs = state_specs(bound, held)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
     return jax.jit(mapped, donate_argnums=0)
 
@@ -202,7 +212,7 @@ def _accumulate(gradients: Callable[[Inputs], Any], zero: Any, inputs: Inputs, p
     return jax.lax.scan(add, zero, slices)[0]
 
 
-def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
+def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, held: Dense = REPLICATED) -> jax.stages.Wrapped:
     """The jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh."""
 
     def predict(state: TrainState, inputs: Inputs) -> jax.Array:
@@ -210,17 +220,18 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrap
             group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name])[0]
             for group in bound.groups
         }
-        return _forward(graphdef, bound, state.dense, rows, state.tables, inputs)
+        dense = held.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
+        return _forward(graphdef, bound, dense, rows, state.tables, inputs)
 
-    specs = (state_specs(bound), P(BATCH_AXES))
+    specs = (state_specs(bound, held), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
 
 
-def state_specs(bound: BoundPlan) -> Any:
-    """The PartitionSpecs of a TrainState: sharded tables are split over MODEL_AXES, all else is replicated."""
+def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
+    """The PartitionSpecs of a TrainState: sharded tables split over MODEL_AXES, the dense part as `held` says."""
     tables = {g.name: P() if g.sharding == "copies" else P(MODEL_AXES) for g in bound.groups}
     specs: Any = tables
-    return TrainState(P(), P(), P(), P(), specs, specs)
+    return TrainState(P(), P(), *held.specs(), specs, specs)
 
 
 def _not_finite(x: jax.Array) -> jax.Array:

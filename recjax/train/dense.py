@@ -1,0 +1,272 @@
+"""How the dense parameters are held, and how their gradients are summed over the devices: `train.dense`.
+
+`Replicated` holds everything on every device and sums gradients by all-reduce. `Sharded` is ZeRO's third stage
+(Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3), also called fully sharded data parallel: a device holds 1/N
+of each parameter and of its optimizer state, parameters are gathered before they are used, and gradients arrive
+summed and split by reduce-scatter. The numbers are the same, and checkpoints too: whole arrays, whoever wrote them.
+
+A ring moves 2 (N - 1) / N bytes for each byte of parameters either way: an all-reduce, or an all-gather and a
+reduce-scatter. That is why gathered parameters are kept for the backward pass: gathering them once more would cost half
+as much again, to save memory that activations outweigh in recommendation models. So what is saved is the memory of
+parameters and optimizer state between the steps, (N - 1) / N of it, and the time of the optimizer; within a step there
+is room for one whole copy of the parameters.
+
+With `bucket_bytes` both work in buckets, in the order in which the backward pass makes the gradients, so that the first
+ones travel while the others are still being computed. XLA combines collectives that do not depend on each other, up to
+limits of its own for each back end. Each bucket is therefore one flat array, which nothing can split, and made to wait
+for the bucket before it, so that nothing can combine them; on the wire they would come one after the other anyway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.extend import core
+from jax.sharding import PartitionSpec as P
+
+from recjax.errors import ConfigError
+from recjax.mesh import BATCH_AXES
+
+Held = Literal["replicated", "sharded"]
+Sums: TypeAlias = tuple[Any, jax.Array, jax.Array]  # gradients as they are held, sum of w*l, sum of w
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """Every device holds all parameters and their optimizer state.
+
+    Attributes:
+      bucket_bytes: largest size of a bucket, except that a larger parameter has one to itself; 0: one all-reduce of
+        all gradients after the backward pass.
+    """
+
+    bucket_bytes: int = 0
+
+    def hold(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """Whole parameters and optimizer state, as a TrainState has them."""
+        return dense, opt
+
+    def whole(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """The inverse of `hold`."""
+        return dense, opt
+
+    def specs(self) -> tuple[Any, Any]:
+        """PartitionSpecs of both."""
+        return P(), P()
+
+    def like(self, dense: Any) -> Any:
+        """Whole parameters' shapes and dtypes, from parameters as they are held."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
+
+    def gather(self, dense: Any, order: Sequence[int]) -> Any:
+        """Whole parameters on each device, of which gradients are those of its own samples alone. Moves nothing."""
+        # Made varying: of parameters that are the same everywhere, autodiff would sum the gradients by itself.
+        return jax.lax.pcast(dense, BATCH_AXES, to="varying")
+
+    def reduce(self, grads: Any, loss: jax.Array, weight: jax.Array, order: Sequence[int]) -> Sums:
+        """Sums over the devices. Loss and weights are known before any gradient: they go with the first bucket."""
+        if not self.bucket_bytes:
+            return jax.lax.psum((grads, loss, weight), BATCH_AXES)
+        leaves, structure = jax.tree.flatten(grads)
+        sums = list(leaves)
+        done = None
+        for bucket in buckets([x.nbytes for x in leaves], order, self.bucket_bytes):
+            parts = [leaves[i].reshape(-1) for i in bucket]
+            parts += [jnp.stack([loss, weight])] if done is None else []
+            done = jax.lax.psum(_after(jnp.concatenate(parts), done), BATCH_AXES)
+            ends = _ends([len(part) for part in parts])
+            for i, start, end in zip(bucket, [0, *ends], ends, strict=False):
+                sums[i] = done[start:end].reshape(leaves[i].shape)
+            if len(parts) > len(bucket):
+                loss, weight = done[-2], done[-1]
+        return jax.tree.unflatten(structure, sums), loss, weight
+
+    def total(self, x: jax.Array) -> jax.Array:
+        """The sum over all gradients, from the sum over those that this device holds."""
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """A device holds 1/N of each parameter and of its optimizer state: flat, padded with zeros to a multiple of N.
+
+    The optimizer sees these shards, so it must work on each value by itself. All those of `recjax.train.options` do,
+    and `Sharded.of` refuses what does not.
+
+    Attributes:
+      params: shapes and dtypes of the whole parameters.
+      opt: shapes and dtypes of their whole optimizer state.
+      split: tree like `opt`: whether a leaf has a value for each value of a parameter (a count of steps has not).
+      devices: N.
+      bucket_bytes: as for `Replicated`, of whole parameters; 0: one all-gather and one reduce-scatter.
+    """
+
+    params: Any
+    opt: Any
+    split: Any
+    devices: int
+    bucket_bytes: int = 0
+
+    @classmethod
+    def of(cls, params: Any, tx: optax.GradientTransformation, devices: int, bucket_bytes: int) -> Sharded:
+        """For `params` (arrays or their shapes) under the optimizer `tx`.
+
+        Raises:
+          ConfigError: a value's update depends on other values.
+        """
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        flat = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.size,), x.dtype), params)
+        opt, flat_opt = jax.eval_shape(tx.init, params), jax.eval_shape(tx.init, flat)
+        same = all(a.size == b.size for a, b in zip(jax.tree.leaves(opt), jax.tree.leaves(flat_opt), strict=True))
+        if not same or not _elementwise(jax.make_jaxpr(tx.update)(flat, flat_opt, flat).jaxpr):
+            raise ConfigError(
+                "train.dense=sharded needs an optimizer that updates each value by itself, since a device sees only "
+                "its part of each parameter, and this one also looks at others (a norm, say, or a mean). Use "
+                "train.dense=replicated, or train.clip_norm to clip, which knows about the parts."
+            )
+        return cls(params, opt, jax.tree.map(lambda x: x.ndim == 1, flat_opt), devices, bucket_bytes)
+
+    def hold(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """Whole parameters and optimizer state, as a TrainState has them: [N * ceil(size / N)] each."""
+        hold_opt = jax.tree.map(lambda x, split: self._flat(x) if split else x, opt, self.split)
+        return jax.tree.map(self._flat, dense), hold_opt
+
+    def whole(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """The inverse of `hold`."""
+        return jax.tree.map(_unflat, dense, self.params), jax.tree.map(_unflat, opt, self.opt)
+
+    def specs(self) -> tuple[Any, Any]:
+        """PartitionSpecs of both."""
+        return P(BATCH_AXES), jax.tree.map(lambda split: P(BATCH_AXES) if split else P(), self.split)
+
+    def like(self, dense: Any) -> Any:
+        """Whole parameters' shapes and dtypes."""
+        return self.params
+
+    def gather(self, dense: Any, order: Sequence[int]) -> Any:
+        """Whole parameters on each device, of which gradients are those of its own samples alone.
+
+        Args:
+          dense: this device's shards.
+          order: of the leaves, in which gradients will be made: the last is needed first.
+        """
+        shards, structure = jax.tree.flatten(dense)
+        shapes = jax.tree.leaves(self.params)
+        found = list(shards)
+        done = None
+        with jax.named_scope("dense_gather"):
+            for bucket in reversed(self._buckets(order)):
+                shard_S = jnp.concatenate([shards[i] for i in bucket])
+                done = jax.lax.all_gather(_after(shard_S, done), BATCH_AXES)
+                for i, part_NxS in zip(bucket, _columns(done, [len(shards[i]) for i in bucket]), strict=True):
+                    found[i] = _unflat(part_NxS.reshape(-1), shapes[i])
+        return jax.tree.unflatten(structure, found)
+
+    def reduce(self, grads: Any, loss: jax.Array, weight: jax.Array, order: Sequence[int]) -> Sums:
+        """Sums over the devices, of gradients this device's shards; loss and weights travel on their own, and first."""
+        loss, weight = jax.lax.psum(jnp.stack([loss, weight]), BATCH_AXES)
+        leaves, structure = jax.tree.flatten(grads)
+        sums = list(leaves)
+        done = None
+        for bucket in self._buckets(order):
+            parts = [self._flat(leaves[i]).reshape(self.devices, -1) for i in bucket]
+            whole_NxS = _after(jnp.concatenate(parts, axis=1), done)
+            done = jax.lax.psum_scatter(whole_NxS, BATCH_AXES)
+            for i, part in zip(bucket, _columns(done[None], [p.shape[1] for p in parts]), strict=True):
+                sums[i] = part[0]
+        return jax.tree.unflatten(structure, sums), loss, weight
+
+    def total(self, x: jax.Array) -> jax.Array:
+        """The sum over all gradients, from the sum over those that this device holds. Padding counts as 0."""
+        return jax.lax.psum(x, BATCH_AXES)
+
+    def _buckets(self, order: Sequence[int]) -> list[list[int]]:
+        sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(self.params)]
+        return buckets(sizes, order, self.bucket_bytes) if self.bucket_bytes else [list(order)]
+
+    def _flat(self, x: Any) -> jax.Array:
+        return jnp.pad(jnp.reshape(x, -1), (0, -x.size % self.devices))
+
+
+Dense: TypeAlias = Replicated | Sharded
+REPLICATED = Replicated()
+
+
+def make_dense(
+    held: Held, bucket_mib: float, model: nnx.Module, tx: optax.GradientTransformation, dtype: Any, devices: int
+) -> Dense:
+    """What `train.dense` and `train.bucket_mib` ask for.
+
+    Raises:
+      ConfigError: as `Sharded.of`.
+    """
+    bucket_bytes = int(bucket_mib * 2**20)
+    if held == "replicated":
+        return Replicated(bucket_bytes)
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), nnx.state(model, nnx.Param))
+    return Sharded.of(params, tx, devices, bucket_bytes)
+
+
+def buckets(sizes_bytes: Sequence[int], order: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    """Groups the leaves in their `order` so that each group but those of a single leaf has at most `limit_bytes`."""
+    groups: list[list[int]] = []
+    filled = limit_bytes
+    for i in order:
+        if not groups or filled + sizes_bytes[i] > limit_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(i)
+        filled += sizes_bytes[i]
+    return groups
+
+
+def order_made(gradients: Callable[[Any], Any], like: Any) -> list[int]:
+    """The leaves of `like` in the order in which `gradients` makes those of its result; ties as they come.
+
+    Traced, not run: inside `jax.shard_map` it costs nothing at run time.
+
+    Args:
+      gradients: from parameters that vary over the devices to a tree like them.
+      like: the parameters' shapes and dtypes.
+    """
+
+    def trace() -> Any:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        return gradients(jax.lax.pcast(zeros, BATCH_AXES, to="varying"))
+
+    jaxpr = jax.make_jaxpr(trace)().jaxpr
+    made = {id(var): at for at, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
+    return sorted(range(len(jaxpr.outvars)), key=lambda i: made.get(id(jaxpr.outvars[i]), -1))
+
+
+def _after(x: jax.Array, done: jax.Array | None) -> jax.Array:
+    """`x`, but not before `done`, and for XLA not to be combined with it."""
+    return x if done is None else jax.lax.optimization_barrier((x, done))[0]
+
+
+def _columns(x_NxS: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
+    ends = _ends(widths)
+    return [x_NxS[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _ends(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[: i + 1]) for i in range(len(lengths))]
+
+
+def _unflat(x: Any, shape: Any) -> Any:
+    return x.reshape(-1)[: shape.size].reshape(shape.shape)
+
+
+def _elementwise(jaxpr: core.Jaxpr) -> bool:
+    """Whether no equation makes something smaller out of an array, as everything does that compares its values."""
+    for equation in jaxpr.eqns:
+        largest = max((getattr(var.aval, "size", 1) for var in equation.invars), default=1)
+        if any(var.aval.size < largest for var in equation.outvars):
+            return False
+    return True
