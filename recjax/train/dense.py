@@ -13,13 +13,14 @@ is room for one whole copy of the parameters.
 
 With `bucket_bytes` both work in buckets, in the order in which the backward pass makes the gradients, so that the first
 ones travel while the others are still being computed. XLA combines collectives that do not depend on each other, up to
-limits of its own for each back end. Each bucket is therefore one flat array, which nothing can split, and made to wait
-for the bucket before it, so that nothing can combine them; on the wire they would come one after the other anyway.
+limits of its own for each back end. Each bucket is therefore one flat array, which nothing can split, and ends in one
+number of the bucket before it, so that nothing can combine them; on the wire they come one after the other anyway.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.extend import core
 from jax.sharding import PartitionSpec as P
 
 from recjax.errors import ConfigError
@@ -42,8 +42,8 @@ class Replicated:
     """Every device holds all parameters and their optimizer state.
 
     Attributes:
-      bucket_bytes: largest size of a bucket, except that a larger parameter has one to itself; 0: one all-reduce of
-        all gradients after the backward pass.
+      bucket_bytes: a bucket is full, and sent, when it holds so many bytes of gradients; 0: one all-reduce of all
+        gradients after the backward pass.
     """
 
     bucket_bytes: int = 0
@@ -74,18 +74,15 @@ class Replicated:
         if not self.bucket_bytes:
             return jax.lax.psum((grads, loss, weight), BATCH_AXES)
         leaves, structure = jax.tree.flatten(grads)
+        groups = buckets([x.nbytes for x in leaves], order, self.bucket_bytes)
+        flat = [jnp.concatenate([leaves[i].reshape(-1) for i in group]) for group in groups]
+        flat[0] = jnp.concatenate([flat[0], jnp.stack([loss, weight])])
+        found = _one_after_another(flat, lambda x: jax.lax.psum(x, BATCH_AXES))
         sums = list(leaves)
-        done = None
-        for bucket in buckets([x.nbytes for x in leaves], order, self.bucket_bytes):
-            parts = [leaves[i].reshape(-1) for i in bucket]
-            parts += [jnp.stack([loss, weight])] if done is None else []
-            done = jax.lax.psum(_after(jnp.concatenate(parts), done), BATCH_AXES)
-            ends = _ends([len(part) for part in parts])
-            for i, start, end in zip(bucket, [0, *ends], ends, strict=False):
-                sums[i] = done[start:end].reshape(leaves[i].shape)
-            if len(parts) > len(bucket):
-                loss, weight = done[-2], done[-1]
-        return jax.tree.unflatten(structure, sums), loss, weight
+        for group, done in zip(groups, found, strict=True):
+            for i, part_1xS in zip(group, _columns(done[None], [leaves[i].size for i in group]), strict=True):
+                sums[i] = part_1xS.reshape(leaves[i].shape)
+        return jax.tree.unflatten(structure, sums), *found[0][-2:]
 
     def total(self, x: jax.Array) -> jax.Array:
         """The sum over all gradients, from the sum over those that this device holds."""
@@ -158,27 +155,27 @@ class Sharded:
         """
         shards, structure = jax.tree.flatten(dense)
         shapes = jax.tree.leaves(self.params)
-        found = list(shards)
-        done = None
+        groups = self._buckets(order)[::-1]
         with jax.named_scope("dense_gather"):
-            for bucket in reversed(self._buckets(order)):
-                shard_S = jnp.concatenate([shards[i] for i in bucket])
-                done = jax.lax.all_gather(_after(shard_S, done), BATCH_AXES)
-                for i, part_NxS in zip(bucket, _columns(done, [len(shards[i]) for i in bucket]), strict=True):
-                    found[i] = _unflat(part_NxS.reshape(-1), shapes[i])
-        return jax.tree.unflatten(structure, found)
+            flat_S = [jnp.concatenate([shards[i] for i in group]) for group in groups]
+            found_NxS = _one_after_another(flat_S, lambda x: jax.lax.all_gather(x, BATCH_AXES))
+            whole = list(shards)
+            for group, done_NxS in zip(groups, found_NxS, strict=True):
+                for i, part in zip(group, _columns(done_NxS, [len(shards[i]) for i in group]), strict=True):
+                    whole[i] = _unflat(part, shapes[i])
+        return jax.tree.unflatten(structure, whole)
 
     def reduce(self, grads: Any, loss: jax.Array, weight: jax.Array, order: Sequence[int]) -> Sums:
         """Sums over the devices, of gradients this device's shards; loss and weights travel on their own, and first."""
         loss, weight = jax.lax.psum(jnp.stack([loss, weight]), BATCH_AXES)
         leaves, structure = jax.tree.flatten(grads)
+        parts_NxS = [self._flat(x).reshape(self.devices, -1) for x in leaves]
+        groups = self._buckets(order)
+        flat_NxS = [jnp.concatenate([parts_NxS[i] for i in group], axis=1) for group in groups]
+        found_S = _one_after_another(flat_NxS, lambda x: jax.lax.psum_scatter(x, BATCH_AXES))
         sums = list(leaves)
-        done = None
-        for bucket in self._buckets(order):
-            parts = [self._flat(leaves[i]).reshape(self.devices, -1) for i in bucket]
-            whole_NxS = _after(jnp.concatenate(parts, axis=1), done)
-            done = jax.lax.psum_scatter(whole_NxS, BATCH_AXES)
-            for i, part in zip(bucket, _columns(done[None], [p.shape[1] for p in parts]), strict=True):
+        for group, done_S in zip(groups, found_S, strict=True):
+            for i, part in zip(group, _columns(done_S[None], [parts_NxS[i].shape[1] for i in group]), strict=True):
                 sums[i] = part[0]
         return jax.tree.unflatten(structure, sums), loss, weight
 
@@ -213,12 +210,12 @@ def make_dense(
     return Sharded.of(params, tx, devices, bucket_bytes)
 
 
-def buckets(sizes_bytes: Sequence[int], order: Sequence[int], limit_bytes: int) -> list[list[int]]:
-    """Groups the leaves in their `order` so that each group but those of a single leaf has at most `limit_bytes`."""
-    groups: list[list[int]] = []
-    filled = limit_bytes
+def buckets(sizes_bytes: Sequence[int], order: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """Groups the leaves in their `order`: a group is full when it has `bucket_bytes`, which only the last may lack."""
+    groups: list[list[int]] = [[]]
+    filled = 0
     for i in order:
-        if not groups or filled + sizes_bytes[i] > limit_bytes:
+        if filled >= bucket_bytes:
             groups.append([])
             filled = 0
         groups[-1].append(i)
@@ -245,28 +242,35 @@ def order_made(gradients: Callable[[Any], Any], like: Any) -> list[int]:
     return sorted(range(len(jaxpr.outvars)), key=lambda i: made.get(id(jaxpr.outvars[i]), -1))
 
 
-def _after(x: jax.Array, done: jax.Array | None) -> jax.Array:
-    """`x`, but not before `done`, and for XLA not to be combined with it."""
-    return x if done is None else jax.lax.optimization_barrier((x, done))[0]
+def _one_after_another(xs: Sequence[jax.Array], collective: Callable[[jax.Array], jax.Array]) -> list[jax.Array]:
+    """`collective` of each [..., S]. A number of each result travels behind the next one's, at [..., S]: the link.
+
+    A barrier in its place (`optimization_barrier`) would be dropped by XLA before it combines reduce-scatters.
+    """
+    results: list[jax.Array] = []
+    for x in xs:
+        if results:
+            link = jnp.broadcast_to(results[-1].reshape(-1)[:1], (*x.shape[:-1], 1))
+            x = jnp.concatenate([x, link], axis=-1)
+        results.append(collective(x))
+    return results
 
 
 def _columns(x_NxS: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
-    ends = _ends(widths)
-    return [x_NxS[:, start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _ends(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    """Parts of the given widths, one after the other; what lies beyond them is left out."""
+    ends = list(itertools.accumulate(widths))
+    return [x_NxS[:, end - width : end] for width, end in zip(widths, ends, strict=True)]
 
 
 def _unflat(x: Any, shape: Any) -> Any:
     return x.reshape(-1)[: shape.size].reshape(shape.shape)
 
 
-def _elementwise(jaxpr: core.Jaxpr) -> bool:
-    """Whether no equation makes something smaller out of an array, as everything does that compares its values."""
-    for equation in jaxpr.eqns:
-        largest = max((getattr(var.aval, "size", 1) for var in equation.invars), default=1)
-        if any(var.aval.size < largest for var in equation.outvars):
-            return False
-    return True
+def _elementwise(jaxpr: Any) -> bool:
+    """Whether no equation makes something smaller out of an array, as everything does that combines its values."""
+    return all(
+        result.aval.size >= operand.aval.size
+        for equation in jaxpr.eqns
+        for operand in equation.invars
+        for result in equation.outvars
+    )

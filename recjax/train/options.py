@@ -127,7 +127,9 @@ class TrainConfig:
     dense: Held = (
         "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
     )
-    bucket_mib: float = 0.0  # MiB of dense gradients that travel together, while others are computed; 0: all at the end
+    bucket_mib: float = (
+        0.0  # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end
+    )
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch

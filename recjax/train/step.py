@@ -162,12 +162,12 @@ def make_train_step(
         with jax.named_scope("finite_check"):
             bad = {
                 "bad_loss": _not_finite(loss),
-                "bad_dense": held.total(sum(_not_finite(g) for g in jax.tree.leaves(dense_grads))),
+                "bad_dense": held.total(sum((_not_finite(g) for g in jax.tree.leaves(dense_grads)), jnp.int32(0))),
                 "bad_tables": over_tables(_not_finite, jnp.int32(0)),
             }
         if options.clip_norm:
             with jax.named_scope("clip"):
-                of_dense = held.total(sum(_squares(g) for g in jax.tree.leaves(dense_grads)))
+                of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
                 squares = of_dense + over_tables(_squares, loss * 0)
                 bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))

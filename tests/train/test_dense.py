@@ -1,14 +1,16 @@
 import dataclasses
 import functools
-import jax, optax
+
+import jax
 import numpy as np
 import pytest
 from support import Problem, Result, compare, problem, run_oracle, run_sharded
+
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dlrm import DLRMConfig
-from recjax.train.step import StepOptions
 from recjax.train.options import DenseAdagrad
+from recjax.train.step import StepOptions
 
 KIB = 1 / 1024
 
