@@ -70,6 +70,8 @@ def _step(name: str, step: dict[str, Any]) -> str:
             ["all that leaves the host", "", *(f"{size:,.0f}" for size in across), f"{across[1] / across[0]:.3f}"]
         )
     lines += [_table(wire), ""] if len(wire) > 1 else []
+    if any(flight["asynchronous"] for flight in step["flights"]):
+        lines += [flights(step["flights"]), ""]
     sparse, matmul = step["sparse"], step["matmul"]
     counts = {"forward": "a row for each id and a sum for each bag", "backward": "twice that"}
     for what, counted in counts.items():
@@ -81,6 +83,15 @@ def _step(name: str, step: dict[str, Any]) -> str:
         f"products: {matmul['flops'] / 1e9:.1f} GFLOP a step, {matmul['flops_per_s'] / 1e9:.0f} GFLOP/s{share}"
     )
     return "\n".join(lines)
+
+
+def flights(found: Sequence[dict[str, Any]]) -> str:
+    """A table of `recjax.bench.schedule.flights`."""
+    rows = [["collective, in order", "operations scheduled beside it"]]
+    for f in found:
+        beside = ", ".join(f"{count} {part}" for part, count in f["beside"].items()) or "none"
+        rows.append([f"{f['phase']} ({f['kind']})", beside if f["asynchronous"] else "none: it is synchronous"])
+    return _table(rows)
 
 
 def _spread(values: dict[str, Any], form: str) -> list[str]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.interpreters import partial_eval
 
-from recjax.bench import machine, parts, work
+from recjax.bench import machine, parts, schedule, work
 from recjax.bench.peer import Peer, require_known, threads
 from recjax.bench.quiet import Others
 from recjax.bench.rounds import Ours, Round, spread
@@ -188,6 +188,7 @@ def _step(
         "compilations": side.compilations,
         "profile": found,
         "wire": work.wire_bytes(hlo, bound, inputs.routing, item_bytes),
+        "flights": schedule.flights(hlo),
         "sparse": {
             "lookup_bytes": lookup,
             "forward_bytes_per_s": lookup / forward_s if forward_s else None,

@@ -13,6 +13,9 @@ from recjax.comms.quantize import encoded_bytes
 from recjax.embedding.bound import BoundPlan, Group
 from recjax.embedding.route import Routing
 
+# What a ring sends, in units of (N - 1) / N of the result.
+_RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
+
 
 def matmul_flops(jaxpr: Any) -> int:
     """Operations of all matrix products in a jaxpr, on one device where it is mapped over a mesh: 2 m n k each.
@@ -76,8 +79,8 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
       host, "hosts", one device of each, or "both"): "phase", "kind", "group_size", "between", "count",
       "padded_bytes" as compiled, "useful_bytes" (equal where nothing is padded), and "across_padded_bytes" and
-      "across_useful_bytes", those that leave the host. An all-reduce counts what a ring sends that goes round host by
-      host: 2 (N - 1) / N of its result.
+      "across_useful_bytes", those that leave the host. Reductions count what a ring sends that goes round host by
+      host: an all-reduce 2 (N - 1) / N of its result, a reduce-scatter N - 1 times its result, 1/N of what it reduces.
     """
     useful = _useful(bound, routing, item_bytes)
     found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
@@ -86,13 +89,13 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
         size = len(group)
         hosts = 1 if bound.hosts == 1 else len({n * bound.hosts // bound.devices for n in group})
         between = "devices" if hosts == 1 else "hosts" if hosts == size else "both"
-        away = (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
+        away = (size - 1) / size * _RING.get(collective.kind, lambda size: 1)(size)
         key = collective.phase, collective.kind, between, size
         new = {"phase": key[0], "kind": key[1], "group_size": size, "between": between, "count": 0}
         line = found.setdefault(key, new | {"padded_bytes": 0.0, "across_padded_bytes": 0.0})
         line["count"] += 1
         line["padded_bytes"] += collective.result_bytes * away
-        if collective.kind == "all-reduce":
+        if collective.kind in _RING:
             crossing = hosts / size if hosts > 1 else 0.0  # of the ring's links
         else:
             crossing = (size - size // hosts) / max(1, size - 1)  # of the other devices

@@ -73,8 +73,10 @@ def collectives(hlo: str | None) -> list[Collective]:
         if not match:
             continue
         name, result, kind, start, rest = match.groups()
-        if start and kind != "all-reduce" and result.startswith("("):
-            result = _elements(result)[1]  # (operands, results, context...); of an all-reduce it is the results alone
+        if start and result.startswith("("):
+            elements = _elements(result)
+            if kind != "all-reduce" or elements[0].startswith("("):  # which may also give its results alone
+                result = elements[1]  # of (operands, results, context...)
         shapes = tuple((d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result))
         total = sum(_bytes(dtype, dims) for dtype, dims in shapes)
         scope = re.search(r'op_name="([^"]*)"', rest)

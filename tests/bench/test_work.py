@@ -56,11 +56,13 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
         "  %psum.1 = f32[10]{0} all-reduce(%x), channel_id=1, replica_groups=[1,3]<=[3], "
         'metadata={op_name="jit(train_step)/dense_grads/psum"}'
     )
-    rows, grads = work.wire_bytes(f"{line}\n{reduce}", bound, routing, item_bytes=4)
+    scatter = reduce.replace("all-reduce", "reduce-scatter")
+    rows, grads, shards = work.wire_bytes(f"{line}\n{reduce}\n{scatter}", bound, routing, item_bytes=4)
     assert rows["useful_bytes"] == pytest.approx(away * 8 * 4 / devices)
     assert rows["padded_bytes"] == pytest.approx(2 / 3 * 3 * 704 * 8 * 4)
     assert (grads["kind"], grads["count"]) == ("all-reduce", 1)
     assert grads["useful_bytes"] == grads["padded_bytes"] == pytest.approx(4 / 3 * 10 * 4)
+    assert shards["useful_bytes"] == shards["padded_bytes"] == pytest.approx(2 * 10 * 4)  # of 30, a third stays at home
     # each id's row and each bag's result, in float32
     assert work.lookup_bytes(bound, routing, 4096) == 4096 * (1 + 4 + 2) * 8 * 4
 

@@ -111,6 +111,7 @@ PAIR = ((F32, (8,)), (F32, (2, 3)))
         ("(f32[8]{0}, f32[2,3]{1,0})", "all-reduce-start", PAIR),
         ("(f32[2,3]{1,0}, f32[2,3]{1,0})", "all-reduce-start", (PAIR[1], PAIR[1])),
         ("f32[8]{0}", "all-reduce-start", PAIR[:1]),
+        ("((f32[8]{0}), f32[2,3]{1,0})", "all-reduce-start", PAIR[1:]),  # JAX 0.12 on a GPU: (operand, result)
         # (operand, result)
         ("(f32[8]{0}, f32[2,3]{1,0})", "all-gather-start", PAIR[1:]),
         ("((f32[8]{0}), f32[2,3]{1,0})", "reduce-scatter-start", PAIR[1:]),
