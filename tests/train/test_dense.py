@@ -1,27 +1,47 @@
+"""How dense parameters are held and reduced: the oracle's numbers, and the collectives and memory that are claimed."""
+
+import collections
 import dataclasses
 import functools
+import typing
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from support import Problem, Result, compare, problem, run_oracle, run_sharded
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Problem, Result, compare, mesh_of, problem, run_oracle
 
+from recjax.comms.compiled import collectives
+from recjax.config import config_hash
 from recjax.data.synthetic import Synthetic
+from recjax.embedding import route
+from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.plan import make_plan
+from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.train.options import DenseAdagrad
-from recjax.train.step import StepOptions
+from recjax.presets import FREE_ON_RESUME, RunConfig
+from recjax.train import state as states
+from recjax.train.dense import Sharded, _elementwise, buckets, make_dense, order_made
+from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
-KIB = 1 / 1024
+KIB = 1 / 1024  # MiB
+# Numbers in the kernels and biases of the top and bottom MLP, between which one row is multiplied with one vector.
+SIZES = (16, 1, 9 * 16, 16, 16 * 8, 8, 4 * 16, 16)
 
 
 @functools.cache
 def make() -> Problem:
-    source = Synthetic(rows=(900, 37), ids_per_bag=(1, 3), train_rows=500).open()
+    source = Synthetic(rows=(50,), dense=4, train_rows=300).open()
     model = DLRMConfig(bottom=(16, 8), top=(16, 1))
-    made = problem(
-        source, model, RowWiseAdagrad(0.05), 8, steps=5, batch_size=97, tx=DenseAdagrad(0.02, weight_decay=0.1).build()
-    )
+    tx = DenseAdagrad(0.02, weight_decay=0.1).build()
+    made = problem(source, model, RowWiseAdagrad(0.05), 8, steps=3, batch_size=97, tx=tx)
     return dataclasses.replace(made, options=StepOptions(clip_norm=0.05))
 
 
@@ -31,17 +51,208 @@ def truth() -> Result:
         return run_oracle(make(), np.float64)
 
 
-@pytest.mark.parametrize(
-    ("held", "devices"),
-    [
-        (("sharded", 0.0), 1),
-        (("sharded", KIB), 2),
-        (("sharded", 0.0), 3),
-        (("replicated", KIB), 3),
-        (("sharded", KIB), 8),
-    ],
-)
-def test_numbers(held, devices) -> None:
+@dataclasses.dataclass
+class Trained:
+    result: Result
+    compiled: jax.stages.Compiled
+    state: states.TrainState
+    inputs: list[Inputs]
+    host: dict[str, Any]
+
+
+class Built:
+    """The problem on a mesh, in float64."""
+
+    def __init__(self, held: str, bucket_mib: float, devices: int) -> None:
+        p = make()
+        self.mesh = mesh_of(devices)
+        self.bound = bind(make_plan("row_wise", p.tables), p.tables, p.features, devices)
+        self.model = p.build(np.float64)
+        self.held = make_dense(held, bucket_mib, self.model, p.tx, np.float64, devices)
+
+    def inputs(self) -> list[Inputs]:
+        p = make()
+        counted = [route.count(b, self.bound, p.batch_size) for b in p.batches]
+        capacities = functools.reduce(route.grow, (c.needs for c in counted), {})
+        padded = [route.pad(c, self.bound, capacities, np.float64) for c in counted]
+        return [place(c.batch, r, c.local, self.mesh, np.float64) for c, r in zip(counted, padded, strict=True)]
+
+    def load(self, host: dict[str, Any]) -> states.TrainState:
+        return states.from_host(host, 0, self.model, self.bound, self.mesh, make().tx, np.float64, self.held)
+
+
+@functools.cache
+def train(held: str, bucket_mib: float, devices: int) -> Trained:
+    p, built = make(), Built(held, bucket_mib, devices)
+    inputs = built.inputs()
+    state = states.create(built.model, built.bound, built.mesh, p.tx, p.seed, np.float64, built.held)
+    step = make_train_step(nnx.graphdef(built.model), built.bound, built.mesh, p.tx, p.options, built.held)
+    compiled = step.lower(state, inputs[0]).compile()
+    losses = []
+    for each in inputs:
+        state, metrics = compiled(state, each)
+        losses.append(float(metrics["loss"]))
+    host = states.to_host(state, built.bound, built.held)
+    tables = {}
+    for table in built.bound.groups[0].tables:
+        order = table.order.position(np.arange(table.spec.rows))
+        tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
+    return Trained(Result(losses, tables, host["dense"]), compiled, state, inputs, host)
+
+
+CASES = [("replicated", KIB, 8), ("sharded", 0.0, 8), ("sharded", KIB, 3), ("sharded", KIB, 2), ("sharded", 0.0, 1)]
+
+
+@pytest.mark.parametrize(("held", "bucket_mib", "devices"), CASES)
+def test_float64_equals_the_oracle(held: str, bucket_mib: float, devices: int) -> None:
+    """Clipped to a norm that they exceed, so the norm counts each value once."""
     with jax.enable_x64(True):
-        result = run_sharded(dataclasses.replace(make(), held=held), devices, "row_wise", np.float64)
-    compare(result, truth(), loss_rtol=1e-9, atol=1e-9)
+        trained = train(held, bucket_mib, devices)
+    assert min(truth().norms) > make().options.clip_norm
+    compare(trained.result, truth(), loss_rtol=1e-9, atol=1e-9)
+
+
+def dense_collectives(trained: Trained) -> list[tuple[str, str, int]]:
+    found = collectives(trained.compiled.as_text())
+    return sorted((c.phase, c.kind, c.result_bytes // 8) for c in found if c.phase.startswith("dense"))
+
+
+def test_each_bucket_is_one_all_reduce() -> None:
+    with jax.enable_x64(True):
+        trained = train("replicated", KIB, 8)
+    found = [c for c in collectives(trained.compiled.as_text()) if c.kind == "all-reduce"]
+    arrays = [
+        dims for c in found for _, dims in c.shapes if dims
+    ]  # the rest are single numbers, which XLA may add to one
+    sizes = [size for (size,) in arrays]
+    assert 2 <= len(sizes) < len(SIZES)
+    assert len(sizes) == sum(any(dims for _, dims in c.shapes) for c in found)
+    assert sum(sizes) == sum(SIZES) + 2 + (len(sizes) - 1)  # the sums of w*l and w; and a link to each bucket but one
+    assert sorted(sizes)[1] >= 128  # numbers in 1 KiB: all buckets but the last are full
+
+
+def test_sharded_gathers_once_scatters_once_and_holds_a_share() -> None:
+    with jax.enable_x64(True):
+        whole, trained = train("replicated", KIB, 8), train("sharded", 0.0, 8)
+        one = train("sharded", 0.0, 1)
+    leaves = jax.tree.leaves(trained.state.dense)
+    shard = sum(-(-size // 8) for size in SIZES)
+    assert {len(x.addressable_shards) for x in leaves} == {8}
+    assert sum(x.addressable_shards[0].data.size for x in leaves) == shard
+    assert dense_collectives(trained) == [
+        ("dense_gather", "all-gather", 8 * shard),
+        ("dense_grads", "all-reduce", 2),
+        ("dense_grads", "reduce-scatter", shard),
+    ]
+    assert {c.group_size for c in collectives(one.compiled.as_text())} == {1}
+    # parameters and Adagrad's sums, 8 bytes each
+    saved = [t.compiled.memory_analysis().argument_size_in_bytes for t in (whole, trained)]
+    assert saved[0] - saved[1] == 2 * 8 * (sum(SIZES) - shard)
+
+
+def test_buckets_of_shards_stay_apart() -> None:
+    with jax.enable_x64(True):
+        found = dense_collectives(train("sharded", KIB, 3))
+    count = collections.Counter((phase, kind) for phase, kind, _ in found)
+    assert count.pop(("dense_grads", "all-reduce")) == 1
+    assert len(count) == 2 and count["dense_gather", "all-gather"] == count["dense_grads", "reduce-scatter"] >= 2
+
+
+def test_what_is_not_finite_is_counted_once() -> None:
+    def bad(held: str, bucket_mib: float) -> dict[str, int]:
+        trained = train(held, bucket_mib, 8)
+        first = trained.inputs[0]
+        state = Built(held, bucket_mib, 8).load(trained.host)
+        spoilt = Inputs(first.dense_BxK.at[5, 1].set(np.nan), first.labels_B, first.weights_B, first.routing)
+        after, metrics = trained.compiled(state, spoilt)
+        assert not bool(metrics["ok"]) and int(after.step) == 0
+        return {name: int(metrics[name]) for name in ("bad_dense", "bad_tables", "bad_norm")}
+
+    with jax.enable_x64(True):
+        assert bad("replicated", KIB) == bad("sharded", 0.0)
+        assert 0 < bad("sharded", 0.0)["bad_dense"] <= sum(SIZES)
+
+
+def test_a_checkpoint_does_not_know_who_wrote_it() -> None:
+    with jax.enable_x64(True):
+        host = train("sharded", KIB, 3).host
+        logits = []
+        for other in (Built("replicated", 0.0, 2), Built("sharded", 0.0, 8), Built("sharded", KIB, 3)):
+            state = other.load(host)
+            again = states.to_host(state, other.bound, other.held)
+            jax.tree.map(np.testing.assert_array_equal, again, host)
+            predict = make_predict(nnx.graphdef(other.model), other.bound, other.mesh, other.held)
+            logits.append(np.asarray(predict(state, other.inputs()[0]))[: make().batch_size])
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(logits[2], logits[0], rtol=0, atol=1e-12)
+    config = RunConfig()
+    changed = dataclasses.replace(config, train=TrainConfig(dense="sharded", bucket_mib=4.0))
+    assert config_hash(changed, FREE_ON_RESUME) == config_hash(config, FREE_ON_RESUME)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=4),
+    devices=st.sampled_from([1, 2, 3, 8]),
+)
+def test_any_shape_survives_any_number_of_devices(shapes: list[tuple[int, ...]], devices: int) -> None:
+    params = [np.arange(1, 1 + np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) for shape in shapes]
+    tx = DenseAdagrad().build()
+    opt = jax.tree.map(np.asarray, tx.init(params))
+    held = Sharded.of(params, tx, devices, 0)
+    flat = held.hold(params, opt)
+    assert [len(x) for x in flat[0]] == [-(-x.size // devices) * devices for x in params]
+    jax.tree.map(np.testing.assert_array_equal, held.whole(*flat), (params, opt))
+
+
+OPTIMIZERS = typing.get_args(typing.get_type_hints(TrainConfig)["optimizer"])
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_optimizer_of_the_config_works_on_shards(kind: Any) -> None:
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+        tx = kind(l2=0.1, weight_decay=0.1).build()
+        whole = {"kernel": jnp.linspace(-1, 1, 10).reshape(2, 5)}
+        held = Sharded.of(whole, tx, 3, 0)
+        grads = jax.tree.map(lambda w: w + 2, whole)
+        expected, _ = tx.update(grads, tx.init(whole), whole)
+        shards, opt = held.hold(whole, tx.init(whole))
+        updates, opt = tx.update(held.hold(grads, tx.init(whole))[0], opt, shards)
+        found, _ = held.whole(updates, opt)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("tx", [optax.clip_by_global_norm(1.0), optax.scale_by_trust_ratio(), optax.adafactor(0.1)])
+def test_an_optimizer_that_looks_at_several_values_is_refused(tx: Any) -> None:
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(ConfigError, match="updates each value by itself"):
+        Sharded.of({"kernel": jnp.ones((256, 256))}, tx, 2, 0)
+
+
+def test_elementwise_looks_at_every_equation() -> None:
+    assert _elementwise(jax.make_jaxpr(lambda x, n: x * n + jnp.sqrt(x))(jnp.ones(3), 2.0).jaxpr)
+    assert not _elementwise(jax.make_jaxpr(lambda x: x / jnp.mean(x))(jnp.ones(3)).jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("size", "groups"),
+    [(1, [[3], [1], [0], [2]]), (5, [[3, 1], [0], [2]]), (6, [[3, 1, 0], [2]]), (100, [[3, 1, 0, 2]])],
+)
+def test_a_bucket_closes_when_it_is_full(size: int, groups: list[list[int]]) -> None:
+    assert buckets([6, 3, 1, 2], [3, 1, 0, 2], size) == groups
+
+
+def test_gradients_are_ordered_as_the_backward_pass_makes_them() -> None:
+    def loss(w: dict[str, jax.Array]) -> jax.Array:  # uses c, then a, then b
+        return jnp.sum(jnp.tanh(jnp.tanh(jnp.tanh(w["c"]) * w["a"]) * w["b"]))
+
+    like = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in "abc"}
+    orders = []
+
+    def inside(x: jax.Array) -> jax.Array:
+        orders.append(order_made(jax.grad(loss), like))
+        return x
+
+    mesh = mesh_of(2)
+    spec = jax.sharding.PartitionSpec(("host", "device"))
+    jax.eval_shape(jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=spec), jnp.ones(2))
+    assert orders == [[1, 0, 2]]  # of a, b, c
