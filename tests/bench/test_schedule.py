@@ -52,3 +52,26 @@ def test_the_table_tells_synchronous_ones_from_those_beside_which_nothing_runs()
     lines = table(flights(PROGRAM)).splitlines()
     assert lines[1].split("  ")[-1].strip() == "none: it is synchronous"
     assert lines[2].split("  ")[-1].strip() == "1 dense_forward, 1 dense_backward, 1 pool_backward"
+
+
+def test_a_collective_that_a_tpu_fuses_with_products_is_one() -> None:
+    """Each fusion holds a copy of it; the first and the last bear its name."""
+    inside = "{\n  %q = f32[8]{0} parameter(0)\n  ROOT %ar = f32[8]{0} all-reduce(%q)\n}\n"
+    scope = 'metadata={op_name="jit(train_step)/dense_backward/transpose(jvp(dense_forward))/dot"}'
+    program = "".join(f"%step.{i} (q: f32[8]) -> f32[8] {inside}\n" for i in range(3)) + textwrap.dedent(f"""
+        ENTRY %main (x: f32[8]) -> f32[8] {{
+          %x = f32[8]{{0}} parameter(0)
+          %async-collective-start.4 = (f32[8]{{0}}) fusion(%x), kind=kCustom, calls=%step.0
+          %async-collective-start.5 = (f32[8]{{0}}) fusion(%x), kind=kCustom, calls=%step.0
+          %fusion.1 = f32[8]{{0}} fusion(%async-collective-start.4), kind=kOutput, calls=%step.1, {scope}
+          %async-collective-done.5 = f32[8]{{0}} fusion(%x), kind=kCustom, calls=%step.2
+          %fusion.2 = f32[8]{{0}} fusion(%x), kind=kOutput, calls=%step.1, {scope}
+          ROOT %async-collective-done.4 = f32[8]{{0}} fusion(%fusion.1), kind=kCustom, calls=%step.2
+        }}
+    """)
+    found = flights(program)
+    assert [(f["name"], f["kind"], f["asynchronous"]) for f in found] == [
+        ("async-collective-start.4", "all-reduce", True),
+        ("async-collective-start.5", "all-reduce", True),
+    ]
+    assert [f["beside"] for f in found] == [{"dense_backward": 2}, {"dense_backward": 1}]
