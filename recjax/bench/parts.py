@@ -15,7 +15,7 @@ import collections
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +98,24 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
 
     Returns:
       "steps": how many there are; "device_ms": part -> ms, with "idle", largest first; "host_ms": annotation -> ms;
+      "host_hidden": annotation -> share of its time in which a device was at work, so that it delayed nothing;
       "ops": the operations that take longest, each with "op", "part", "ms", "scope".
     """
     scope_of = scopes(hlo)
     intervals: list[tuple[float, float, str]] = []
-    host: dict[str, float] = dict.fromkeys(HOST, 0.0)
-    steps = 0
+    host: dict[str, list[tuple[float, float]]] = {name: [] for name in HOST}
     for name, start, length, stats in _events(trace):
         operation = stats.get("hlo_op")
         if operation is None:
             if name in HOST:
-                host[name] += length
-                steps += name == "dispatch"
+                host[name].append((start, start + length))
         elif str(stats.get("hlo_module", "")).startswith("jit_train_step") and not name.startswith(_CONTAINERS):
             intervals.append((start, start + length, operation))
     shares, idle = split(intervals)
+    steps = len(host["dispatch"])
+    host_ns = {name: sum(end - start for start, end in spans) for name, spans in host.items()}
+    working = [(start, end) for start, end, _ in intervals]
+    hidden = {name: both(spans, working) / host_ns[name] for name, spans in host.items() if host_ns[name]}
     parts = {"idle": idle}
     for operation, ns in shares.items():
         part = part_of(scope_of.get(operation, ""))
@@ -121,7 +124,8 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
     return {
         "steps": steps,
         "device_ms": {name: ns * ms for name, ns in sorted(parts.items(), key=lambda item: -item[1])},
-        "host_ms": {name: host[name] * ms for name in HOST},
+        "host_ms": {name: host_ns[name] * ms for name in HOST},
+        "host_hidden": hidden,
         "ops": [
             {"op": op, "part": part_of(scope_of.get(op, "")), "ms": ns * ms, "scope": scope_of.get(op, "")}
             for op, ns in sorted(shares.items(), key=lambda item: -item[1])[:40]
@@ -149,6 +153,14 @@ def split(intervals: Iterable[tuple[float, float, str]]) -> tuple[dict[str, floa
             del running[name]
         open_now, last = open_now + change, at
     return shares, idle
+
+
+def both(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """The time in which an interval of `ones` is open and one of `others` too; moments of several count once."""
+    shares, _ = split([*((*span, "one") for span in ones), *((*span, "other") for span in others)])
+    alone_one, _ = split((*span, "one") for span in ones)
+    alone_other, _ = split((*span, "other") for span in others)
+    return sum(alone_one.values()) + sum(alone_other.values()) - sum(shares.values())
 
 
 def _events(trace: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:

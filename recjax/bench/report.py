@@ -50,8 +50,10 @@ def _step(name: str, step: dict[str, Any]) -> str:
     rows += [[part, f"{ms:.2f}", f"{ms / total:.1%}"] for part, ms in found["device_ms"].items()]
     rows.append(["all, under the profiler", f"{total:.2f}", f"{step['step_ms']:.2f} without it"])
     lines = [_table(rows), ""]
-    host = ", ".join(f"{part} {ms:.2f}" for part, ms in found["host_ms"].items())
-    lines.append(f"host, beside it: {host} (route is within place; count is in worker threads)")
+    hidden = found["host_hidden"]
+    host = ", ".join(f"{part} {ms:.2f} ({hidden.get(part, 1):.0%})" for part, ms in found["host_ms"].items())
+    lines.append(f"host, and the share of it while a device was at work: {host}")
+    lines.append("(route is within place; count is in worker threads)")
     lines.append(f"from a profile of {found['steps']} steps; where operations overlap, a moment is split among them")
     lines.append("")
     ops = [["longest operations", "ms", "part", "scope"]]

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from recjax.bench.parts import part_of, scopes, split
+from recjax.bench.parts import both, part_of, scopes, split
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,12 @@ def test_moments_are_shared_by_what_runs_then_and_add_up() -> None:
     assert idle == 5
     assert sum(shares.values()) + idle == pytest.approx(50)
     assert split([]) == ({}, 0.0)
+
+
+def test_the_time_in_which_both_sides_work() -> None:
+    #  0    10    20    30    40    50
+    #       hhhhhhhhhhhhhhh     hhhhhhhh   host, 10 to 35 and 42 to 55
+    #  ddddddddddd                         devices: 0 to 20,
+    #       ddddddddd    ddddddddd         10 to 25, 33 to 45
+    assert both([(10, 35), (42, 55)], [(0, 20), (10, 25), (33, 45)]) == pytest.approx(15 + 2 + 3)
+    assert both([(0, 5)], [(5, 9)]) == both([], [(1, 2)]) == 0
