@@ -26,7 +26,6 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.mesh import AXES
 from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train import state as states
-from recjax.train.dense import make_dense
 from recjax.train.setup import dims, specs
 from recjax.train.step import StepOptions, make_predict, make_train_step, place
 
@@ -53,7 +52,6 @@ class Problem:
     tx: optax.GradientTransformation
     seed: int = 0
     options: StepOptions = StepOptions()
-    held: tuple[Any, float] = ("replicated", 0.0)  # train.dense and train.bucket_mib
 
     def build(self, dtype: Any) -> nnx.Module:
         return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
@@ -103,12 +101,11 @@ def run_sharded(
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     bound = bind(plan, problem.tables, problem.features, devices, dedup, hosts)
     model = problem.build(dtype)
-    held = make_dense(*problem.held, model, problem.tx, dtype, devices)
     if start is None:
-        state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype, held)
+        state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
     else:
-        state = states.from_host(start, 0, model, bound, mesh, problem.tx, dtype, held)
-    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx, problem.options, held)
+        state = states.from_host(start, 0, model, bound, mesh, problem.tx, dtype)
+    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx, problem.options)
     parts = problem.options.accumulate
     counted = [route.count(b, bound, problem.batch_size, parts) for b in problem.batches]
     capacities: dict[str, int] = {}
@@ -120,7 +117,7 @@ def run_sharded(
         state, metrics = step(state, place(c.batch, routing, c.local, mesh, dtype))
         assert bool(metrics["ok"])
         losses.append(float(metrics["loss"]))
-    host = states.to_host(state, bound, held)
+    host = states.to_host(state, bound)
     tables = {}
     for group in bound.groups:
         for table in group.tables:

@@ -98,7 +98,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
 
     Returns:
       "steps": how many there are; "device_ms": part -> ms, with "idle", largest first; "host_ms": annotation -> ms;
-      "host_hidden": annotation -> share of its time in which a device was at work, so that it delayed nothing;
+      "host_hidden": annotation -> see `hidden_share`;
       "ops": the operations that take longest, each with "op", "part", "ms", "scope".
     """
     scope_of = scopes(hlo)
@@ -115,7 +115,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
     steps = len(host["dispatch"])
     host_ns = {name: sum(end - start for start, end in spans) for name, spans in host.items()}
     working = [(start, end) for start, end, _ in intervals]
-    hidden = {name: both(spans, working) / host_ns[name] for name, spans in host.items() if host_ns[name]}
+    hidden = {name: share for name, spans in host.items() if (share := hidden_share(spans, working)) is not None}
     parts = {"idle": idle}
     for operation, ns in shares.items():
         part = part_of(scope_of.get(operation, ""))
@@ -155,12 +155,24 @@ def split(intervals: Iterable[tuple[float, float, str]]) -> tuple[dict[str, floa
     return shares, idle
 
 
-def both(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
-    """The time in which an interval of `ones` is open and one of `others` too; moments of several count once."""
-    shares, _ = split([*((*span, "one") for span in ones), *((*span, "other") for span in others)])
-    alone_one, _ = split((*span, "one") for span in ones)
-    alone_other, _ = split((*span, "other") for span in others)
-    return sum(alone_one.values()) + sum(alone_other.values()) - sum(shares.values())
+def hidden_share(host: Sequence[tuple[float, float]], devices: Sequence[tuple[float, float]]) -> float | None:
+    """The share of the host's time in which a device was at work, so that it delayed nothing.
+
+    Between the devices' first beginning and last end: before, there is nothing yet to hide behind. None if the host did
+    nothing then.
+
+    Args:
+      host: intervals that do not overlap.
+      devices: intervals, several of which may be open at a time.
+    """
+    if not devices:
+        return None
+    first, last = min(start for start, _ in devices), max(end for _, end in devices)
+    host = [(max(start, first), min(end, last)) for start, end in host if start < last and end > first]
+    total = sum(end - start for start, end in host)
+    _, idle = split((*span, "device") for span in devices)
+    _, neither = split([*((*span, "device") for span in devices), *((*span, "host") for span in host)])
+    return 1 - (idle - neither) / total if total else None
 
 
 def _events(trace: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from recjax.bench.parts import both, part_of, scopes, split
+from recjax.bench.parts import hidden_share, part_of, scopes, split
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,12 @@ def test_moments_are_shared_by_what_runs_then_and_add_up() -> None:
     assert split([]) == ({}, 0.0)
 
 
-def test_the_time_in_which_both_sides_work() -> None:
+def test_the_share_of_the_host_that_is_hidden() -> None:
     #  0    10    20    30    40    50
-    #       hhhhhhhhhhhhhhh     hhhhhhhh   host, 10 to 35 and 42 to 55
-    #  ddddddddddd                         devices: 0 to 20,
-    #       ddddddddd    ddddddddd         10 to 25, 33 to 45
-    assert both([(10, 35), (42, 55)], [(0, 20), (10, 25), (33, 45)]) == pytest.approx(15 + 2 + 3)
-    assert both([(0, 5)], [(5, 9)]) == both([], [(1, 2)]) == 0
+    #  hhhhhhhh       hhhhhhhhhhhhhhhhhhhhh   host, 0 to 15, 22 to 35 and 35 to 60
+    #       dddddddddd    dddddd              devices: 10 to 20,
+    #         ddddddddd         ddddd         12 to 25, 30 to 40 and 43 to 50
+    devices = [(10, 20), (30, 40), (12, 25), (43, 50)]
+    # from 10 to 50 the host works 5 + 28, of which no device does from 25 to 30 and from 40 to 43
+    assert hidden_share([(0, 15), (22, 35), (35, 60)], devices) == pytest.approx(25 / 33)
+    assert hidden_share([(0, 9)], devices) is None and hidden_share([(0, 9)], []) is None

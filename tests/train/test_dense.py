@@ -19,7 +19,7 @@ from support import Problem, Result, compare, mesh_of, problem, run_oracle
 from recjax.comms.compiled import collectives
 from recjax.config import config_hash
 from recjax.data.synthetic import Synthetic
-from recjax.embedding import route
+from recjax.embedding import capacity, route
 from recjax.embedding.bound import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
@@ -73,7 +73,7 @@ class Built:
     def inputs(self) -> list[Inputs]:
         p = make()
         counted = [route.count(b, self.bound, p.batch_size) for b in p.batches]
-        capacities = functools.reduce(route.grow, (c.needs for c in counted), {})
+        capacities = functools.reduce(capacity.grow, (c.needs for c in counted), {})
         padded = [route.pad(c, self.bound, capacities, np.float64) for c in counted]
         return [place(c.batch, r, c.local, self.mesh, np.float64) for c, r in zip(counted, padded, strict=True)]
 
