@@ -73,7 +73,9 @@ class Built:
     def inputs(self) -> list[Inputs]:
         p = make()
         counted = [route.count(b, self.bound, p.batch_size) for b in p.batches]
-        capacities = functools.reduce(capacity.grow, (c.needs for c in counted), {})
+        capacities: dict[str, int] = {}
+        for c in counted:
+            capacities = capacity.grow(capacities, c.needs)
         padded = [route.pad(c, self.bound, capacities, np.float64) for c in counted]
         return [place(c.batch, r, c.local, self.mesh, np.float64) for c, r in zip(counted, padded, strict=True)]
 
