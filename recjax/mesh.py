@@ -6,8 +6,9 @@ Every mesh has three named axes, of size 1 where they are unused:
   host     machines within a group
   device   accelerators within a machine
 
-Tables are split over MODEL_AXES. The batch is split over BATCH_AXES. Dense parameters are replicated. Devices are
-numbered host by host: device d of host h is number h * (devices / hosts) + d.
+Tables are split over MODEL_AXES. The batch is split over BATCH_AXES, and so are dense parameters if they are not
+replicated (`recjax/train/dense.py`). Devices are numbered host by host: device d of host h is number
+h * (devices / hosts) + d.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.presets import FREE_ON_RESUME, RunConfig
 from recjax.train import state as states
-from recjax.train.dense import Sharded, _elementwise, buckets, make_dense, order_made
+from recjax.train.dense import Held, Sharded, _elementwise, buckets, make_dense, order_made
 from recjax.train.options import DenseAdagrad, TrainConfig
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
@@ -63,7 +63,7 @@ class Trained:
 class Built:
     """The problem on a mesh, in float64."""
 
-    def __init__(self, held: str, bucket_mib: float, devices: int) -> None:
+    def __init__(self, held: Held, bucket_mib: float, devices: int) -> None:
         p = make()
         self.mesh = mesh_of(devices)
         self.bound = bind(make_plan("row_wise", p.tables), p.tables, p.features, devices)
@@ -84,7 +84,7 @@ class Built:
 
 
 @functools.cache
-def train(held: str, bucket_mib: float, devices: int) -> Trained:
+def train(held: Held, bucket_mib: float, devices: int) -> Trained:
     p, built = make(), Built(held, bucket_mib, devices)
     inputs = built.inputs()
     state = states.create(built.model, built.bound, built.mesh, p.tx, p.seed, np.float64, built.held)
@@ -106,7 +106,7 @@ CASES = [("replicated", KIB, 8), ("sharded", 0.0, 8), ("sharded", KIB, 3), ("sha
 
 
 @pytest.mark.parametrize(("held", "bucket_mib", "devices"), CASES)
-def test_float64_equals_the_oracle(held: str, bucket_mib: float, devices: int) -> None:
+def test_float64_equals_the_oracle(held: Held, bucket_mib: float, devices: int) -> None:
     """Clipped to a norm that they exceed, so the norm counts each value once."""
     with jax.enable_x64(True):
         trained = train(held, bucket_mib, devices)
@@ -161,7 +161,7 @@ def test_buckets_of_shards_stay_apart() -> None:
 
 
 def test_what_is_not_finite_is_counted_once() -> None:
-    def bad(held: str, bucket_mib: float) -> dict[str, int]:
+    def bad(held: Held, bucket_mib: float) -> dict[str, int]:
         trained = train(held, bucket_mib, 8)
         first = trained.inputs[0]
         state = Built(held, bucket_mib, 8).load(trained.host)
