@@ -152,12 +152,17 @@ def make_train_step(
         sent = {g.name: send_gradients(g, asked[g.name], row_grads[g.name]) for g in bound.groups}
         scale = 1 / weight  # of the tables' gradients
 
-        def over_tables(count: Callable[[jax.Array], jax.Array], zero: jax.Array) -> jax.Array:
-            """The sum of `count` of the scaled row gradients over all groups and devices."""
-            copied = [count(sent[g.name][1] * scale) for g in bound.groups if g.sharding == "copies"]
+        def over_tables(count: Callable[[jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
+            """The sum of `count` of the scaled row gradients over all groups and devices, and of that of dense gradients.
+
+            What all devices hold alike is one device's part of the sum. So it depends on all buckets of dense
+            gradients, or XLA would combine it with one of them, which would then wait for the row gradients.
+            """
+            alike = sum((count(sent[g.name][1] * scale) for g in bound.groups if g.sharding == "copies"), dense)
             spread = [count(sent[g.name][1] * scale) for g in bound.groups if g.sharding != "copies"]
-            total = sum(copied, zero)
-            return total + jax.lax.psum(sum(spread), MODEL_AXES) if spread else total
+            if not spread:
+                return alike
+            return jax.lax.psum(sum(spread) + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, alike, 0), MODEL_AXES)
 
         with jax.named_scope("finite_check"):
             bad = {
@@ -168,7 +173,7 @@ def make_train_step(
         if options.clip_norm:
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
-                squares = of_dense + over_tables(_squares, loss * 0)
+                squares = over_tables(_squares, of_dense)
                 bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import re
 import typing
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Problem, Result, compare, mesh_of, problem, run_oracle
 
+from recjax.bench.parts import part_of, scopes
 from recjax.comms.compiled import collectives
 from recjax.config import config_hash
 from recjax.data.synthetic import Synthetic
@@ -131,6 +133,31 @@ def test_each_bucket_is_one_all_reduce() -> None:
     assert len(sizes) == sum(any(dims for _, dims in c.shapes) for c in found)
     assert sum(sizes) == sum(SIZES) + 2 + (len(sizes) - 1)  # the sums of w*l and w; and a link to each bucket but one
     assert sorted(sizes)[1] >= 128  # numbers in 1 KiB: all buckets but the last are full
+
+
+def ancestors(hlo: str) -> dict[str, set[str]]:
+    """Instruction -> all that it depends on within its computation, itself included."""
+    found: dict[str, set[str]] = {}
+    for line in hlo.splitlines():  # operands stand before their users
+        if match := re.match(r"^\s+(?:ROOT )?%(\S+) = (.*)$", line):
+            name, rest = match.groups()
+            found[name] = {name}.union(*(found.get(other, set()) for other in re.findall(r"%([\w.-]+)", rest)))
+    return found
+
+
+def test_nothing_in_the_program_keeps_apart_what_may_overlap() -> None:
+    with jax.enable_x64(True):
+        hlo = train("replicated", KIB, 8).compiled.as_text() or ""
+    needs, scope = ancestors(hlo), scopes(hlo)
+    phases = {c.name: c.phase for c in collectives(hlo)}
+    (rows,), (grads,) = ([n for n, p in phases.items() if p == f"{x}_exchange"] for x in ("row", "grad"))
+    dense = [n for n in needs if part_of(scope[n]) == "dense_forward"]
+    assert not needs[rows].intersection(dense)  # the forward exchange waits for no layer,
+    assert [n for n in dense if "dot" in n and rows not in needs[n]]  # the bottom MLP not for it,
+    assert [n for n in dense if "dot" in n and rows in needs[n]]  # while the top MLP does
+    sent = [n for n, p in phases.items() if p == "dense_grads"]
+    assert len(sent) >= 2 and not needs[grads].intersection(sent)
+    assert not any(grads in needs[n] for n in sent)
 
 
 def test_sharded_gathers_once_scatters_once_and_holds_a_share() -> None:
