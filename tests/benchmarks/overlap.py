@@ -1,8 +1,8 @@
 """What a training step's collectives overlap with, as an accelerator's compiler schedules it. Needs no accelerator.
 
-    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 train.bucket_mib=1 \
+    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise train.bucket_mib=1 \
         --gpu h100_sxm.txtpb
-    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 train.bucket_mib=1 \
+    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise train.bucket_mib=1 \
         --tpu v5e:2x4 --flag xla_tpu_enable_async_all_to_all=true
 
 For a GPU it takes JAX's CUDA plugin (the extra cuda12) and a description of the GPU, such as those in OpenXLA's
@@ -15,10 +15,15 @@ Compiled on JAX 0.12.0.1 with the arguments above, for eight devices; beside a c
     H100, no flags:   row_exchange: 5 operations of the bottom MLP. Four buckets' all-reduces: 3, 3 and 6 of the MLPs'
                       backward pass, the last one 8 of the tables' update. grad_exchange: 8 of the backward pass.
                       With train.bucket_mib=0: grad_exchange none of it, the one all-reduce 2 of pool_backward.
-    TPU v5e, no flag: nothing, all collectives are synchronous. With that flag all three exchanges overlap as above,
-                      and with xla_tpu_enable_async_collective_fusion=true, xla_enable_async_all_reduce=true and
-                      xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true a bucket of 4 MiB does, too, with the
-                      backward pass and grad_exchange; those of 1.6 and 2.5 MiB stay synchronous.
+                      With plan=auto XLA added the all-reduce of small, copied tables to the first bucket, which then
+                      waits for their gradient: the buckets' all-reduces have 1, 1 and 3 beside them.
+    TPU v5e, no flag: nothing, all collectives are synchronous. With that flag and the next three all three exchanges
+                      are asynchronous (row_exchange: 5 of the bottom MLP), and so is a bucket of 4 MiB, beside 3 of
+                      the backward pass and grad_exchange; those of 0.6 to 2.5 MiB stay synchronous:
+                      xla_tpu_enable_async_collective_fusion=true, xla_enable_async_all_reduce=true and
+                      xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true. In a small program of one all-to-all
+                      and one all-reduce, the first flag alone sufficed for the former, and all three of these were
+                      needed for the latter.
 """
 
 import argparse
