@@ -37,8 +37,9 @@ def abstract_state(setup: Setup) -> TrainState:
             name: jax.ShapeDtypeStruct((rows, *slot.shape), setup.dtype) for name, slot in group.slots().items()
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
-    state = TrainState(step, ok, dense, jax.eval_shape(setup.tx.init, dense), tables, slots)
-    return _placed(setup, state, state_specs(setup.bound))
+    dense, opt = jax.eval_shape(setup.dense.hold, dense, jax.eval_shape(setup.tx.init, dense))
+    state = TrainState(step, ok, dense, opt, tables, slots)
+    return _placed(setup, state, state_specs(setup.bound, setup.dense))
 
 
 def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:

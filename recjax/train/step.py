@@ -153,7 +153,7 @@ def make_train_step(
         scale = 1 / weight  # of the tables' gradients
 
         def over_tables(count: Callable[[jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
-            """The sum of `count` of the scaled row gradients over all groups and devices, and of that of dense gradients.
+            """The sum of `count` of all scaled row gradients, over groups and devices, and of that of dense gradients.
 
             What all devices hold alike is one device's part of the sum. So it depends on all buckets of dense
             gradients, or XLA would combine it with one of them, which would then wait for the row gradients.

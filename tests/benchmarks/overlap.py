@@ -1,9 +1,9 @@
 """What a training step's collectives overlap with, as an accelerator's compiler schedules it. Needs no accelerator.
 
-    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise train.bucket_mib=1 \
-        --gpu h100_sxm.txtpb
-    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise train.bucket_mib=1 \
-        --tpu v5e:2x4 --flag xla_tpu_enable_async_all_to_all=true
+    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise \
+        train.bucket_mib=1 --gpu h100_sxm.txtpb
+    python tests/benchmarks/overlap.py bench_mlperf64 mesh.devices=8 data.max_rows=20000 plan=row_wise \
+        train.bucket_mib=1 --tpu v5e:2x4 --flag xla_tpu_enable_async_all_to_all=true
 
 For a GPU it takes JAX's CUDA plugin (the extra cuda12) and a description of the GPU, such as those in OpenXLA's
 repository under xla/backends/gpu/target_config/specs; for a TPU libtpu (the extra tpu), and minutes. The state is made
