@@ -184,8 +184,8 @@ def make_train_step(
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
         for group in bound.groups:
-            held = state.tables[group.name], state.slots[group.name]
-            written = update(group, *held, *sent[group.name], scale, state.step, rate, ok, options.seed)
+            before = state.tables[group.name], state.slots[group.name]
+            written = update(group, *before, *sent[group.name], scale, state.step, rate, ok, options.seed)
             tables[group.name], slots[group.name] = written
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
