@@ -1,4 +1,4 @@
-"""The optional CPU kernels: dot interaction and sum pooling of bags, and the host's search for distinct ids.
+"""The optional CPU kernels: dense layers, dot interaction, sum pooling of bags, and the host's search for distinct ids.
 
 They come with the distribution recjax-kernels (the folder kernels/), whose C++ code `jax.ffi` calls. Where it is not
 installed `available` says so, and callers use their plain formulation, which the kernels are also tested against.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from recjax.errors import ConfigError
 
 _off = False
-_INTERFACE = 3  # of recjax_kernels: both numbers rise together when what is called here changes
+_INTERFACE = 4  # of recjax_kernels: both numbers rise together when what is called here changes
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def installed() -> bool:
 
 
 def available(dtype: DTypeLike) -> bool:
-    """Whether `interaction` and `bags` can be called: installed, on CPU, and float32 or bfloat16."""
+    """Whether the functions below can be called: installed, on CPU, and float32 or bfloat16."""
     supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     return supported and not _off and installed() and jax.default_backend() == "cpu"
 
@@ -163,6 +163,28 @@ def update_rowwise_adagrad(
     return table, sums
 
 
+def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+    """A dense layer act(x W + b), differentiable; bias, ReLU and its mask cost no pass over memory.
+
+    bfloat16 multiplies x with W rounded to bfloat16, adds up in float32, and rounds once, after the bias and ReLU.
+    Magnitudes below 2^-126 count as 0, as in all that XLA computes on CPUs. No sum depends on the number of threads.
+    ReLU keeps a NaN, and no gradient goes through where its result is not above 0: as in `jax.nn.relu`.
+
+    Args:
+      x_BxK: float32 or bfloat16.
+      kernel_KxN: float32.
+      bias_N: float32, or None.
+      relu: whether act is ReLU; else it is the identity.
+
+    Returns:
+      [B, N], in the dtype of x. The gradients of W and b are float32.
+    """
+    arrays = [x_BxK, kernel_KxN] + ([] if bias_N is None else [bias_N])
+    # As in `bags`: what is replicated gets the sum of its gradients.
+    x, kernel, *bias = _vary_alike(*arrays)
+    return _dense(x, kernel, bias[0] if bias else None, relu)
+
+
 def _vary_alike(*arrays: jax.Array) -> list[jax.Array]:
     """The arrays, varying over the same mesh axes; outside of shard_map they are as they were."""
     each = [jax.typeof(x).manual_axis_type.varying for x in arrays]
@@ -172,17 +194,25 @@ def _vary_alike(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def _call(name: str, shape: tuple[int, ...], *operands: jax.Array, **attributes: Any) -> jax.Array:
-    """Calls a handler whose result has the dtype of the last operand, and varies as all of them do."""
+    """Calls a handler whose only result has the dtype of the last operand."""
+    return _call_for(name, [(shape, operands[-1].dtype)], *operands, **attributes)[0]
+
+
+def _call_for(
+    name: str, results: Sequence[tuple[tuple[int, ...], DTypeLike]], *operands: jax.Array, **attributes: Any
+) -> list[jax.Array]:
+    """Calls a handler for results of these shapes and dtypes, which vary as all operands do."""
     assert installed(), "ask available() first"
     alike = _vary_alike(*operands)
-    return jax.ffi.ffi_call(f"recjax_{name}", _result(shape, alike[-1]))(*alike, **attributes)
+    wanted = [_result(shape, alike[-1], dtype) for shape, dtype in results]
+    return list(jax.ffi.ffi_call(f"recjax_{name}", wanted)(*alike, **attributes))
 
 
-def _result(shape: tuple[int, ...], operand: jax.Array) -> jax.ShapeDtypeStruct:
-    """A result with the dtype of an operand, that varies as it does."""
+def _result(shape: tuple[int, ...], operand: jax.Array, dtype: DTypeLike | None = None) -> jax.ShapeDtypeStruct:
+    """A result that varies as an operand does, with its dtype unless one is given."""
     like = jax.typeof(operand)
     where = NamedSharding(like.sharding.mesh, PartitionSpec()) if like.manual_axis_type.varying else None
-    return jax.ShapeDtypeStruct(shape, like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
+    return jax.ShapeDtypeStruct(shape, dtype or like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -244,3 +274,29 @@ def _table_bags_backward(kept: Any, cotangents_NxD: jax.Array) -> tuple[Any, ...
 
 
 _table_bags.defvjp(_table_bags_forward, _table_bags_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+    result = ((x_BxK.shape[0], kernel_KxN.shape[1]), x_BxK.dtype)
+    bias = jnp.zeros(0, jnp.float32) if bias_N is None else bias_N  # [0]: none
+    return _call_for("dense_forward", [result], x_BxK, kernel_KxN, bias, relu=relu)[0]
+
+
+def _dense_forward(
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool
+) -> tuple[jax.Array, Any]:
+    y_BxN = _dense(x_BxK, kernel_KxN, bias_N, relu)
+    return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else jnp.zeros((0, 0), y_BxN.dtype))
+
+
+def _dense_backward(relu: bool, kept: Any, cotangents_BxN: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x_BxK, kernel_KxN, bias_N, mask = kept
+    # Two calls, so that the compiler drops the first where nobody wants it: below the first layer.
+    into_x = _call("dense_into_input", x_BxK.shape, kernel_KxN, mask, cotangents_BxN)
+    grads = [(kernel_KxN.shape, jnp.float32), ((0,) if bias_N is None else bias_N.shape, jnp.float32)]
+    into_kernel, into_bias = _call_for("dense_into_kernel", grads, x_BxK, mask, cotangents_BxN)
+    return into_x, into_kernel, None if bias_N is None else into_bias
+
+
+_dense.defvjp(_dense_forward, _dense_backward)

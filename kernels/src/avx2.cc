@@ -4,5 +4,7 @@
 #define VARIANT_NAME "avx2"
 #define VECTOR 8
 #define TILE 6  // 6 x 2 sums, 2 columns and a factor in 16 registers
+#define PRODUCT_ROWS 6
+#define PRODUCT_STEPS 512
 #include "variant.inc"
 #endif

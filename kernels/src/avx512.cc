@@ -4,5 +4,7 @@
 #define VARIANT_NAME "avx512"
 #define VECTOR 16
 #define TILE 9  // 9 x 2 sums in 32 registers; 27 vectors (26 tables and the dense features) are 3 tiles
+#define PRODUCT_ROWS 14
+#define PRODUCT_STEPS 512
 #include "variant.inc"
 #endif

@@ -23,6 +23,8 @@ const Kernels* Supported(const char* name) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (pairs && (!name || !std::strcmp(name, kAvx512Bf16.name))) return &kAvx512Bf16;
   if (avx512 && (!name || !std::strcmp(name, kAvx512.name))) return &kAvx512;
   if (avx2 && (!name || !std::strcmp(name, kAvx2.name))) return &kAvx2;
 #endif

@@ -34,6 +34,8 @@ struct Terms {
   float* weight;  // null: all 1
 };
 
+struct Products;  // product.h
+
 struct Kernels {
   const char* name;
   // Floats of scratch that the next two need.
@@ -49,11 +51,13 @@ struct Kernels {
                        float* pooled);
   // Adds terms begin..end to the gradients of rows, [U, D].
   void (*bags_add)(int64_t dim, const Terms&, int64_t begin, int64_t end, const float* cotangents, float* gradients);
+  const Products* products;
 };
 
 extern const Kernels kPlain;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kAvx512Bf16;
 
 // The variant in use.
 const Kernels& Chosen();

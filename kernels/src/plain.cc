@@ -3,4 +3,6 @@
 #define VARIANT_NAME "plain"
 #define VECTOR 4
 #define TILE 6
+#define PRODUCT_ROWS 6
+#define PRODUCT_STEPS 512
 #include "variant.inc"

@@ -15,10 +15,14 @@ from recjax.embedding.route import Routing
 
 # What a ring sends, in units of (N - 1) / N of the result.
 _RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
+# Calls of recjax.kernels.dense: where among the operands and results stand one of [B, ...] and one of [K, N].
+_DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
 
 
 def matmul_flops(jaxpr: Any) -> int:
     """Operations of all matrix products in a jaxpr, on one device where it is mapped over a mesh: 2 m n k each.
+
+    Dense layers of the optional kernels count as their products do; the kernels' interactions do not count.
 
     A loop's body counts once for each turn of a scan, and once for a while loop, whose turns are not known.
     """
@@ -28,6 +32,10 @@ def matmul_flops(jaxpr: Any) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             shape = eqn.invars[0].aval.shape
             total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
+        if eqn.primitive.name == "ffi_call" and eqn.params["target_name"] in _DENSE:
+            batch, kernel = _DENSE[eqn.params["target_name"]]
+            shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
+            total += 2 * shapes[batch][0] * math.prod(shapes[kernel])
         turns = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for value in eqn.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):

@@ -61,27 +61,49 @@ def full_precision(dtype: Any) -> Any:
 
 
 class Linear(nnx.Module):
-    """y = x W + b, with W [inputs, outputs] in `kernel` and b [outputs] in `bias` (None without).
+    """y = x W + b, with W [inputs, outputs] in `kernel` and b [outputs] in `bias` (None without); perhaps ReLU of it.
 
     Parameters are float32 whatever `dtype`, the dtype of the computation; sums are of `full_precision`. A float32
     product is one: GPUs and TPUs would otherwise round its inputs, and the numbers would depend on the machine.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, kernel: float, bias: float | None, dtype: Any, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        kernel: float,
+        bias: float | None,
+        relu: bool = False,
+        dtype: Any,
+        rngs: nnx.Rngs,
     ) -> None:
         """Normal initial values with the standard deviations `kernel` and `bias` (None: without a bias)."""
         normal = jax.nn.initializers.normal
         self.kernel = nnx.Param(normal(kernel)(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = None if bias is None else nnx.Param(normal(bias)(rngs.params(), (outputs,), jnp.float32))
+        self.relu = relu
         self.dtype = dtype
 
     def __call__(self, x_BxK: jax.Array) -> jax.Array:
         """[b, inputs] -> [b, outputs], in the dtype of the computation."""
-        y_BxN = _product(x_BxK.astype(self.dtype), self.kernel[...])
-        if self.bias is not None:
-            y_BxN += self.bias[...].astype(y_BxN.dtype)[None]
-        return y_BxN.astype(self.dtype)
+        bias_N = None if self.bias is None else self.bias[...]
+        return dense(x_BxK.astype(self.dtype), self.kernel[...], bias_N, self.relu)
+
+
+def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+    """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32."""
+    if kernels.available(x_BxK.dtype):
+        return kernels.dense(x_BxK, kernel_KxN, bias_N, relu)
+    return _dense(x_BxK, kernel_KxN, bias_N, relu)
+
+
+def _dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+    y_BxN = _product(x_BxK, kernel_KxN)
+    if bias_N is not None:
+        y_BxN += bias_N.astype(y_BxN.dtype)[None]
+    y_BxN = y_BxN.astype(x_BxK.dtype)
+    return jax.nn.relu(y_BxN) if relu else y_BxN
 
 
 @jax.custom_vjp
@@ -114,13 +136,13 @@ def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> 
     return jax.lax.dot_general(left, right, axes, precision=PRECISION, preferred_element_type=wide)
 
 
-def linear(inputs: int, outputs: int, *, dtype: Any, rngs: nnx.Rngs) -> Linear:
+def linear(inputs: int, outputs: int, *, relu: bool = False, dtype: Any, rngs: nnx.Rngs) -> Linear:
     """A dense layer initialised as facebookresearch/dlrm does: W ~ N(0, sqrt(2 / (outputs + inputs))), and bias.
 
     The bias is ~ N(0, sqrt(1 / outputs)).
     """
     kernel, bias = (2.0 / (outputs + inputs)) ** 0.5, (1.0 / outputs) ** 0.5
-    return Linear(inputs, outputs, kernel=kernel, bias=bias, dtype=dtype, rngs=rngs)
+    return Linear(inputs, outputs, kernel=kernel, bias=bias, relu=relu, dtype=dtype, rngs=rngs)
 
 
 class Mlp(nnx.Module):
@@ -133,19 +155,16 @@ class Mlp(nnx.Module):
         self, inputs: int, widths: Sequence[int], *, linear_output: bool = False, dtype: Any, rngs: nnx.Rngs
     ) -> None:
         sizes = [inputs, *widths]
-        dtypes = [dtype] * len(widths)
+        dtypes, relus = [dtype] * len(widths), [True] * len(widths)
         if linear_output:
-            dtypes[-1] = full_precision(dtype)
-        layers = zip(itertools.pairwise(sizes), dtypes, strict=True)
-        self.layers = nnx.List([linear(m, n, dtype=d, rngs=rngs) for (m, n), d in layers])
-        self.linear_output = linear_output
+            dtypes[-1], relus[-1] = full_precision(dtype), False
+        layers = zip(itertools.pairwise(sizes), dtypes, relus, strict=True)
+        self.layers = nnx.List([linear(m, n, relu=r, dtype=d, rngs=rngs) for (m, n), d, r in layers])
 
     def __call__(self, x_BxK: jax.Array) -> jax.Array:
         """[b, inputs] -> [b, widths[-1]]."""
-        for i, layer in enumerate(self.layers):
+        for layer in self.layers:
             x_BxK = layer(x_BxK)
-            if not (self.linear_output and i == len(self.layers) - 1):
-                x_BxK = jax.nn.relu(x_BxK)
         return x_BxK
 
 

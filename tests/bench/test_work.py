@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from recjax import kernels
 from recjax.bench import work
 from recjax.data.batch import Batch
 from recjax.data.zipf_stream import ZipfStream
@@ -27,6 +28,17 @@ def test_flops_of_products_alone_and_in_loops() -> None:
         return jax.lax.scan(lambda c, _: (c @ b @ b.T, None), x, length=9)[0]
 
     assert work.matmul_flops(jax.make_jaxpr(jax.jit(looped))(a).jaxpr) == 9 * (2 * 3 * 5 * 7) * 2
+
+
+@pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
+def test_a_dense_layer_counts_the_same_with_the_kernels() -> None:
+    x, weights, bias = jnp.ones((6, 5)), jnp.ones((5, 7)), jnp.ones(7)
+
+    def of(wanted: tuple[int, ...]) -> int:
+        grads = jax.grad(lambda *given: kernels.dense(*given, True).sum(), wanted)
+        return work.matmul_flops(jax.make_jaxpr(lambda: grads(x, weights, bias))().jaxpr)
+
+    assert of((0, 1, 2)) == 3 * (2 * 6 * 5 * 7)
 
 
 @pytest.mark.parametrize("devices", [1, 3])

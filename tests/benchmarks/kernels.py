@@ -2,8 +2,9 @@
 
     python tests/benchmarks/kernels.py [--batch-size 4096] [--rounds 15] [--only bags]
 
-Forward alone, and forward and backward together, jitted, at the shapes of 26 tables: interactions of 27 vectors, and
-bags of 1 and of 10 ids drawn with Zipf 1.1 from 26 tables of a million rows. The two take turns, so that drift of the
+Forward alone, and forward and backward together, jitted: dense layers of the standing presets, with ReLU; and at the
+shapes of 26 tables, interactions of 27 vectors, and bags of 1 and of 10 ids drawn with Zipf 1.1 from 26 tables of a
+million rows. The two take turns, so that drift of the
 machine falls on both alike; the ratio is the median of the rounds' ratios, with its quartiles. Memory that is freed
 stays with the process: else both would spend much of their time on fresh pages from the system.
 """
@@ -21,10 +22,11 @@ import numpy as np
 
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags
-from recjax.models.layers import dot_interaction
+from recjax.models.layers import dense, dot_interaction
 from recjax.train.summary import versions
 
 TABLES, ROWS, IDS = 26, 1_000_000, 10
+LAYERS = [(13, 512), (512, 256), (256, 64), (367, 512), (256, 1), (415, 1024), (1024, 1024), (1024, 512), (512, 512)]
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -33,13 +35,26 @@ def plain_bags(rows_UxD: jax.Array, inverse_NxH: jax.Array) -> jax.Array:
     return sum_bags(rows_UxD, ((inverse_NxH, None),))[0]
 
 
+def layer(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array) -> jax.Array:
+    """A dense layer with ReLU [B, N], by the kernels unless they are switched off."""
+    return dense(x_BxK, kernel_KxN, bias_N, relu=True)
+
+
 def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], backward: bool) -> Callable[[], None]:
-    """`function` of the inputs, or its gradient too, for the first input; ready to be timed."""
+    """`function` of the inputs, or its gradients too, for the inputs in float32 or bfloat16; ready to be timed."""
     pulled = jnp.ones_like(function(*inputs))
 
-    def both(cotangent: Any, first: Any, *others: Any) -> Any:
-        value, pull = jax.vjp(lambda x: function(x, *others), first)
-        return value, pull(cotangent)[0]
+    def both(cotangent: Any, *inputs: Any) -> Any:
+        at = [i for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        def of(*some: Any) -> Any:
+            given = list(inputs)
+            for i, x in zip(at, some, strict=True):
+                given[i] = x
+            return function(*given)
+
+        value, pull = jax.vjp(of, *(inputs[i] for i in at))
+        return value, pull(cotangent)
 
     program = jax.jit(both).lower(pulled, *inputs).compile() if backward else jax.jit(function).lower(*inputs).compile()
     arguments = (pulled, *inputs) if backward else inputs
@@ -59,6 +74,11 @@ def bags_of(batch_size: int, ids: int, rng: np.random.Generator) -> tuple[int, n
 def cases(batch_size: int) -> Any:
     """(name, plain, kernel, inputs) of everything that is compared."""
     rng = np.random.default_rng(0)
+    for K, N in LAYERS:
+        kernel, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((K, N), (N,)))
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x = jnp.asarray(rng.standard_normal((batch_size, K)), dtype)
+            yield f"dense {K}-{N} {jnp.dtype(dtype).name}", layer, layer, (x, kernel, bias)
     for dim in (16, 64, 128):
         for dtype in (jnp.float32, jnp.bfloat16):
             vectors = jnp.asarray(rng.standard_normal((batch_size, TABLES + 1, dim)), dtype)
