@@ -163,7 +163,7 @@ def update_rowwise_adagrad(
     return table, sums
 
 
-def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, *, relu: bool) -> jax.Array:
     """A dense layer act(x W + b), differentiable; bias, ReLU and its mask cost no pass over memory.
 
     bfloat16 multiplies x with W rounded to bfloat16, adds up in float32, and rounds once, after the bias and ReLU.

@@ -382,7 +382,7 @@ def check_dense(B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool) ->
     kernel, bias = (rng.standard_normal(s).astype(np.float32) for s in ((K, N), (N,)))
     cotangent = rng.standard_normal((B, N)).astype(dtype)
     given = (jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(bias) if biased else None)
-    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, relu), *given)
+    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, relu=relu), *given)
     into = back(jnp.asarray(cotangent))
     assert y.dtype == into[0].dtype == dtype and into[1].dtype == jnp.float32
 
@@ -409,7 +409,8 @@ LAYERS += [(5, 2051, 3), (700, 130, 120), (0, 3, 4), (3, 0, 4), (2, 3, 0)]
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
 def test_dense_is_a_layer_and_its_gradients(shape: Any, dtype: Any, variant: str) -> None:
-    check_dense(*shape, dtype, biased=True, relu=True)
+    B, K, N = shape
+    check_dense(B, K, N, dtype, biased=True, relu=True)
 
 
 @needs_them
@@ -422,7 +423,7 @@ def test_dense_of_any_shape(B: int, K: int, N: int, narrow: bool, biased: bool, 
 @needs_them
 def test_dense_by_hand(variant: str) -> None:
     x, kernel = jnp.array([[1.0, 2], [3, 4]]), jnp.array([[1.0, -1, 2], [10, 1, -1]])
-    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, True), x, kernel, jnp.array([0.5, 0, -1]))
+    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, relu=True), x, kernel, jnp.array([0.5, 0, -1]))
     assert y.tolist() == [[21.5, 1, 0], [43.5, 1, 1]]  # before ReLU: [21.5, 1, -1], [43.5, 1, 1]
     into_x, into_kernel, into_bias = back(jnp.array([[1.0, 10, 100], [2, 20, 200]]))
     assert into_x.tolist() == [[1 - 10, 10 + 10], [2 - 20 + 400, 20 + 20 - 200]]
@@ -437,7 +438,9 @@ def test_dense_and_values_that_are_not_finite(dtype: Any, variant: str) -> None:
     x[3, 5], x[8, 19] = np.nan, -np.inf
     kernel[:, 7] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)  # a NaN that rounding its bits would make -0
     kernel[2, 49] = np.inf
-    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, True), jnp.asarray(x), jnp.asarray(kernel), jnp.zeros(50))
+    y, back = jax.vjp(
+        lambda *layer: kernels.dense(*layer, relu=True), jnp.asarray(x), jnp.asarray(kernel), jnp.zeros(50)
+    )
     nan, result = np.zeros((40, 50), bool), np.asarray(y)
     nan[3], nan[:, 7], nan[8, 49] = True, True, True  # the last is inf - inf
     assert (np.isnan(result) == nan).all()
@@ -453,7 +456,7 @@ def test_dense_and_values_that_are_not_finite(dtype: Any, variant: str) -> None:
 def test_dense_rounds_bfloat16_once_after_bias_and_relu(variant: str) -> None:
     x, kernel = jnp.ones((1, 1), jnp.bfloat16), jnp.full((1, 2), 1 + 2.0**-8)  # W rounds to 1: ties to even
     bias = jnp.array([2.0**-8, 3 * 2.0**-8])
-    assert kernels.dense(x, kernel, bias, True).tolist() == [[1, 1 + 2.0**-6]]
+    assert kernels.dense(x, kernel, bias, relu=True).tolist() == [[1, 1 + 2.0**-6]]
 
 
 @needs_them
@@ -462,7 +465,7 @@ def test_dense_below_the_least_normal_number(variant: str) -> None:
     tiny, large = 2.0**-130, 2.0**120
     for dtype in (F32, BF16):
         x, kernel = np.full((3, 4), tiny, dtype), np.full((4, 2), large, np.float32)
-        y = np.asarray(kernels.dense(jnp.asarray(x), jnp.asarray(kernel), None, False)).astype(np.float64)
+        y = np.asarray(kernels.dense(jnp.asarray(x), jnp.asarray(kernel), None, relu=False)).astype(np.float64)
         assert (y == 0).all()
 
 
@@ -492,7 +495,7 @@ rng = np.random.default_rng(0)
 found = hashlib.sha256()
 for dtype in (jnp.float32, jnp.bfloat16):
     x, w, b = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((1500, 130), (130, 200), (200,)))
-    both = jax.jit(lambda x, w, b: (y := jax.vjp(lambda *l: kernels.dense(*l, True), x, w, b))[1](y[0]))
+    both = jax.jit(lambda x, w, b: (y := jax.vjp(lambda *l: kernels.dense(*l, relu=True), x, w, b))[1](y[0]))
     for _ in range(3):
         once = b"".join(np.asarray(g).tobytes() for g in both(x.astype(dtype), w, b))
     found.update(once)
@@ -519,7 +522,7 @@ def test_dense_on_three_devices_sums_the_gradients_of_what_all_hold(dtype: Any) 
 
     def grads(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Any:
         def loss(*layer: jax.Array) -> jax.Array:
-            return jnp.square(kernels.dense(*layer, True).astype(jnp.float32)).sum()
+            return jnp.square(kernels.dense(*layer, relu=True).astype(jnp.float32)).sum()
 
         return jax.grad(loss, argnums=(0, 1, 2))(x, kernel, bias)
 

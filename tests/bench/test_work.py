@@ -35,7 +35,7 @@ def test_a_dense_layer_counts_the_same_with_the_kernels() -> None:
     x, weights, bias = jnp.ones((6, 5)), jnp.ones((5, 7)), jnp.ones(7)
 
     def of(wanted: tuple[int, ...]) -> int:
-        grads = jax.grad(lambda *given: kernels.dense(*given, True).sum(), wanted)
+        grads = jax.grad(lambda *given: kernels.dense(*given, relu=True).sum(), wanted)
         return work.matmul_flops(jax.make_jaxpr(lambda: grads(x, weights, bias))().jaxpr)
 
     assert of((0, 1, 2)) == 3 * (2 * 6 * 5 * 7)
