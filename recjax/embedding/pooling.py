@@ -57,31 +57,37 @@ def pool(
     Returns:
       by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.
     """
-    # Ids that are not summed here, in jagged bags and sequences, are bags of one.
+    # A feature with one bag a sample is summed sample by sample beside all others with bags of its size, as models
+    # take them. Ids that are not summed here, in jagged bags and sequences, are bags of one, feature by feature.
+    whole = {f.name for f in features if f.pooling != "none" and routing[f.name].segments is None}
     bags = {f.name: _bags(f, routing[f.name]) for f in features}
-    of_size: dict[int, list[str]] = collections.defaultdict(list)
+    alike: dict[tuple[int, bool], list[str]] = collections.defaultdict(list)
     for name, (inverse_NxH, _) in bags.items():
-        of_size[inverse_NxH.shape[1]].append(name)
-    joined = tuple(_join([bags[name] for name in names]) for names in of_size.values())
-    sums: dict[str, jax.Array] = {}
+        alike[inverse_NxH.shape[1], name in whole].append(name)
+    joined = tuple(_join([bags[name] for name in names], by_sample) for (_, by_sample), names in alike.items())
     if at_home is not None:
-        found_by_size = tuple(kernels.table_bags(*at_home, rows_UxD, *block) for block in joined)
+        found = tuple(kernels.table_bags(*at_home, rows_UxD, *block) for block in joined)
     elif kernels.available(rows_UxD.dtype):
-        found_by_size = tuple(kernels.bags(rows_UxD, *block) for block in joined)
+        found = tuple(kernels.bags(rows_UxD, *block) for block in joined)
     else:
-        found_by_size = sum_bags(rows_UxD, joined)
-    for names, sums_NxD in zip(of_size.values(), found_by_size, strict=True):
-        # Its gradient is one concatenation; slices would each be padded to the whole and added up.
-        sums |= zip(names, jax.lax.split(sums_NxD, [len(bags[name][0]) for name in names]), strict=True)
+        found = sum_bags(rows_UxD, joined)
+    sums: dict[str, jax.Array] = {}
+    # The gradient of a split is one concatenation; slices would each be padded to the whole and added up.
+    for ((_, by_sample), names), sums_NxD in zip(alike.items(), found, strict=True):
+        if by_sample:
+            parts = jax.lax.split(sums_NxD.reshape(-1, len(names), sums_NxD.shape[1]), [1] * len(names), axis=1)
+            sums |= {name: part.reshape(-1, part.shape[2]) for name, part in zip(names, parts, strict=True)}
+        else:
+            sums |= zip(names, jax.lax.split(sums_NxD, [len(bags[name][0]) for name in names]), strict=True)
     pooled: dict[str, jax.Array | Sequence] = {}
     for feature in features:
-        found, of = sums[feature.name], routing[feature.name]
-        if feature.pooling == "none":
-            pooled[feature.name] = Sequence(found.reshape(*of.inverse.shape, -1), of.inverse < rows_UxD.shape[0])
-        elif of.segments is None:
-            pooled[feature.name] = found
+        of_bags, of = sums[feature.name], routing[feature.name]
+        if feature.name in whole:
+            pooled[feature.name] = of_bags
+        elif feature.pooling == "none":
+            pooled[feature.name] = Sequence(of_bags.reshape(*of.inverse.shape, -1), of.inverse < rows_UxD.shape[0])
         else:
-            pooled[feature.name] = jax.ops.segment_sum(found, of.segments, samples, indices_are_sorted=False)
+            pooled[feature.name] = jax.ops.segment_sum(of_bags, of.segments, samples, indices_are_sorted=False)
     return pooled
 
 
@@ -92,14 +98,18 @@ def _bags(feature: FeatureSpec, routing: FeatureRouting) -> tuple[Any, Any]:
     return routing.inverse.reshape(-1, 1), None if routing.weights is None else routing.weights.reshape(-1, 1)
 
 
-def _join(bags: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The bags of several features below each other."""
-    inverse_NxH = jnp.concatenate([inverse for inverse, _ in bags])
+def _join(bags: list[tuple[Any, Any]], by_sample: bool) -> tuple[Any, Any]:
+    """The bags of several features, [N, H]: sample by sample, or one feature below the other."""
+
+    def join(arrays: list[Any]) -> Any:
+        return jnp.stack(arrays, axis=1).reshape(-1, arrays[0].shape[1]) if by_sample else jnp.concatenate(arrays)
+
+    inverse_NxH = join([inverse for inverse, _ in bags])
     given = [weights for _, weights in bags if weights is not None]
     if not given:
         return inverse_NxH, None
     ones = [jnp.ones(inverse.shape, given[0].dtype) if weights is None else weights for inverse, weights in bags]
-    return inverse_NxH, jnp.concatenate(ones)
+    return inverse_NxH, join(ones)
 
 
 @jax.custom_vjp
