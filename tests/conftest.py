@@ -89,3 +89,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(pytest.mark.skip(reason=f"needs {needs}"))
+
+
+@pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16"])
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernels with one instruction set after the other."""
+    import recjax_kernels
+
+    best = recjax_kernels.instruction_set()
+    if not recjax_kernels.use(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    recjax_kernels.use(best)

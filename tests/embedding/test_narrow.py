@@ -68,23 +68,25 @@ def test_exact_values_stay_and_what_is_not_finite_stays_so():
         assert np.array_equal(got, x, equal_nan=True) and np.signbit(got[1])
 
 
-def group_of(placement: str, devices: int, names: str = "ab", **more) -> Group:
+def group_of(placement: str, devices: int, names: str = "ab", hosts: int = 1, **more) -> Group:
     more = {"optimizer": Sgd(0.1), **NARROW, **more}
     tables = tuple(TableSpec(n, 20 + 7 * i, 6, **more) for i, n in enumerate(names))
     features = tuple(FeatureSpec(t.name, t.name) for t in tables)
-    return bind(make_plan(placement, tables), tables, features, devices).groups[0]
+    return bind(make_plan(placement, tables), tables, features, devices, hosts=hosts).groups[0]
 
 
 @functools.cache
-def rounded(placement: str, devices: int, names: str = "ab", seed: int = 3, step: int = 5) -> dict[str, np.ndarray]:
+def rounded(
+    placement: str, devices: int, names: str = "ab", seed: int = 3, step: int = 5, hosts: int = 1
+) -> dict[str, np.ndarray]:
     """All rows of the tables, each value 1 + 2^-8, written once: halfway between two neighbours. By table, [V, D]."""
-    group = group_of(placement, devices, names)
+    group = group_of(placement, devices, names, hosts)
     at = P() if placement == "data_parallel" else P(AXES)
 
     def body(x):
         return write(group, x, jnp.arange(group.rows, dtype=jnp.int32), seed, jnp.int32(step), jnp.uint16)
 
-    mapped = jax.jit(jax.shard_map(body, mesh=mesh_of(devices), in_specs=at, out_specs=at, check_vma=False))
+    mapped = jax.jit(jax.shard_map(body, mesh=mesh_of(devices, hosts), in_specs=at, out_specs=at, check_vma=False))
     buffer = mapped(jnp.full((group.parts * group.rows, group.width), 1 + 2.0**-8))
     bound = dataclasses.replace(bind_of(group), groups=(group,))
     exported = export_tables(bound, {group.name: buffer}, {group.name: {}})
@@ -93,15 +95,17 @@ def rounded(placement: str, devices: int, names: str = "ab", seed: int = 3, step
 
 def bind_of(group: Group):
     tables = tuple(t.spec for t in group.tables)
-    return bind(make_plan("row_wise", tables), tables, group.features, group.devices)
+    return bind(make_plan("row_wise", tables), tables, group.features, group.devices, hosts=group.hosts)
 
 
 @pytest.mark.parametrize(
-    ("placement", "devices"), [("row_wise", 3), ("table_wise", 2), ("column_wise", 4), ("data_parallel", 2)]
+    ("placement", "devices", "hosts"),
+    [("row_wise", 3, 1), ("table_wise", 2, 1), ("column_wise", 4, 1), ("data_parallel", 2, 1), ("grid", 8, 4)]
+    + [("table_row_wise", 4, 2)],
 )
-def test_the_bits_do_not_depend_on_mesh_plan_or_company(placement, devices):
+def test_the_bits_do_not_depend_on_mesh_plan_or_company(placement, devices, hosts):
     truth = rounded("row_wise", 1)
-    got = rounded(placement, devices)
+    got = rounded(placement, devices, hosts=hosts)
     for name in "ab":
         assert (got[name] == truth[name]).all()
         assert 0.2 < (truth[name] > 1 + 2.0**-8).mean() < 0.8
