@@ -8,8 +8,8 @@ values and labels: a stream that means nothing, so it trains (`recjax train benc
 nothing.
 
 Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps), twice: 31,228 and 39,017 samples/s in float32, 56,716 and 58,063 in bfloat16; 0.89 and 1.11, 0.85
-and 1.00 times FBGEMM's in the same run.
+rounds of 10 steps), twice: 47,345 and 42,397 samples/s in float32, 69,375 and 70,969 in bfloat16; 1.32 and 1.16,
+1.08 and 0.96 times FBGEMM's in the same run. The README has JAX 0.10.2.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream

@@ -8,7 +8,8 @@ values and labels: a stream that means nothing, so it trains (`recjax train benc
 nothing.
 
 Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps): 10,488 samples/s in float32 and 17,363 in bfloat16, 1.06 and 0.82 times FBGEMM's.
+rounds of 10 steps), twice: 11,467 and 11,006 samples/s in float32, 21,604 and 20,415 in bfloat16; 1.22 and 1.22,
+1.09 and 1.06 times FBGEMM's in the same run. The README has JAX 0.10.2.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream

@@ -8,7 +8,8 @@ values and labels: a stream that means nothing, so it trains (`recjax train benc
 nothing.
 
 Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps): 15,201 samples/s in float32 and 23,099 in bfloat16, 0.95 and 0.77 times FBGEMM's.
+rounds of 10 steps), twice: 20,886 and 22,184 samples/s in float32, 29,445 and 32,885 in bfloat16; 1.17 and 1.10,
+0.96 and 1.00 times FBGEMM's in the same run. The README has JAX 0.10.2.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
