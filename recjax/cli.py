@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from recjax import __version__
 from recjax.errors import ConfigError, RecjaxError
-from recjax.pages import restart_with_huge_pages
+from recjax.pages import restart_with_tunables
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         options.overrides += rest
     if arguments is None and options.run in (_train, _eval, _predict, _bench):
-        restart_with_huge_pages()
+        restart_with_tunables()
     status = _run(options)
     for stream in (sys.stdout, sys.stderr):
         _settle(stream)

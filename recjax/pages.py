@@ -1,9 +1,9 @@
-"""Huge pages for what a run on CPU allocates.
+"""What a run on CPU asks of glibc's allocator: huge pages, and to keep the memory that it is given back.
 
-XLA asks the system anew for the arrays of every step, some hundred MB. Linux hands memory out in pages of 4 KiB, each
-of which is cleared when it is first touched, and rows of large tables then miss the TLB. With pages of 2 MiB a step of
-bench_kaggle16 took 90 ms instead of 127, one of bench_multihot 200 as before (two cores, JAX 0.10.2, median of the last
-rounds). glibc asks for those if its tunable `glibc.malloc.hugetlb` is 1 when a process starts.
+XLA asks anew for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
+at once, so that Linux hands out and clears thousands of pages in every step, a tenth of its time; and it does so in
+pages of 4 KiB, with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change
+both. Blocks above 1 GiB, such as large tables, still go back to the system when they are freed.
 """
 
 from __future__ import annotations
@@ -14,23 +14,33 @@ from pathlib import Path
 
 _TUNABLES = "GLIBC_TUNABLES"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# One arena, because only the first of them can hold blocks of more than 32 MiB.
+_KEEP = ("glibc.malloc.arena_max=1", f"glibc.malloc.mmap_threshold={2**30}", f"glibc.malloc.trim_threshold={2**30}")
+_HUGE = "glibc.malloc.hugetlb=1"
 
 
-def restart_with_huge_pages() -> None:
-    """Starts this command anew, in the same process, with the tunable set; returns where that is of no use.
+def restart_with_tunables() -> None:
+    """Starts this command anew, in the same process, with the tunables set; returns where that is of no use.
 
-    That is where the user has set GLIBC_TUNABLES, where the system gives huge pages to nobody or to everybody, and
-    where there is no such system.
+    That is where the user has set GLIBC_TUNABLES, and where there is no glibc. Huge pages are asked for where the
+    system gives them to those who ask.
     """
-    if _TUNABLES in os.environ or not _wanted():
+    if _TUNABLES in os.environ or not _glibc():
         return
-    os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
+    os.environ[_TUNABLES] = ":".join((*_KEEP, _HUGE) if _huge_on_request() else _KEEP)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _wanted() -> bool:
+def _glibc() -> bool:
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+def _huge_on_request() -> bool:
     try:
         return "[madvise]" in _SYSTEM.read_text("utf-8")
     except OSError:
