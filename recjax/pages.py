@@ -1,10 +1,10 @@
 """What a run on CPU asks of glibc's allocator: huge pages, and to keep the memory that it is given back.
 
 XLA asks anew for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
-at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4 KiB,
-with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change both: samples/s of
-bench_kaggle16 rose from 42,400 to 53,500, of bench_multihot from 22,200 to 24,800 by keeping memory (two cores, JAX
-0.12.0.1). Blocks above 1 GiB, such as large tables, still go back to the system when they are freed.
+at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4
+KiB, with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change both:
+samples/s of bench_kaggle16 rose from 42,400 to 53,500, of bench_multihot from 22,200 to 24,800 by keeping memory (two
+cores, JAX 0.12.0.1). Blocks above 1 GiB, such as large tables, still go back to the system when they are freed.
 """
 
 from __future__ import annotations
