@@ -2,9 +2,10 @@
 
 XLA asks anew for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
 at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4
-KiB, with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change both:
-samples/s of bench_kaggle16 rose from 42,400 to 53,500, of bench_multihot from 22,200 to 24,800 by keeping memory (two
-cores, JAX 0.12.0.1). Blocks above 1 GiB, such as large tables, still go back to the system when they are freed.
+KiB, with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change both. On two
+cores a step of bench_kaggle16 took 90 ms with huge pages and 127 without (JAX 0.10.2; one of bench_multihot 200 either
+way), and with memory kept too 85 instead of 89 (JAX 0.12.0.1, medians of two runs each by turns). Blocks above 1 GiB,
+such as large tables, still go back to the system when they are freed.
 """
 
 from __future__ import annotations
