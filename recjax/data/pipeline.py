@@ -3,10 +3,9 @@
 The order is a pure function of (seed, epoch) and the position in it is one integer, the global sample index
 `epoch * rows + offset`. Neither processes, devices, threads nor the batch size enter. To shuffle rows without
 holding a split in memory, every epoch permutes the blocks, walks them in windows of `shuffle_blocks` blocks and
-permutes the rows within each window.
-
-An item of the stream is the *global* batch. A job of several processes takes its slice of each item (after or
-inside `transform`); the order stays that of one process.
+permutes the rows within each window. A batch is a slice of that order. Within it, samples are sorted by window, block
+and row: a batch is one sum, so that their order is free, and one of several processes that takes a part of each batch
+need not read the blocks of the others' parts.
 """
 
 from __future__ import annotations
@@ -70,17 +69,36 @@ class Order:
         return draws.permutation(rows, self.seed, _ROW_ORDER, epoch, window) if self.shuffle else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cuts:
+    """Where batches begin: an epoch in batches of `size` samples, that of `position` from there on.
+
+    `part` is the samples of each batch that are wanted, (first, end) counted in the batch.
+    """
+
+    order: Order
+    size: int
+    position: int
+    part: tuple[int, int]
+
+    def begin(self, epoch: int, at_least: int = 0) -> int:
+        """Offset in the epoch of the batch that sample `at_least` is in; of the first one, if that is later."""
+        first = self.position % self.order.rows if epoch == self.position // self.order.rows else 0
+        return first + max(0, at_least - first) // self.size * self.size
+
+
 class _Windows:
-    """The rows of recently used windows, in the order of visit; each window is read by one thread only."""
+    """The wanted rows of recently used windows, batch by batch; each window is read by one thread only."""
 
-    def __init__(self, source: BlockSource, split: str, order: Order, keep: int) -> None:
-        self._source, self._split, self._order, self._keep = source, split, order, keep
+    def __init__(self, source: BlockSource, split: str, cuts: _Cuts, keep: int) -> None:
+        self._source, self._split, self._cuts, self._order, self._keep = source, split, cuts, cuts.order, keep
         self._lock = threading.Lock()
-        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[Batch]]
+        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[list[Batch]]]
         self._recent = collections.OrderedDict()
-        self.epoch = functools.lru_cache(maxsize=2)(order.epoch)
+        self.epoch = functools.lru_cache(maxsize=2)(self._order.epoch)
 
-    def get(self, epoch: int, window: int) -> Batch:
+    def get(self, epoch: int, window: int) -> list[Batch]:
+        """What the window has of each of its batches, in their order."""
         key = (epoch, window)
         with self._lock:
             first = key not in self._recent
@@ -95,23 +113,41 @@ class _Windows:
                 rows.set_exception(error)
         return rows.result()
 
-    def _read(self, epoch: int, window: int) -> Batch:
-        blocks, _ = self.epoch(epoch)
+    def _read(self, epoch: int, window: int) -> list[Batch]:
+        blocks, starts = self.epoch(epoch)
+        first, last = int(starts[window]), int(starts[window + 1])
+        within = self._order.within(epoch, window, last - first)
+        wanted = []
+        for start in range(self._cuts.begin(epoch, first), last, self._cuts.size):
+            begin, stop = max(start, first), min(start + self._cuts.size, last)
+            rows = np.arange(begin - first, stop - first)
+            rows = rows if within is None else np.sort(within[rows])
+            low, high = (max(start + edge - begin, 0) for edge in self._cuts.part)
+            wanted.append(rows[low:high])
+        rows = np.concatenate(wanted)
         size = self._order.shuffle_blocks
-        parts = [self._source.read(self._split, int(i)) for i in blocks[window * size : (window + 1) * size]]
-        rows = concatenate(parts)
-        within = self._order.within(epoch, window, rows.size)
-        return rows if within is None else take(rows, within)
+        blocks = blocks[window * size : (window + 1) * size]
+        ends = np.cumsum(self._order.row_counts[blocks])
+        block_of = np.searchsorted(ends, rows, side="right")
+        needed = np.bincount(block_of, minlength=len(blocks)) > 0
+        needed[0] |= not len(rows)  # no rows, but of the same columns
+        kept = np.where(needed, self._order.row_counts[blocks], 0)
+        moved = rows - (ends - np.cumsum(kept))[block_of]  # by the blocks that are left out before each
+        whole = concatenate([self._source.read(self._split, int(i)) for i in blocks[needed]])
+        if within is not None:
+            whole, moved = take(whole, moved), np.arange(len(rows))
+        by_batch = np.split(moved, np.cumsum([len(of_batch) for of_batch in wanted])[:-1])
+        return [between(whole, int(at[0]), int(at[-1]) + 1) if len(at) else between(whole, 0, 0) for at in by_batch]
 
 
 class _Batches:
     """Random access to the batches from `position` on: what Grain reads, from several threads."""
 
-    def __init__(self, windows: _Windows, order: Order, batch_size: int, position: int, epochs: int | None) -> None:
-        self._windows, self._order, self._batch_size = windows, order, batch_size
-        self._epoch, self._offset = divmod(position, order.rows)
-        self._first = -(-(order.rows - self._offset) // batch_size)  # batches left in the epoch of `position`
-        self._each = -(-order.rows // batch_size)
+    def __init__(self, windows: _Windows, cuts: _Cuts, epochs: int | None) -> None:
+        self._windows, self._cuts, self._rows, self._size = windows, cuts, cuts.order.rows, cuts.size
+        self._epoch, offset = divmod(cuts.position, self._rows)
+        self._first = -(-(self._rows - offset) // self._size)  # batches left in the epoch of `position`
+        self._each = -(-self._rows // self._size)
         left = sys.maxsize if epochs is None else self._first + self._each * (epochs - self._epoch - 1)
         self._length = max(0, left)
 
@@ -119,21 +155,20 @@ class _Batches:
         return self._length
 
     def __getitem__(self, index: int) -> Batch:
-        if index < self._first:
-            epoch, start = self._epoch, self._offset + index * self._batch_size
-        else:
-            later, nth = divmod(index - self._first, self._each)
-            epoch, start = self._epoch + 1 + later, nth * self._batch_size
-        stop = start + self._batch_size  # the windows end with the epoch
+        later, nth = divmod(index - self._first, self._each)
+        epoch, nth = (self._epoch, index) if index < self._first else (self._epoch + 1 + later, nth)
+        start = self._cuts.begin(epoch) + nth * self._size
+        stop = min(start + self._size, self._rows)
         _, starts = self._windows.epoch(epoch)
         parts = []
         for window in range(int(np.searchsorted(starts, start, side="right")) - 1, len(starts) - 1):
-            first, last = int(starts[window]), int(starts[window + 1])
+            first = int(starts[window])
             if first >= stop:
                 break
-            parts.append(between(self._windows.get(epoch, window), max(start, first) - first, min(stop, last) - first))
+            parts.append(self._windows.get(epoch, window)[(start - self._cuts.begin(epoch, first)) // self._size])
         # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
-        return dataclasses.replace(concatenate(parts), position=epoch * self._order.rows + start)
+        position = epoch * self._rows + min(start + self._cuts.part[0], stop)
+        return dataclasses.replace(concatenate(parts), position=position)
 
 
 def batches(
@@ -148,8 +183,9 @@ def batches(
     shuffle_blocks: int = 16,
     workers: int = 2,
     transform: Callable[[Batch], Any] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Iterator[Any]:
-    """Global host batches of a split, in order, read ahead by threads.
+    """Host batches of a split, in order, read ahead by threads.
 
     A batch never crosses the end of an epoch: the last one of an epoch holds the remaining rows. Starting at a
     `position`, with any batch size, gives exactly the samples that an uninterrupted stream would still have given.
@@ -165,6 +201,8 @@ def batches(
       shuffle_blocks: blocks whose rows are mixed with each other; a part of what defines the order.
       workers: threads that read, check and transform ahead; 0 does so in the calling thread, when asked.
       transform: applied to every (checked) batch, in the worker.
+      part: of every batch only the samples from the first number to below the second, counted in the batch; what is
+        not there is left out, so that of the last batch of an epoch there may be none. None: whole batches.
 
     Returns:
       Iterator of `Batch`, or of what `transform` returns.
@@ -182,13 +220,15 @@ def batches(
         if value < least:
             raise ConfigError(f"{name}={value} makes no sense when reading batches: set it to {least} or more.")
     require_rows(source, split)
-    order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks)
-    windows = _Windows(source, split, order, keep=workers + 2)
+    # In the order of the file no window is needed to mix, and one block is the least to read.
+    order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks if shuffle else 1)
+    cuts = _Cuts(order, batch_size, position, part or (0, batch_size))
+    windows = _Windows(source, split, cuts, keep=workers + 2)
 
     def finish(batch: Batch) -> Any:
         validate(batch, source.schema)
         return batch if transform is None else transform(batch)
 
-    stream = grain.MapDataset.source(_Batches(windows, order, batch_size, position, epochs)).map(finish)
+    stream = grain.MapDataset.source(_Batches(windows, cuts, epochs)).map(finish)
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
     return iter(stream.to_iter_dataset(options))

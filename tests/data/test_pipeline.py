@@ -84,11 +84,48 @@ def test_every_epoch_visits_every_row_once(counts, seed, size, window):
 def test_resume_anywhere_with_any_batch_size_and_workers_gives_the_tail(counts, sizes, window, shuffle, data):
     def read(size, **more):
         arguments = {"seed": 5, "shuffle": shuffle, "epochs": 3, "shuffle_blocks": window}
-        return numbers(batches(Numbers(counts), "train", size, **arguments, **more))
+        return [numbers([batch]) for batch in batches(Numbers(counts), "train", size, **arguments, **more)]
 
-    whole = read(sizes[0], workers=0)
+    one_by_one = sum(read(1, workers=0), [])  # no batch sorts this order
     position = data.draw(st.integers(0, 3 * sum(counts)))
-    assert read(sizes[1], workers=2, position=position) == whole[position:]
+    for start, found in ((0, read(sizes[0], workers=0)), (position, read(sizes[1], workers=2, position=position))):
+        assert sum(len(batch) for batch in found) == len(one_by_one) - start
+        for batch in found:
+            assert sorted(batch) == sorted(one_by_one[start : start + len(batch)])
+            start += len(batch)
+
+
+@settings(max_examples=150)
+@given(
+    counts=counts,
+    size=st.integers(1, 10),
+    window=st.integers(1, 4),
+    shuffle=st.booleans(),
+    cuts=st.lists(st.integers(0, 8), max_size=3),
+)
+def test_parts_of_a_batch_make_the_whole(counts, size, window, shuffle, cuts):
+    arguments = {"seed": 5, "shuffle": shuffle, "epochs": 2, "shuffle_blocks": window, "workers": 0}
+    edges = [0, *sorted(min(cut, size) for cut in cuts), size]
+    whole = [numbers([b]) for b in batches(Numbers(counts), "train", size, **arguments)]
+    sources = [Numbers(counts) for _ in edges[1:]]
+    streams = [
+        batches(source, "train", size, part=part, **arguments)
+        for source, *part in zip(sources, edges, edges[1:], strict=False)
+    ]
+    position = 0
+    for batch, *parts in zip(whole, *streams, strict=True):
+        assert sum((numbers([part]) for part in parts), []) == batch
+        for part, low, high in zip(parts, edges, edges[1:], strict=False):
+            assert part.size == max(0, min(high, len(batch)) - low)
+            assert part.size == 0 or part.position == position + low
+        position += len(batch)
+
+
+def test_half_a_batch_reads_little_more_than_half_of_the_blocks():
+    source = Numbers([64] * 32)
+    half = list(batches(source, "train", 512, part=(0, 256), shuffle=True, epochs=1, shuffle_blocks=16, workers=0))
+    assert sum(batch.size for batch in half) == 1024
+    assert len(set(source.reads)) == len(source.reads) <= 22
 
 
 @given(counts=counts, size=st.integers(1, 30), position=st.integers(0, 100))
@@ -116,8 +153,13 @@ def test_seeds_and_epochs_differ_and_repeat():
 
 def test_the_order_is_pinned():
     """A change of these numbers breaks the resume of every run on disk: never update them lightly."""
-    seen = numbers(batches(Numbers([3, 3, 3, 3]), "train", 5, seed=1, shuffle=True, epochs=1, shuffle_blocks=2))
-    assert seen == [10, 2, 0, 1, 11, 9, 3, 7, 5, 6, 8, 4]
+    source = Numbers([3, 3, 3, 3])
+    order = {"seed": 1, "shuffle": True, "epochs": 1, "shuffle_blocks": 2}
+    assert numbers(batches(source, "train", 1, **order)) == [10, 2, 0, 1, 11, 9, 3, 7, 5, 6, 8, 4]
+    # Batches are slices of it, each sorted by window, block (in the order of visit) and row.
+    blocks = Order(source.counts, 1, shuffle_blocks=2).epoch(0)[0].tolist()
+    assert blocks == [0, 3, 2, 1]
+    assert numbers(batches(source, "train", 5, **order)) == [0, 1, 2, 10, 11, 9, 6, 7, 3, 5, 8, 4]
 
 
 def test_rows_mix_across_the_blocks_of_a_window_and_not_beyond():
