@@ -33,6 +33,13 @@ def grow(capacities: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, i
     return {**capacities, **{name: rung(int(need * _ROOM)) for name, need in short.items()}}
 
 
+def require(capacities: Mapping[str, int], needs: Mapping[str, int]) -> None:
+    """Refuses capacities that do not hold these needs (ValueError): nothing is ever cut."""
+    short = {k: (need, capacities.get(k)) for k, need in needs.items() if k not in capacities or capacities[k] < need}
+    if short:
+        raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
+
+
 def largest(peaks: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int]:
     """The largest need of each name."""
     return {**peaks, **{name: max(need, peaks.get(name, 0)) for name, need in needs.items()}}

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding import capacity
 from recjax.embedding.bound import ACROSS, BoundPlan, Group
 from recjax.embedding.relay import Merged, lay_out, merge, relay_counts
 from recjax.embedding.sorting import distinct, ranks
@@ -146,9 +147,7 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
       capacities: group and feature names to sizes, at least `counted.needs` (ValueError if not).
       dtype: of the pooling weights: the dtype of the tables.
     """
-    short = {k: (v, capacities.get(k)) for k, v in counted.needs.items() if capacities.get(k, 0) < v}
-    if short:
-        raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
+    capacity.require(capacities, counted.needs)
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:

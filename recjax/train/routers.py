@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -26,25 +26,29 @@ MANY_IDS = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A batch on its way to the devices.
+    """A batch on its way to the devices. What follows it is there if they route.
 
     Attributes:
       counted: the batch.
-      arrays: what is on the devices already.
+      inputs: all that the step takes but for the groups' routing, with ids in place of indices of rows.
+      located: group name -> where its ids lie.
+      found: further names of `Counted.needs` -> int32 [], on the devices.
     """
 
     counted: route.Counted
-    arrays: Any = None
+    inputs: Any = None
+    located: Any = None
+    found: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def needs(self) -> dict[str, int]:
         """The least capacities that hold it. Waits for the devices if it is they who route."""
-        return self.counted.needs | ({n: int(x) for n, x in self.arrays[1].items()} if self.arrays else {})
+        return self.counted.needs | {name: int(need) for name, need in self.found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRouter:
-    """Routes on the host, in the worker threads."""
+    """Routes on the host: worker threads find the distinct rows, and the thread that trains lays them out."""
 
     bound: BoundPlan
     mesh: Mesh
@@ -90,17 +94,13 @@ class DeviceRouter:
         located, needs = self._sort(inputs.routing.features)
         for need in needs.values():
             need.copy_to_host_async()
-        return Begun(counted, ((inputs, located), needs))
+        return Begun(counted, inputs, located, needs)
 
     def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
         """Writes the routing."""
-        (inputs, located), needs = begun.arrays
-        short = {name: (need, capacities.get(name)) for name, need in begun.needs.items()}
-        short = {name: pair for name, pair in short.items() if (pair[1] or 0) < pair[0]}
-        if short:
-            raise ValueError(f"capacities (needed, given) are short: {short}; grow them with `capacity.grow` first")
-        routing = self._layout(inputs.routing.features, located, route_device.sizes(self.bound, capacities))
-        return dataclasses.replace(inputs, routing=routing)
+        capacity.require(capacities, begun.needs)
+        sizes, inputs = route_device.sizes(self.bound, capacities), begun.inputs
+        return dataclasses.replace(inputs, routing=self._layout(inputs.routing.features, begun.located, sizes))
 
     @functools.cached_property
     def _sort(self) -> Any:

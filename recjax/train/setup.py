@@ -192,8 +192,9 @@ class Setup:
         return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
 
     def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
-        """Lays one counted batch out on the mesh."""
-        return self.router.finish(self.router.begin(counted, capacities), capacities)
+        """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
+        begun = self.router.begin(counted, capacity.grow(capacities, counted.needs))
+        return self.router.finish(begun, capacity.grow(capacities, begun.needs))
 
     def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
