@@ -10,11 +10,12 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from recjax import __version__
+from recjax import __version__, distributed, supervise, watch
 from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
 
@@ -41,17 +42,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
     if rest:
         options.overrides += rest
+    try:
+        place = distributed.place()
+    except ConfigError as error:
+        return _fail(str(error), error.exit_status)
+    if place is not None and options.run not in _TOGETHER:
+        return _fail("this verb runs in one process: unset RECJAX_PROCESSES and RECJAX_CLUSTER for it.", 2)
+    if arguments is None and place is not None and supervise.PIPE not in os.environ:
+        return supervise.supervise(place)
     if arguments is None and options.run in (_train, _eval, _predict, _bench):
         restart_with_tunables()
-    status = _run(options)
+    status = _run(options) if place is None else _run_together(options, place)
     for stream in (sys.stdout, sys.stderr):
         _settle(stream)
     return status
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_together(options: argparse.Namespace, place: distributed.Place) -> int:
+    """As one of several processes."""
+    pipe = os.environ.get(supervise.PIPE)
+    watching = watch.start(int(pipe) if pipe else None)
     try:
-        options.run(options)
+        distributed.join(place)
+    except RecjaxError as error:
+        return _fail(str(error), error.exit_status)
+    watching.joined(place.limit_s)
+    try:
+        status = _run(options, watching)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if status:  # the others would wait for this one when Python ends
+        for stream in (sys.stdout, sys.stderr):
+            _settle(stream)
+        os._exit(status)
+    watching.done()
+    distributed.leave()
+    return status
+
+
+def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> int:
+    try:
+        try:
+            options.run(options)
+        except BaseException as error:
+            if watching and not isinstance(error, RuntimeError):
+                kind = "" if isinstance(error, RecjaxError) else f"{type(error).__name__}: "
+                watching.failed(f"{kind}{error}")
+            raise
         sys.stdout.flush()
     except RecjaxError as error:
         return _fail(str(error), error.exit_status)
@@ -64,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
         return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
+            if watching and not isinstance(error, (NotImplementedError, RecursionError)):
+                watching.explain(error)  # a collective that breaks off is a RuntimeError too
             raise
         return _fail(
             f"out of memory: {' '.join(str(error).split())[:300].rstrip('.')}. The tables with their optimizer state "
@@ -257,9 +297,14 @@ def _export_weights(options: argparse.Namespace) -> None:
     _print(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
 
 
+_TOGETHER = (_train, _eval)  # verbs that several processes run together
+
+
 def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
     from recjax.train.files import jsonable
 
+    if not distributed.is_main():
+        return
     print(json.dumps(jsonable(result), allow_nan=False) if options.json else text())
 
 

@@ -29,5 +29,11 @@ class DeviceError(RecjaxError):
     exit_status = 4
 
 
+class StoppedError(RecjaxError):
+    """The run was asked to stop (SIGTERM) and has, with a checkpoint. Status 143, as of a process that SIGTERM ends."""
+
+    exit_status = 143
+
+
 class TrainingError(RecjaxError):
     """The run itself cannot go on: a non-finite step, an unusable checkpoint, a full disk. Status 1."""

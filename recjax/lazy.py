@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,55 @@ class LazyArray:
         return whole
 
 
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """An array of which this process holds some rectangles, or none, and other processes the rest.
+
+    Attributes:
+      shape: of the whole array.
+      dtype: as of a NumPy array.
+      pieces: the least index of each rectangle, and the rectangle.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: tuple[tuple[tuple[int, ...], LazyArray], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what this process holds."""
+        return sum(piece.nbytes for _, piece in self.pieces)
+
+
+def joined(
+    shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], LazyArray]]
+) -> LazyArray:
+    """The whole array of its rectangles.
+
+    Raises:
+      ValueError: they do not cover it once.
+    """
+    if sum(math.prod(piece.shape) for _, piece in pieces) != math.prod(shape) or any(
+        at < 0 or at + length > size
+        for corner, piece in pieces
+        for at, length, size in zip(corner, piece.shape, shape, strict=True)
+    ):
+        raise ValueError(f"its pieces do not make up an array of shape {shape}")
+
+    def read(index: Index) -> np.ndarray:
+        out = np.empty([axis.stop - axis.start for axis in index], dtype)
+        for corner, piece in pieces:
+            ends = (at + length for at, length in zip(corner, piece.shape, strict=True))
+            spans = [(max(i.start, at), min(i.stop, end)) for i, at, end in zip(index, corner, ends, strict=True)]
+            if all(start < stop for start, stop in spans):
+                inside = tuple(slice(a - i.start, z - i.start) for (a, z), i in zip(spans, index, strict=True))
+                there = tuple(slice(a - at, z - at) for (a, z), at in zip(spans, corner, strict=True))
+                out[inside] = piece.read(there)
+        return out
+
+    return LazyArray(shape, dtype, read, block_of(shape, dtype))
+
+
 def as_lazy(array: np.ndarray | LazyArray) -> LazyArray:
     """A NumPy array in this form; its parts are views of it."""
     if isinstance(array, LazyArray):
@@ -68,9 +117,15 @@ def as_lazy(array: np.ndarray | LazyArray) -> LazyArray:
 
 def load(arrays: dict[str, Any]) -> dict[str, Any]:
     """A nested dict with every lazy array in memory of its own; NumPy arrays stay what they are."""
-    made = {}
+    made: dict[str, Any] = {}
     for key, value in arrays.items():
-        made[key] = load(value) if isinstance(value, dict) else value.load() if isinstance(value, LazyArray) else value
+        if isinstance(value, dict):
+            made[key] = load(value)
+        elif isinstance(value, Spread):
+            pieces = tuple((at, as_lazy(piece.load())) for at, piece in value.pieces)
+            made[key] = dataclasses.replace(value, pieces=pieces)
+        else:
+            made[key] = value.load() if isinstance(value, LazyArray) else value
     return made
 
 

@@ -12,22 +12,23 @@ from typing import Any
 import jax
 
 from recjax import config as machinery
-from recjax import presets
+from recjax import distributed, preflight, presets
 from recjax.config_values import written
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
-from recjax.errors import ConfigError, TrainingError
+from recjax.errors import ConfigError, StoppedError, TrainingError
 from recjax.train import calibration, evaluation, tensorboard
+from recjax.train.agreement import asked_to_stop
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
-from recjax.train.folder import RunFolder
+from recjax.train.folder import RunFolder, Visited
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
 from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 from recjax.train.summary import figures, summarise
-from recjax.train.writers import MetricsFile
+from recjax.train.writers import MetricsFile, NoMetrics
 
 
 def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str, Any]:
@@ -45,27 +46,38 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
     if config.train.tensorboard:
         tensorboard.require()
-    with RunFolder(Path(out or presets.default_out(config)), config) as folder:
+    path, main = Path(out or presets.default_out(config)), distributed.is_main()
+    with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
         setup = make_setup(config, splits=("train", "test"))
+        preflight.require_alike(setup, path)
         _tell_small(config, setup)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
             folder.claim()
-            keep(setup.source, folder.path / KEPT)
-            with MetricsFile(
-                folder.path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone
-            ) as log:
-                outcome = Loop(setup, checkpoints, log).fit(state, cursor)
+            if main:
+                keep(setup.source, folder.path / KEPT)
+            with _metrics(folder.path, config, cursor, undone) if main else NoMetrics() as log:
+                outcome = Loop(setup, checkpoints, log, stop).fit(state, cursor)
+                if outcome.asked:
+                    raise StoppedError(
+                        f"the run was asked to stop (SIGTERM) and has, after step {outcome.cursor.step}, whose "
+                        f"checkpoint is complete. Give the same command to go on."
+                    )
                 chosen, step = _chosen(setup, checkpoints, outcome)
                 result = evaluation.measure(setup, chosen, "test")
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
-        if outcome.samples_per_s is None:  # nothing was left to train: the figures of the training stay
-            summary |= figures(folder.path / "summary.json")
-        write_json(folder.path / "summary.json", summary)
-        title = f"{config.model.kind} on {config.data.kind}"
-        draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
+        if main:
+            if outcome.samples_per_s is None:  # nothing was left to train: the figures of the training stay
+                summary |= figures(folder.path / "summary.json")
+            write_json(folder.path / "summary.json", summary)
+            title = f"{config.model.kind} on {config.data.kind}"
+            draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
     return summary
+
+
+def _metrics(path: Path, config: presets.RunConfig, cursor: Cursor, undone: list[str]) -> MetricsFile:
+    return MetricsFile(path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone)
 
 
 def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
@@ -80,7 +92,8 @@ def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+    if distributed.is_main():
+        print(text, file=sys.stderr)
 
 
 def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
@@ -146,7 +159,8 @@ def evaluate(
     reports = {split: evaluation.report(setup, state, split, details) for split in splits}
     curves = {split: report["calibration_curve"] for split, report in reports.items()}
     try:
-        calibration.draw(curves, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
+        if distributed.is_main():
+            calibration.draw(curves, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
     except TrainingError as error:  # the numbers are worth more than the picture
         _note(f"there is no picture of the calibration: {error}")
     if len(reports) == 1:

@@ -14,13 +14,16 @@ h * (devices / hosts) + d.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from recjax import distributed
 from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
@@ -96,13 +99,14 @@ def make_mesh(config: MeshConfig) -> Mesh:
         else:
             how = f"Set mesh.devices={len(devices)}, or mesh.platform=cpu for {wanted} host devices."
         raise DeviceError(f"mesh.devices={wanted}, but JAX sees {len(devices)} {kind} device(s). {how}")
-    if jax.process_count() > 1:
-        raise DeviceError(
-            f"JAX runs {jax.process_count()} processes, but this version of recjax drives all devices from one. Start "
-            "one process on one machine."
+    if jax.process_count() > 1 and len(devices) != wanted:
+        raise ConfigError(
+            f"mesh.devices={wanted}, but the {jax.process_count()} processes have {len(devices)} devices together, and "
+            f"each of them must take part with all of its own. Set mesh.devices={len(devices)}, or 0."
         )
     shape = (1, config.hosts, per_host(wanted, config.hosts))
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:wanted])
+    # In JAX's order, that is process by process, so that a process holds neighbours: see `Share`.
+    return Mesh(np.asarray(devices[:wanted]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def _backend_started() -> bool:
@@ -113,7 +117,13 @@ def _backend_started() -> bool:
 
 def _prepare_backend(config: MeshConfig) -> None:
     # The setting may also come from the environment (JAX_NUM_CPU_DEVICES).
-    host_devices = config.devices or jax.config.values["jax_num_cpu_devices"]
+    processes = distributed.processes()
+    if config.devices % processes:
+        raise ConfigError(
+            f"mesh.devices={config.devices} cannot be shared evenly among {processes} processes. Set it to a multiple "
+            "of that, or to 0 for all devices that there are."
+        )
+    host_devices = config.devices // processes or jax.config.values["jax_num_cpu_devices"]
     if config.platform in ("cpu", "auto") and host_devices > 1:
         jax.config.update("jax_num_cpu_devices", host_devices)
         # Each host device needs a thread that may block in a collective; with fewer threads than
@@ -121,6 +131,67 @@ def _prepare_backend(config: MeshConfig) -> None:
         os.environ.setdefault("NPROC", str(max(16, 2 * host_devices)))
     if config.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The devices of a mesh that one process feeds: `count` of them from number `first` on, of `total`."""
+
+    total: int
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Share:
+        """That of this process."""
+        mine = [n for n, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
+        return cls(mesh.devices.size, mine[0], len(mine))
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Puts host values, which all processes have alike, on the devices.
+
+    Args:
+      tree: arrays or NumPy's.
+      shardings: one for all, or a tree of them like the top of `tree`.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def one(x: Any, sharding: NamedSharding) -> jax.Array:
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(one, tree, jax.tree.broadcast(shardings, tree))
+
+
+def put_share(tree: Any, mesh: Mesh) -> Any:
+    """Puts arrays on the mesh of which each process has the part of its own devices, device by device."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharded(mesh))
+    share, sharding = Share.of(mesh), sharded(mesh)
+    devices = mesh.devices.flat[share.first : share.first + share.count].tolist()
+
+    def one(x: Any) -> jax.Array:
+        x = np.asarray(x)
+        shape = (len(x) // share.count * share.total, *x.shape[1:])
+        pieces = [jax.device_put(piece, d) for piece, d in zip(np.split(x, share.count), devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+    return jax.tree.map(one, tree)
+
+
+def whole(x: jax.Array) -> np.ndarray:
+    """An array of the mesh in the memory of every process, which all must ask for together."""
+    if not x.is_fully_addressable and not x.is_fully_replicated:
+        sharding: Any = x.sharding
+        x = _replicate(sharding.mesh)(x)
+    return np.asarray(x)
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Any:
+    return jax.jit(lambda x: x, out_shardings=replicated(mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

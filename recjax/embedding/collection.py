@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.bound import BoundPlan, BoundTable, Group
+from recjax.embedding.bound import BoundPlan, BoundTable, Group, Piece
 from recjax.embedding.narrow import held, locator, nearest
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
-from recjax.lazy import Index, LazyArray, as_lazy, block_of
+from recjax.lazy import Index, LazyArray, Spread, as_lazy, block_of
 from recjax.mesh import MODEL_AXES, replicated, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [parts * R, width]
@@ -117,15 +117,16 @@ def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[in
             yield piece.part, inside, at
 
 
-def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray]]:
+def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray | Spread]]:
     """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
     Returns:
       table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
       no view of a device buffer stays behind, which would make the next donated step copy the table.
-      The devices need room for one part of a table beside it, not for a copy.
+      The devices need room for one part of a table beside it, not for a copy. Of several processes each gives the
+      rectangles that its own devices hold, of what several hold only the first.
     """
-    out: dict[str, dict[str, LazyArray]] = {}
+    out: dict[str, dict[str, LazyArray | Spread]] = {}
     for group in bound.groups:
         arrays = {"rows": tables[group.name], **slots[group.name]}
         for table in group.tables:
@@ -133,7 +134,7 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
+def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray | Spread:
     blocks = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
 
     def read(part: Index) -> np.ndarray:
@@ -148,7 +149,39 @@ def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray:
 
     shape = _shape(table, array.ndim - 1)
     dtype = _outside(array.dtype)
-    return LazyArray(shape, dtype, read, block_of(shape, dtype))
+    if array.is_fully_addressable or group.sharding == "copies":
+        return LazyArray(shape, dtype, read, block_of(shape, dtype))
+
+    def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
+        def moved(part: Index) -> np.ndarray:
+            return read(tuple(slice(a.start + at, a.stop + at) for a, at in zip(part, corner, strict=True)))
+
+        return LazyArray(size, dtype, moved, block_of(size, dtype))
+
+    where: Any = array.sharding.devices_indices_map(array.shape)
+    first = {_part(group, index): device for device, index in reversed(where.items())}
+    mine = [k for k, device in sorted(first.items()) if device.process_index == jax.process_index()]
+    boxes = _boxes([piece for k in mine for piece in group.pieces(table, k)], array.ndim)
+    return Spread(shape, dtype, tuple((at, rectangle(at, size)) for at, size in boxes))
+
+
+def _boxes(pieces: Sequence[Piece], dimensions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(least index, size) of rectangles of a table, neighbours joined. With 1 dimension columns are left out.
+
+    Such an array is held beside each part of the columns; then the first one's counts.
+    """
+    found: list[list[int]] = []  # start, stop, first, last
+    for piece in pieces:
+        box = [piece.start, piece.stop, piece.first, piece.last]
+        if piece.start >= piece.stop or piece.first >= piece.last or (dimensions == 1 and piece.first > 0):
+            continue
+        if found and found[-1][2:] == box[2:] and found[-1][1] == box[0]:
+            found[-1][1] = box[1]
+        elif found and found[-1][:2] == box[:2] and found[-1][3] == box[2]:
+            found[-1][3] = box[3]
+        else:
+            found.append(box)
+    return [((a, c)[:dimensions], (b - a, d - c)[:dimensions]) for a, b, c, d in found]
 
 
 def _outside(dtype: Any) -> np.dtype[Any]:
@@ -209,15 +242,20 @@ def _import(
     shape, sharding = (group.parts * group.rows, *tail), _sharding(group, mesh)
     indices = sharding.addressable_devices_indices_map(shape)
     blocks = {device: jnp.zeros(sharding.shard_shape(shape), dtype, device=device) for device in indices}
+    parts: dict[int, list[Any]] = {}  # the devices of this process that hold each
+    for device, index in indices.items():
+        parts.setdefault(_part(group, index), []).append(device)
     for table in group.tables:
         array = as_lazy(saved[table.spec.name][name])
         for part in array.parts():
+            here = [overlap for overlap in _overlaps(group, table, part) if overlap[0] in parts]
+            if not here:
+                continue
             values = array.read(part)
-            for k, inside, start in _overlaps(group, table, part):
-                for device, index in indices.items():
-                    if _part(group, index) == k:
-                        piece = jax.device_put(values[inside].view(dtype), device)
-                        blocks[device] = _write(blocks[device], piece, start)
+            for k, inside, start in here:
+                for device in parts[k]:
+                    piece = jax.device_put(values[inside].view(dtype), device)
+                    blocks[device] = _write(blocks[device], piece, start)
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up
     return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
 

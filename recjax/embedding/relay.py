@@ -37,22 +37,25 @@ class Merged:
     """The rows of a group that each host needs, whichever of its devices.
 
     Attributes:
+      hosts: H, how many they are: all, or those of which this process has the devices.
       keys_M: sorted distinct keys (host, bucket, slot); see `Group.bucket`.
       index_U: for each key of a device (see `route.Counted`) the index into `keys_M`, int32.
       need: rows that a host asks of one owner at most.
     """
 
+    hosts: int
     keys_M: np.ndarray
     index_U: np.ndarray
     need: int
 
 
-def merge(group: Group, keys_U: np.ndarray) -> Merged:
-    """Merges the keys (device, bucket, slot) of the devices of each host."""
+def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
+    """Merges the keys (device, bucket, slot) of the devices of each host; `devices` are those of whole hosts."""
+    hosts = devices // group.per_host
     of_device = group.owners * group.rows
     keys = keys_U // (of_device * group.per_host) * of_device + keys_U % of_device
-    keys_M, index_U = distinct(keys, group.hosts * of_device, group.dedup)
-    return Merged(keys_M, index_U, int(np.bincount(keys_M // group.rows).max(initial=0)))
+    keys_M, index_U = distinct(keys, hosts * of_device, group.dedup)
+    return Merged(hosts, keys_M, index_U, int(np.bincount(keys_M // group.rows).max(initial=0)))
 
 
 def lay_out(
@@ -74,15 +77,15 @@ def lay_out(
       inside int32 [N, E, C]: for each relay and each of the E devices of its host, the indices of the rows that this
       one asked for into the A * K; ascending, those beyond A * K mean nothing and differ, too.
     """
-    H, E, A = group.hosts, group.per_host, group.asks
+    H, E, A = merged.hosts, group.per_host, group.asks
     bucket_M = merged.keys_M // group.rows
     _, rank_M = ranks(bucket_M, H * group.owners)
     slots = np.full((H * group.owners, across), group.rows, np.int32)
     slots[bucket_M, rank_M] = merged.keys_M % group.rows
-    inside = np.tile(A * across + np.arange(C, dtype=np.int32), (group.devices * group.lists, 1))
+    inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.lists, 1))
     inside[list_U, rank_U] = (bucket_M % A * across + rank_M)[merged.index_U]
     wanted = inside.reshape(H, E, group.lists, C).swapaxes(1, 2)
-    return _by_relay(group, slots, A, across), _by_relay(group, wanted, E, C)
+    return _by_relay(group, H, slots, A, across), _by_relay(group, H, wanted, E, C)
 
 
 def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,15 +93,15 @@ def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.nd
 
     `lists` says how many each list of each device has, int32 [N * lists].
     """
-    H, E = group.hosts, group.per_host
+    H, E = merged.hosts, group.per_host
     asked = np.bincount(merged.keys_M // group.rows, minlength=H * group.owners).astype(np.int32)
     handed = lists.reshape(H, E, group.lists).swapaxes(1, 2)
-    return _by_relay(group, asked, group.asks), _by_relay(group, handed, E)
+    return _by_relay(group, H, asked, group.asks), _by_relay(group, H, handed, E)
 
 
-def _by_relay(group: Group, of_lists: np.ndarray, *shape: int) -> np.ndarray:
-    """[N, *shape] from what each host has for each list; a single list is for all relays."""
-    H, E = group.hosts, group.per_host
+def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.ndarray:
+    """[N, *shape] from what each of H hosts has for each list; a single list is for all relays."""
+    E = group.per_host
     return np.broadcast_to(of_lists.reshape(H, group.lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
 
 

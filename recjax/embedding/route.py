@@ -24,6 +24,7 @@ from recjax.embedding.bound import ACROSS, BoundPlan, Group
 from recjax.embedding.relay import Merged, lay_out, merge, relay_counts
 from recjax.embedding.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec
+from recjax.mesh import Share
 
 
 @jax.tree_util.register_dataclass
@@ -81,32 +82,37 @@ class Routing:
 class Counted:
     """A batch after `count`, its sizes still exact. `needs` are the least capacities that hold it."""
 
-    batch: Batch
+    batch: Batch  # the samples of these devices
+    devices: int  # how many devices it is counted for, and laid out
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
     needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
+    whole: Batch | None = None  # what `batch` is a share of, where it was read whole
+    last: bool = False  # whether training is to stop after it
 
 
-def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Counted:
+def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
     """Finds the distinct rows that each device needs. Ids must have been validated before.
 
     Args:
-      batch: up to `batch_size` samples.
+      batch: up to `batch_size` samples; of a share those of its devices, see `samples_of`.
       bound: the bound plan.
       batch_size: B; device n takes samples n*b to (n+1)*b, b being ceil(B / N) rounded up to a multiple of `parts`.
       parts: in how many parts each device works on its samples, one after the other.
+      share: the devices to count for; None: all.
     """
-    b = local_samples(batch_size, bound.devices, parts)
+    share = share or Share(bound.devices, 0, bound.devices)
+    b = local_samples(batch_size, share.total, parts)
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
     merged: dict[str, Merged] = {}
     for group in bound.groups:
         pieces = []
-        buckets = bound.devices * group.owners
+        buckets = share.count * group.owners
         for feature in group.features:
             bags = batch.bags[feature.reads]
             sample_L = _samples(bags)
@@ -122,9 +128,15 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Co
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
         needs[group.name] = _largest(np.bincount(keys[group.name] // (group.asks * group.rows)))
         if group.two_step:
-            merged[group.name] = merge(group, keys[group.name])
+            merged[group.name] = merge(group, keys[group.name], share.count)
             needs[group.name + ACROSS] = merged[group.name].need
-    return Counted(batch, b, parts, needs, keys, inverse, merged)
+    return Counted(batch, share.count, b, parts, needs, keys, inverse, merged)
+
+
+def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
+    """The samples of each batch that are for the devices of a share: from the first number to below the second."""
+    b = local_samples(batch_size, share.total, parts)
+    return share.first * b, (share.first + share.count) * b
 
 
 def local_samples(batch_size: int, devices: int, parts: int) -> int:
@@ -151,7 +163,7 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
-        N, lists, C = bound.devices, group.lists, capacities[group.name]
+        N, lists, C = counted.devices, group.lists, capacities[group.name]
         keys_U = counted.keys[group.name]
         list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
         counts, rank_U = ranks(list_U, N * lists)
@@ -168,19 +180,19 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
         place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]
-            features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, N, capacities, dtype)
+            features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, capacities, dtype)
     return Routing(groups, features)
 
 
 def true_counts(group: Group, counted: Counted) -> GroupRouting:
     """Only the counts of a group's routing, which say what of its arrays is useful."""
     counts = np.bincount(
-        counted.keys[group.name] // (group.asks * group.rows), minlength=group.devices * group.lists
+        counted.keys[group.name] // (group.asks * group.rows), minlength=counted.devices * group.lists
     ).astype(np.int32)
     if group.two_step:
         asked, handed = relay_counts(group, counted.merged[group.name], counts)
         return GroupRouting(None, asked, None, handed)
-    return GroupRouting(None, counts.reshape(group.devices, group.lists))
+    return GroupRouting(None, counts.reshape(counted.devices, group.lists))
 
 
 def lay_out_feature(
@@ -188,12 +200,11 @@ def lay_out_feature(
     counted: Counted,
     index_L: np.ndarray,
     nothing: int,
-    N: int,
     capacities: dict[str, int],
     dtype: Any,
 ) -> FeatureRouting:
     """A feature's arrays, with `index_L` where its ids are and `nothing` where there is none."""
-    bags, P, s = counted.batch.bags[feature.reads], N * counted.parts, counted.local // counted.parts
+    bags, P, s = counted.batch.bags[feature.reads], counted.devices * counted.parts, counted.local // counted.parts
     weights_L = _pooling_weights(feature, bags)
     shape: tuple[int, ...]
     at: Any  # where each id goes

@@ -29,7 +29,7 @@ from recjax.embedding.route import (
     local_samples,
     longest,
 )
-from recjax.mesh import BATCH_AXES, INSIDE_HOST
+from recjax.mesh import BATCH_AXES, INSIDE_HOST, Share
 
 NOTHING = -1  # in place of an id
 
@@ -80,15 +80,16 @@ class Relay:
     handed_NxE: Any
 
 
-def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1) -> Counted:
+def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
     """What `route.count` finds, but for all that needs the distinct ids: the host's part, which is short."""
-    b = local_samples(batch_size, bound.devices, parts)
+    share = share or Share(bound.devices, 0, bound.devices)
+    b = local_samples(batch_size, share.total, parts)
     needs = {
         feature.name: longest(feature, batch.bags[feature.reads], b // parts)
         for feature in bound.features
         if batch.bags[feature.reads].lengths is not None
     }
-    return Counted(batch, b, parts, needs, {}, {}, {})
+    return Counted(batch, share.count, b, parts, needs, {}, {}, {})
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> tuple[tuple[int, int], ...]:
@@ -104,7 +105,6 @@ def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtyp
             counted,
             counted.batch.bags[feature.reads].ids.ravel().astype(np.int32, copy=False),
             NOTHING,
-            bound.devices,
             capacities,
             dtype,
         )

@@ -33,7 +33,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from recjax import lazy
-from recjax.lazy import Index, LazyArray, as_lazy
+from recjax.lazy import Index, LazyArray, Spread, as_lazy, joined
 from recjax.train.manifest import Damage
 
 # NumPy has no name for a nested dict of arrays, and mypy none for a recursive one that is read back from JSON.
@@ -58,7 +58,7 @@ def describe(arrays: Arrays) -> Description:
             raise TypeError(f"a checkpoint's keys must be non-empty strings, not {key!r}")
         if isinstance(value, dict):
             described[key] = describe(value)
-        elif not isinstance(value, (np.ndarray, LazyArray)):
+        elif not isinstance(value, (np.ndarray, LazyArray, Spread)):
             raise TypeError(f"{key!r} is a {type(value).__name__}, not a NumPy array: copy it to the host first")
         elif value.dtype.name not in _DTYPES or not value.dtype.isnative:
             raise TypeError(f"{key!r} has dtype {value.dtype.str}; checkpoints hold {', '.join(_DTYPES)}")
@@ -70,6 +70,37 @@ def describe(arrays: Arrays) -> Description:
 def size_bytes(arrays: Arrays) -> int:
     """Bytes of all arrays together."""
     return sum(size_bytes(value) if isinstance(value, dict) else int(value.nbytes) for value in arrays.values())
+
+
+def parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """Those that this process holds whole, and the rectangles of the others: nested likewise, with "0", "1", ... below.
+
+    See `lazy.Spread`. Dicts without anything are left out.
+    """
+    whole: Arrays = {}
+    pieces: Arrays = {}
+    for key, value in arrays.items():
+        if isinstance(value, Spread):
+            mine: Arrays = {str(number): piece for number, (_, piece) in enumerate(value.pieces)}
+            pieces |= {key: mine} if mine else {}
+        elif isinstance(value, dict):
+            below = parted(value)
+            for found, part in zip((whole, pieces), below, strict=True):
+                found |= {key: part} if part else {}
+        else:
+            whole[key] = value
+    return whole, pieces
+
+
+def corners(arrays: Arrays) -> Description:
+    """The least index and the shape of every rectangle that this process holds, nested as by `parted`."""
+    found: Description = {}
+    for key, value in arrays.items():
+        if isinstance(value, dict):
+            found |= {key: below} if (below := corners(value)) else {}
+        elif isinstance(value, Spread) and value.pieces:
+            found[key] = [[list(corner), list(piece.shape)] for corner, piece in value.pieces]
+    return found
 
 
 def write(folder: Path, arrays: Arrays) -> None:
@@ -90,18 +121,61 @@ def write(folder: Path, arrays: Arrays) -> None:
         raise
 
 
-def read(folder: Path, described: Description) -> Arrays:
-    """What `write` wrote, as lazy arrays: `folder` must stay as it is until they are read.
+def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Description]] = ()) -> Arrays:
+    """What `write` wrote, as lazy arrays: the folders must stay as they are until they are read.
 
     Args:
       folder: the folder.
       described: what `describe` said of the arrays.
+      parts: folders with rectangles of arrays, and what `corners` said of them; what is there is not in `folder`.
 
     Raises:
-      ValueError: the folder holds something else.
+      ValueError: a folder holds something else.
     """
     context = ts.Context()  # one for all arrays, and without a cache: nothing is read twice
-    return _opened(folder.absolute(), (), described, context)
+    opened = [(_opened(path.absolute(), (), _of_pieces(described, found), context), found) for path, found in parts]
+    return _joined(folder.absolute(), (), described, opened, context)
+
+
+def _of_pieces(described: Description, found: Description) -> Description:
+    """As `describe` says it, of a folder with rectangles."""
+    made: Description = {}
+    for key, value in found.items():
+        if isinstance(value, dict):
+            made[key] = _of_pieces(described[key], value)
+        else:
+            dtype = described[key].partition("[")[0]
+            made[key] = {str(n): f"{dtype}[{','.join(map(str, shape))}]" for n, (_, shape) in enumerate(value)}
+    return made
+
+
+def _joined(
+    folder: Path,
+    path: tuple[str, ...],
+    described: Description,
+    opened: Sequence[tuple[Arrays, Description]],
+    context: ts.Context,
+) -> Arrays:
+    arrays: Arrays = {}
+    for key, text in described.items():
+        parts = [(held[key], found[key]) for held, found in opened if key in found]
+        if isinstance(text, dict):
+            arrays[key] = _joined(folder, (*path, _encode(key)), text, parts, context)
+        elif parts:
+            dtype, shape = _parsed(text)
+            pieces = [
+                (tuple(corner), held[str(number)]) for held, found in parts for number, (corner, _) in enumerate(found)
+            ]
+            arrays[key] = joined(shape, dtype, pieces)
+        else:
+            arrays |= _opened(folder, path, {key: text}, context)
+    return arrays
+
+
+def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The dtype and shape of what `describe` says of an array."""
+    name, _, rest = text.partition("[")
+    return np.dtype(name), tuple(int(size) for size in rest.rstrip("]").split(",") if size)
 
 
 class _Parts(ocp.type_handlers.NumpyHandler):
@@ -193,10 +267,9 @@ def _opened(folder: Path, path: tuple[str, ...], described: Description, context
         if isinstance(text, dict):
             arrays[key] = _opened(folder, inner, text, context)
             continue
-        dtype, _, rest = text.partition("[")
-        shape = tuple(int(size) for size in rest.rstrip("]").split(",") if size)
+        dtype, shape = _parsed(text)
         arrays[key] = as_lazy(np.zeros(shape, dtype)) if 0 in shape else _open(folder, ".".join(inner), context)
-        if arrays[key].dtype != np.dtype(dtype) or arrays[key].shape != shape:
+        if arrays[key].dtype != dtype or arrays[key].shape != shape:
             raise ValueError(f"array {key!r} should be {text}")
     return arrays
 

@@ -1,12 +1,16 @@
 """Checkpoints of a run: whole or not there, verified before use, written and read without a copy in memory.
 
     checkpoints/00000100/state/            the arrays (Orbax; any tool that reads Orbax reads them)
+    checkpoints/00000100/part-00003/       rectangles of arrays that process 3 held, if there were several (Orbax)
     checkpoints/00000100/manifest.json     step, the caller's meta, every array's type, every file's checksum
     checkpoints/00000100/manifest.sha256   the manifest's own checksum
     checkpoints/.unfinished-00000200-...   being written or deleted; never read
 
 A checkpoint is written under an unfinished name, flushed to the disk, and renamed last: a process that is
 killed, or a machine that loses power, at any moment leaves a complete newest checkpoint.
+
+Of several processes each writes and flushes what it holds, and tells process 0, which commits all of it by that rename
+once everybody has. They tell each other so through `distributed.post`, from the threads that write.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from recjax import distributed
 from recjax.errors import TrainingError
 from recjax.train import array_store, manifest
 from recjax.train.array_store import Arrays
@@ -51,7 +56,7 @@ class Restored:
 class Checkpoints:
     """The checkpoints in one folder. Use it as a context manager, or call `close`.
 
-    In a run of several processes process 0 alone saves; every process that sees the folder may restore.
+    All processes of a run save and restore together; what process 0 finds in the folder counts.
     Reading changes nothing on the disk, so that a run can be evaluated while it trains.
     """
 
@@ -71,6 +76,7 @@ class Checkpoints:
         self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
         self._arrays_read.set()
         self._damaged: set[int] = set()
+        self._saves = 0  # begun by this object; the same number in all processes
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
@@ -99,7 +105,9 @@ class Checkpoints:
         content = json.loads(json.dumps(content))
         self.wait()
         self._arrays_read.clear()
-        self._saving = self._worker.submit(self._save, step, arrays, content)
+        self._saves += 1
+        save = self._save if distributed.is_main() else self._save_part
+        self._saving = self._worker.submit(save, step, arrays, content)
 
     def wait_for_arrays(self) -> None:
         """Returns when the arrays of the last save may change: all are in files, or the save has failed.
@@ -164,7 +172,7 @@ class Checkpoints:
             try:
                 used = use(_read(folder, step))
             except manifest.Damage as damage:
-                if not folder.exists():  # a run that goes on has removed it meanwhile, and so has newer ones
+                if _gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
                     return self.newest(report, use)
                 damages[folder] = str(damage)
                 self._damaged.add(step)
@@ -200,7 +208,7 @@ class Checkpoints:
         try:
             return use(_read(folders[step], step))
         except manifest.Damage as damage:
-            if not folders[step].exists():
+            if _gone(folders[step]):
                 return self.restore(step, use)
             raise TrainingError(
                 f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
@@ -208,21 +216,25 @@ class Checkpoints:
             ) from damage
 
     def _folders(self) -> dict[int, Path]:
-        """Step -> folder, ascending."""
+        """Step -> folder, ascending, as process 0 sees them."""
         try:
             names = sorted(os.listdir(self._directory))
         except FileNotFoundError:
-            return {}
+            names = []
         except OSError as error:
             raise _unreadable(self._directory, error) from error
+        if distributed.processes() > 1 and threading.current_thread() is threading.main_thread():
+            names = json.loads(distributed.from_main("its checkpoints", json.dumps(names)))
         # Backwards, so that "00000100", if it is there, takes the place of "00000100.replaced".
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
         return {step: folders[step] for step in sorted(folders)}
 
     def _save(self, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
-        """Runs in the background thread."""
+        """Runs in the background thread of process 0."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
+        turn, others = f"save/{self._saves}", range(1, distributed.processes())
+        whole, pieces = array_store.parted(arrays)
         try:
             if not self._directory.is_dir():
                 self._directory.mkdir(parents=True)
@@ -230,17 +242,60 @@ class Checkpoints:
             self._sweep()
             try:
                 unfinished.mkdir()
-                array_store.write(unfinished / "state", arrays)
+                if others:
+                    distributed.post(f"{turn}/folder", unfinished.name)
+                array_store.write(unfinished / "state", whole)
+                if pieces:
+                    array_store.write(unfinished / _part(0), pieces)
                 self._arrays_read.set()
-                manifest.seal(unfinished, content)
+                known = {}
+                if others:
+                    known = manifest.flush(unfinished)
+                    content["parts"] = [array_store.corners(arrays)]
+                    for k in others:
+                        told = _told(f"{turn}/part/{k}", k)
+                        content["parts"].append(told["corners"])
+                        known |= told["files"]
+                manifest.seal(unfinished, content, known)
                 self._put(unfinished, final)
             except BaseException:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
             self._damaged.discard(step)
             self._retire(step)
-        except OSError as error:
-            raise disk_error(final, error, array_store.size_bytes(arrays)) from error
+            if others:
+                distributed.post(f"{turn}/done", "saved")
+        except BaseException as error:
+            failed = disk_error(final, error, array_store.size_bytes(arrays)) if isinstance(error, OSError) else error
+            if others:
+                for key in ("folder", "done"):
+                    distributed.post(f"{turn}/{key}", f"!{failed}")
+            if failed is error:
+                raise
+            raise failed from error
+        finally:
+            self._arrays_read.set()
+
+    def _save_part(self, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+        """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
+        turn, me = f"save/{self._saves}", distributed.process()
+        try:
+            name = _said(f"{turn}/folder")
+            _, pieces = array_store.parted(arrays)
+            folder = self._directory / name / _part(me)
+            try:
+                if pieces:
+                    array_store.write(folder, pieces)
+                self._arrays_read.set()
+                files = manifest.flush(folder) if pieces else {}
+            except OSError as error:
+                failed = disk_error(folder, error, array_store.size_bytes(pieces))
+                distributed.post(f"{turn}/part/{me}", json.dumps({"error": str(failed)}))
+                raise failed from error
+            files = {f"{folder.name}/{path}": what for path, what in files.items()}
+            told = {"corners": array_store.corners(arrays), "files": files}
+            distributed.post(f"{turn}/part/{me}", json.dumps(told))
+            _said(f"{turn}/done")
         finally:
             self._arrays_read.set()
 
@@ -280,15 +335,55 @@ class Checkpoints:
 
 
 def _read(folder: Path, step: int) -> Restored:
+    """Each of several processes reads its share of the files to verify them, and all hear what any of them found."""
+    content, damage = _verified(folder, step)
+    if found := next((d for d in distributed.gather(f"checkpoint {step}", damage) if d), ""):
+        raise manifest.Damage(found)
+    parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
     try:
-        content = manifest.verify(folder)
-        if content["step"] != step:
-            raise manifest.Damage(f"its manifest is of step {content['step']}")
-        return Restored(step, array_store.read(folder / "state", content["arrays"]), content["meta"])
+        return Restored(step, array_store.read(folder / "state", content["arrays"], parts), content["meta"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise manifest.Damage(f"it cannot be read: {error}") from error
+
+
+def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
+    try:
+        content = manifest.verify(folder, (distributed.process(), distributed.processes()))
+        return content, "" if content["step"] == step else f"its manifest is of step {content['step']}"
     except PermissionError as error:
         raise _unreadable(folder, error) from error
+    except manifest.Damage as damage:
+        return {}, str(damage)
     except (OSError, ValueError, KeyError) as error:
-        raise manifest.Damage(f"it cannot be read: {error}") from error
+        return {}, f"it cannot be read: {error}"
+
+
+def _gone(folder: Path) -> bool:
+    return distributed.from_main("a folder", "" if folder.exists() else "gone") == "gone"
+
+
+def _part(process: int) -> str:
+    """Folder of what a process held."""
+    return f"part-{process:05}"
+
+
+def _said(key: str) -> str:
+    """What process 0 says under `key`; its error is raised."""
+    text = distributed.fetch(key, distributed.PATIENCE_S)
+    if text is None:
+        raise TrainingError(f"process 0 did not say within {distributed.PATIENCE_S:g} s whether it saved a checkpoint.")
+    if text.startswith("!"):
+        raise TrainingError(f"the checkpoint could not be saved: {text[1:]}")
+    return text
+
+
+def _told(key: str, process: int) -> dict[str, Any]:
+    """What another process tells process 0 of its part; its error is raised."""
+    text = distributed.fetch(key, distributed.PATIENCE_S)
+    told = json.loads(text) if text else {"error": f"it did not answer within {distributed.PATIENCE_S:g} s"}
+    if "error" in told:
+        raise TrainingError(f"process {process} could not save its part of the checkpoint: {told['error']}")
+    return dict(told)
 
 
 def _unreadable(folder: Path, error: OSError) -> TrainingError:

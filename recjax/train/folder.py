@@ -20,6 +20,22 @@ PLAN = "plan.json"  # in a run folder
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
+class Visited:
+    """A run folder as the processes beside process 0 have it: they write nothing to it but parts of checkpoints."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def claim(self) -> None:
+        """Process 0 does that."""
+
+    def __enter__(self) -> Visited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class RunFolder:
     """A run folder opened for writing. A context manager: leaving it releases the lock.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from recjax import config as machinery
+from recjax import distributed, watch
 from recjax.embedding import capacity, route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.lazy import load
@@ -20,7 +22,7 @@ from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.memory import available_bytes
 from recjax.train.setup import Setup
-from recjax.train.writers import MetricsFile, Progress
+from recjax.train.writers import MetricsFile, NoMetrics, Progress
 
 
 @dataclasses.dataclass
@@ -70,6 +72,7 @@ class Outcome:
       state: after the last step.
       cursor: where it ended.
       compilations: training programs that this process compiled.
+      asked: whether it ended early because it was asked to stop.
       samples_per_s: mean throughput of this process, without compilation, evaluation and checkpoints;
         None if it had nothing left to train.
     """
@@ -78,25 +81,33 @@ class Outcome:
     cursor: Cursor
     compilations: int
     samples_per_s: float | None
+    asked: bool = False
 
 
 class Loop:
     """Trains one run. `fit` may be called once."""
 
-    def __init__(self, setup: Setup, checkpoints: Checkpoints, log: MetricsFile) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        checkpoints: Checkpoints,
+        log: MetricsFile | NoMetrics,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Wires the parts; nothing runs yet.
 
         Args:
           setup: the run's fixed parts.
           checkpoints: where states go.
           log: metrics.jsonl.
+          stop: whether this process has been asked to stop; it then does so after the next step, with a checkpoint.
         """
-        self.setup, self.checkpoints, self.log = setup, checkpoints, log
+        self.setup, self.checkpoints, self.log, self.stop = setup, checkpoints, log, stop
         train = setup.config.train
         self.samples_per_epoch = int(setup.source.row_counts("train").sum())
         self.steps_per_epoch = -(-self.samples_per_epoch // train.batch_size)
         self.total = total_steps(setup)
-        self.progress = Progress(self.total)
+        self.progress = Progress(self.total, None if distributed.is_main() else open(os.devnull, "w"))
         self.eval_every = train.eval_every or self.steps_per_epoch
         self.copies: bool | None = None  # whether a save copies the tables; decided at the first one
         self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
@@ -113,17 +124,20 @@ class Loop:
         programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
         if cursor.step >= self.total or cursor.stopped:
             return Outcome(state, cursor, 0, None)
+        first, asked = cursor.position, False
         with self.progress:
-            for trained, counted, result in training(setup, state, cursor):
+            for trained, counted, result in training(setup, state, cursor, self.stop):
                 state = trained
                 programs.add(tuple(sorted(cursor.capacities.items())))
                 if pending:
                     pending()  # the metrics of the step before: this step is already under way
-                pending = self._reader(cursor.step, counted, result)
+                pending = self._reader(cursor.step, first, cursor.position - first, result)
+                first = cursor.position
                 last = cursor.step == self.total
+                asked = counted.last and not last
                 due = cursor.step % self.eval_every == 0
                 evaluate = last or due
-                if evaluate or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
+                if evaluate or asked or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
                     pending()
                     pending = None
                     before = {name: getattr(cursor, name) for name in _CHOICE}
@@ -132,18 +146,21 @@ class Loop:
                     if last:
                         cursor.end = self._end(cursor, before, due)
                     self._save(state, cursor)
-                if last or cursor.stopped:
+                if last or asked or cursor.stopped:
                     break
-        self.checkpoints.wait()
-        return Outcome(state, cursor, len(programs), self.progress.mean_samples_per_s)
+        with watch.during("checkpoint"):
+            self.checkpoints.wait()
+        asked = asked and not cursor.stopped
+        return Outcome(state, cursor, len(programs), self.progress.mean_samples_per_s, asked)
 
-    def _reader(self, step: int, counted: route.Counted, result: dict[str, jax.Array]) -> Callable[[], None]:
-        first, size = counted.batch.position, counted.batch.size
+    def _reader(self, step: int, first: int, size: int, result: dict[str, jax.Array]) -> Callable[[], None]:
+        """Reads the metrics of a step, whose samples begin at position `first`, when it is called."""
 
         def read() -> None:
+            watch.phase("wait")
             if not bool(result["ok"]):
                 place = _place(first, size, self.samples_per_epoch)
-                if not counted.batch.weights.any():
+                if float(result["weight"]) == 0:
                     raise DataError(
                         f"step {step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
                         "samples out when preparing the data, or raise train.batch_size."
@@ -191,7 +208,7 @@ class Loop:
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
         # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
         best = cursor.end["best_step"] if cursor.end else cursor.best_step
-        with self.progress.paused():
+        with self.progress.paused(), watch.during("checkpoint"):
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
             arrays = states.export(state, self.setup.bound, self.setup.dense)
             if self.copies is None:
@@ -218,11 +235,12 @@ class Loop:
 
 
 def training(
-    setup: Setup, state: states.TrainState, cursor: Cursor
+    setup: Setup, state: states.TrainState, cursor: Cursor, stop: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[states.TrainState, route.Counted, dict[str, jax.Array]]]:
     """The steps of a training from `cursor` on, which moves along; it never ends.
 
     What a step needs is read and counted ahead by worker threads, laid out and sent off; its results are not awaited.
+    `stop` is asked before each step; where any process's says yes, `Counted.last` of that step's batch is true in all.
     In a profile the host's part of a step is called input, place (with route in it) and dispatch.
 
     Yields:
@@ -237,19 +255,22 @@ def training(
         shuffle=train.shuffle,
         shuffle_blocks=train.shuffle_blocks,
         position=cursor.position,
+        stop=stop,
     )
+    samples = int(setup.source.row_counts("train").sum())
     for begun in routers.ahead(setup.router, stream, lambda: cursor.capacities):
         if cursor.step % capacity.PERIOD == 0:
             cursor.capacities, cursor.peaks = capacity.shrink(cursor.capacities, cursor.peaks), {}
         cursor.capacities = capacity.grow(cursor.capacities, begun.needs)
         cursor.peaks = capacity.largest(cursor.peaks, begun.needs)
+        watch.phase("dispatch")
         with jax.profiler.TraceAnnotation("place"):
             inputs = setup.router.finish(begun, cursor.capacities)
         with jax.profiler.TraceAnnotation("dispatch"):
             state, result = setup.train_step(state, inputs)
         counted = begun.counted
         cursor.step += 1
-        cursor.position = counted.batch.position + counted.batch.size
+        cursor.position += min(train.batch_size, samples - cursor.position % samples)
         yield state, counted, result
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from recjax.errors import TrainingError
 from recjax.train.files import flush_folder, write_whole
 
-_FORMAT = 1  # raise it when an older recjax could no longer read what is written
+_WHOLE, _IN_PARTS = 1, 2  # formats: a new one when an older recjax could no longer read what is written
 _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 
 
@@ -28,33 +28,55 @@ class Damage(Exception):
     """A folder that is not what was written; the text says which file and what is wrong with it."""
 
 
-def seal(folder: Path, content: dict[str, Any]) -> None:
-    """Flushes every file in `folder` to the disk and writes the manifest beside them.
+Files = dict[str, dict[str, Any]]  # path -> size and checksum
 
-    Args:
-      folder: holds the files, and no manifest yet.
-      content: JSON values to keep in the manifest; `format` and `files` are added.
+
+def flush(folder: Path, known: Files | None = None) -> Files:
+    """Flushes every file in `folder` to the disk and says what it is; `known` ones have been already.
 
     Raises:
-      OSError, TrainingError: the disk is full or refuses.
+      OSError: the disk is full or refuses.
     """
-    files = {}
+    files = dict(known or {})
     for name in _files_in(folder):
+        if name in files:
+            continue
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
             files[name] = {
                 "bytes": os.fstat(file.fileno()).st_size,
                 "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
             }
-    text = json.dumps({"format": _FORMAT, **content, "files": files}, indent=1).encode() + b"\n"
-    write_whole(folder / _MANIFEST, text)
-    write_whole(folder / _CHECKSUM, _checksum_line(text))
     for parent, _, _ in os.walk(folder, onerror=_raise):
         flush_folder(Path(parent))
+    return files
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def seal(folder: Path, content: dict[str, Any], known: Files | None = None) -> None:
+    """Flushes every file in `folder` to the disk and writes the manifest beside them.
+
+    Args:
+      folder: holds the files, and no manifest yet.
+      content: JSON values to keep in the manifest; `format` and `files` are added.
+      known: files that others have flushed.
+
+    Raises:
+      OSError, TrainingError: the disk is full or refuses.
+    """
+    files = flush(folder, known)
+    form = _IN_PARTS if "parts" in content else _WHOLE
+    text = json.dumps({"format": form, **content, "files": files}, indent=1).encode() + b"\n"
+    write_whole(folder / _MANIFEST, text)
+    write_whole(folder / _CHECKSUM, _checksum_line(text))
+    flush_folder(folder)
+
+
+def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """Reads every byte in `folder` and gives the manifest's content if all is as it was written.
+
+    Args:
+      folder: the folder.
+      share: (i, n) reads the i-th of every n files only, and of the others looks at the size; see `checkpoint.py`.
 
     Raises:
       Damage: the manifest is missing or altered; or a file is missing, altered, or not in the manifest.
@@ -69,9 +91,10 @@ def verify(folder: Path) -> dict[str, Any]:
     if _read(folder / _CHECKSUM) != _checksum_line(text):
         raise Damage(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
     content: dict[str, Any] = json.loads(text)
-    if content["format"] != _FORMAT:
+    if content["format"] not in (_WHOLE, _IN_PARTS):
         raise TrainingError(
-            f"checkpoint {folder} has format {content['format']}, but this version of recjax reads format {_FORMAT}. "
+            f"checkpoint {folder} has format {content['format']}, but this version of recjax reads {_WHOLE} and "
+            f"{_IN_PARTS}. "
             "Use the version that wrote it, or start anew with another --out."
         )
     expected: dict[str, dict[str, Any]] = content.pop("files")
@@ -88,7 +111,7 @@ def verify(folder: Path) -> dict[str, Any]:
         elif size > right_size:
             problems.append(f"{name} has {size:,} bytes instead of {right_size:,}")
     if not problems:  # only now read what may be hundreds of gigabytes
-        for name in sorted(found):
+        for name in sorted(found)[share[0] :: share[1]]:
             if _sha256(folder / name) != expected[name]["sha256"]:
                 problems.append(f"{name} is altered: its sha256 differs from the manifest's")
     if problems:

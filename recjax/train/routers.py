@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from recjax.data.batch import Batch
 from recjax.embedding import capacity, route, route_device
 from recjax.embedding.bound import BoundPlan
+from recjax.mesh import Share
 from recjax.train.step import Inputs, place
 
 # Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
@@ -55,9 +56,14 @@ class HostRouter:
     dtype: Any
     depth: ClassVar[int] = 0  # batches that are begun before the one that is finished
 
+    @functools.cached_property
+    def share(self) -> Share:
+        """The devices that it routes for."""
+        return Share.of(self.mesh)
+
     def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
         """See `route.count`."""
-        return route.count(batch, self.bound, batch_size, parts)
+        return route.count(batch, self.bound, batch_size, parts, self.share)
 
     def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
         """Nothing: all needs are known."""
@@ -81,9 +87,14 @@ class DeviceRouter:
     dtype: Any
     depth: ClassVar[int] = 1
 
+    @functools.cached_property
+    def share(self) -> Share:
+        """The devices whose samples it lays out."""
+        return Share.of(self.mesh)
+
     def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
         """See `route_device.measure`."""
-        return route_device.measure(batch, self.bound, batch_size, parts)
+        return route_device.measure(batch, self.bound, batch_size, parts, self.share)
 
     def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
         """Sends the batch off and has it sorted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,20 +15,22 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from recjax import watch
 from recjax.config_values import either
 from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
-from recjax.data.source import BlockSource, require_rows
+from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.mesh import make_mesh
+from recjax.mesh import make_mesh, whole
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import routers
 from recjax.train import state as states
+from recjax.train.agreement import agreed
 from recjax.train.checkpoint import Restored
 from recjax.train.dense import Dense, make_dense
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
@@ -181,15 +183,39 @@ class Setup:
         make = routers.DeviceRouter if choice == "device" else routers.HostRouter
         return make(self.bound, self.mesh, self.dtype)
 
-    def counted(self, split: str, batch_size: int, parts: int = 1, **options: Any) -> Iterator[route.Counted]:
-        """Batches of a split, checked and counted by worker threads ahead of time; `parts` as for `route.count`."""
+    def counted(
+        self,
+        split: str,
+        batch_size: int,
+        parts: int = 1,
+        whole: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> Iterator[route.Counted]:
+        """Batches of a split, checked and counted by worker threads ahead of time.
+
+        Args:
+          split: which.
+          batch_size: B.
+          parts: as for `route.count`.
+          whole: each of several processes reads all of each batch, instead of only its own samples.
+          stop: asked before each batch whether it is to be the last.
+          **options: further arguments of `batches`.
+        """
+        share = self.router.share
+        mine = route.samples_of(share, batch_size, parts)
 
         def count(batch: Batch) -> route.Counted:
             with jax.profiler.TraceAnnotation("count"):
-                return self.router.count(batch, batch_size, parts)
+                if not whole or share.count == share.total:
+                    return self.router.count(batch, batch_size, parts)
+                own = between(batch, *(min(edge, batch.size) for edge in mine))
+                return dataclasses.replace(self.router.count(own, batch_size, parts), whole=batch)
 
+        part = None if whole or share.count == share.total else mine
         workers = self.config.train.workers
-        return batches(self.source, split, batch_size, transform=count, workers=workers, **options)
+        stream = batches(self.source, split, batch_size, transform=count, workers=workers, part=part, **options)
+        return agreed(stream, self.mesh, stop)
 
     def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
         """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
@@ -199,24 +225,26 @@ class Setup:
     def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
         size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
-        return self.logits(state, self.counted(split, size, epochs=1))
+        return self.logits(state, self.counted(split, size, whole=True, epochs=1))
 
     def logits(self, state: states.TrainState, stream: Iterable[route.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Each counted batch of a stream, and its logits: float64 [B]."""
+        """Each counted batch of a stream, whole, and its logits: float64 [B]."""
         sizes: dict[str, int] = {}
         before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
         for begun in routers.ahead(self.router, iter(stream), lambda: sizes):
             sizes.update(capacity.grow(sizes, begun.needs))
+            watch.phase("dispatch")
             counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))
+            watch.phase("wait")
             if before:
                 yield _rows(*before)
-            before = counted.batch, prediction
+            before = counted.whole or counted.batch, prediction
         if before:
             yield _rows(*before)
 
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
-    return batch, np.asarray(logits, np.float64)[: batch.size]
+    return batch, whole(logits).astype(np.float64)[: batch.size]
 
 
 def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:

@@ -16,7 +16,7 @@ from recjax.embedding.bound import BoundPlan
 from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
 from recjax.errors import TrainingError
 from recjax.lazy import LazyArray, as_lazy, load
-from recjax.mesh import replicated
+from recjax.mesh import put, replicated, whole
 from recjax.train.dense import REPLICATED, Dense
 
 
@@ -65,9 +65,9 @@ def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any)
 def _assemble(
     done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, mesh: Mesh, held: Dense
 ) -> TrainState:
-    step, ok = jax.device_put((jnp.int32(done), jnp.asarray(True)), replicated(mesh))
+    step, ok = put((np.int32(done), np.bool_(True)), replicated(mesh))
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), held.specs())
-    dense, opt = jax.device_put(held.hold(dense, opt), shardings)
+    dense, opt = put(held.hold(dense, opt), shardings)
     return TrainState(step, ok, dense, opt, tables, slots)
 
 
@@ -125,7 +125,7 @@ def from_host(
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     # jnp.copy: a host view of the state itself would keep the next donated step from working in place
-    return {_name(path): np.array(jnp.copy(x)) for path, x in leaves}
+    return {_name(path): np.array(whole(jnp.copy(x))) for path, x in leaves}
 
 
 def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any:

@@ -21,7 +21,7 @@ from recjax.embedding.collection import Tables
 from recjax.embedding.lookup import at_home, fetch, send_gradients, update
 from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
-from recjax.mesh import BATCH_AXES, MODEL_AXES, sharded
+from recjax.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
 from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.state import TrainState
 
@@ -67,8 +67,11 @@ class Inputs:
 
 
 def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) -> Inputs:
-    """Pads a batch to N * b rows of weight 0 and puts it and its routing on the mesh."""
-    total = local * mesh.devices.size
+    """Pads a batch to b rows a device, of weight 0, and puts it and its routing on the mesh.
+
+    Of several processes each gives the samples of its own devices: see `Share`.
+    """
+    total = local * Share.of(mesh).count
 
     def padded(x: np.ndarray) -> np.ndarray:
         out = np.zeros((total, *x.shape[1:]), dtype)
@@ -76,7 +79,7 @@ def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) ->
         return out
 
     inputs = Inputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing)
-    return jax.device_put(inputs, sharded(mesh))
+    return put_share(inputs, mesh)
 
 
 def _forward(
@@ -111,9 +114,9 @@ def make_train_step(
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
-      mean log loss of exactly this step; "ok", false if it was not finite and changed nothing; and
-      "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of non-finite values that made
-      it so.
+      mean log loss of exactly this step; "weight", the sum of its samples' weights; "ok", false if it was not finite
+      and changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
+      non-finite values that made it so.
     """
 
     def train_step(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -193,7 +196,7 @@ def make_train_step(
             dense = optax.apply_updates(state.dense, updates)
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))
         new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
-        return new, {"loss": loss, "ok": ok, **bad}
+        return new, {"loss": loss, "weight": weight, "ok": ok, **bad}
 
     specs = state_specs(bound, held)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))

@@ -101,6 +101,19 @@ class MetricsFile:
         self.close()
 
 
+class NoMetrics:
+    """In place of `MetricsFile` where another process writes it."""
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -> bytes:
     kept, lines = [], text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):

@@ -1,0 +1,69 @@
+"""One of several processes, run as a child that can be told of even when it is aborted, stopped or killed.
+
+When a peer is lost JAX may abort the process, and nothing of Python runs any more. So the command that the user starts
+is a small parent, which runs the same command again as its child, passes signals on, hears from the child every second
+(see `watch.py`), and turns an abort or a silence into a paragraph and exit status 4.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from recjax.distributed import Place
+from recjax.watch import AGAIN, LOST
+
+PIPE = "RECJAX_SUPERVISED"  # in the child's environment: the descriptor it writes to
+
+
+def supervise(place: Place) -> int:
+    """Runs this very command as a child, and returns its exit status, or 4 if it was lost.
+
+    A second SIGTERM or SIGINT reaches the child as the first did.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    child = subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]], env={**os.environ, PIPE: str(write)}, pass_fds=[write]
+    )
+    os.close(write)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: child.send_signal(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
+    phase, heard = "start", time.monotonic()
+    silent = False
+    while True:
+        ready, _, _ = select.select([read], [], [], 1.0)
+        if ready:
+            data = os.read(read, 65536)
+            if not data:
+                break
+            phase, heard = data.decode(errors="replace").split("\n")[-2] or phase, time.monotonic()
+        elif time.monotonic() - heard > place.limit_s and not silent:
+            silent = True
+            child.kill()
+    status = child.wait()
+    who = "this process" if place.process is None else f"process {place.process}"
+    if silent:
+        return _lost(
+            f"{who} gave no sign for {place.limit_s:.0f} s, in phase {phase}, and was ended: it had been stopped, or "
+            f"its machine was too busy. {AGAIN}"
+        )
+    if status >= 0:
+        return status
+    name = signal.Signals(-status).name
+    if -status in (signal.SIGTERM, signal.SIGINT):
+        return 128 - status
+    if -status == signal.SIGABRT:
+        return _lost(f"{who} lost its peers in phase {phase}: JAX ended it, see above. {AGAIN}")
+    cause = " (out of memory, perhaps)" if -status == signal.SIGKILL else ""
+    return _lost(f"{who} was ended by {name}{cause} in phase {phase}. {AGAIN}")
+
+
+def _lost(message: str) -> int:
+    print(f"\nrecjax: error: {message}", file=sys.stderr, flush=True)
+    return LOST

@@ -1,0 +1,206 @@
+"""A thread that watches over this process and its peers, so that none waits for ever for one that is gone.
+
+Every process posts a record once a second: its phase, how often the phase has changed, and a beat. It reads those of
+the others, and ends itself (exit status 4, with a paragraph that names the process and its phase) when
+
+  a peer has failed, and says so in its record;
+  a peer's beat stands still for half the limit: it was killed or stopped, its machine or the link is lost;
+  a peer has ended while this one is still at work;
+  a process does not leave a phase in which it works alone within that phase's limit;
+  no process has moved for the limit, though none of them works alone.
+
+The records lie in the store of JAX's distributed runtime, which goes down with process 0; that JAX itself notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from recjax import distributed
+
+LOST = 4  # exit status
+# Phases in which a process works alone, and after how many limits in one of them it counts as stuck. In the others it
+# waits for its peers, or does what none of them waits for.
+ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "prepare": 30}
+_DONE = "done"
+_BEAT_S = 1.0
+_PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
+
+
+class Watch:
+    """What this process tells of itself, and what it knows of its peers. Its thread ends with the process."""
+
+    def __init__(self, pipe: int | None) -> None:
+        """Starts to tell the supervisor, if there is one.
+
+        Args:
+          pipe: file descriptor that the supervisor reads; see `supervise.py`.
+        """
+        self._pipe = pipe
+        self._phase, self._moves = "start", 0
+        self._limit_s = distributed.DEFAULT_LIMIT_S
+        self._failed = ""
+        self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
+        self._joined = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def joined(self, limit_s: float) -> None:
+        """From now on the peers are watched too."""
+        self._limit_s, self._joined = limit_s, True
+
+    def phase(self, name: str) -> None:
+        """Says what this process does from now on."""
+        self._phase = name
+        self._moves += 1
+
+    def failed(self, message: str) -> None:
+        """Tells the peers that this process ends, and why; they end too."""
+        self._failed = " ".join(message.split())[:600]
+        if self._joined:
+            with contextlib.suppress(Exception):  # they will see that it is gone
+                self._tell()
+            if distributed.is_main():  # with it goes the store in which they read this
+                time.sleep(2 * self._interval_s())
+
+    def done(self) -> None:
+        """Tells them that it has nothing left to do."""
+        self.phase(_DONE)
+        with contextlib.suppress(Exception):
+            self._tell()
+        self._joined = False
+
+    def explain(self, error: BaseException) -> None:
+        """After an error that a lost peer may have caused: ends the process, once it is known which one it was."""
+        self.phase("lost")
+        deadline = time.monotonic() + self._limit_s / 2 + 3 * self._interval_s()
+        while time.monotonic() < deadline:
+            time.sleep(0.2)  # meanwhile the thread may find the culprit
+        text = " ".join(str(error).split())[:300]
+        self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
+
+    def end(self, message: str) -> None:
+        """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
+        with self._lock:
+            print(f"\nrecjax: error: process {distributed.process()}: {message}", file=sys.stderr, flush=True)
+            os._exit(LOST)
+
+    def _interval_s(self) -> float:
+        return max(_BEAT_S, distributed.processes() * _PER_PROCESS_S)
+
+    def _record(self) -> dict[str, Any]:
+        return {"phase": self._phase, "moves": self._moves, "beat": time.time(), "failed": self._failed,
+                "where": f"{socket.gethostname()}, pid {os.getpid()}"}  # fmt: skip
+
+    def _tell(self) -> None:
+        distributed.post(f"watch/{distributed.process()}", json.dumps(self._record()))
+
+    def _run(self) -> None:
+        due = 0.0
+        while True:
+            self._tell_supervisor()
+            if self._joined and time.monotonic() >= due:
+                due = time.monotonic() + self._interval_s()
+                try:
+                    self._tell()
+                    records = {int(k): json.loads(text) for k, text in distributed.posted("watch").items()}
+                except Exception as error:
+                    if self._joined:
+                        self.end(
+                            f"process 0, which the others meet at, cannot be reached any more; it ended, or the link "
+                            f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
+                        )
+                    continue
+                if message := self.judge(records, time.monotonic()):
+                    if self._joined:
+                        self.end(message)
+            time.sleep(_BEAT_S)
+
+    def _tell_supervisor(self) -> None:
+        if self._pipe is None:
+            return
+        try:
+            os.write(self._pipe, f"{self._phase}\n".encode())
+        except BlockingIOError:
+            pass  # it was stopped; its pipe is full
+        except OSError:
+            os._exit(LOST)  # it is gone, and nobody else would end this process
+
+    def judge(self, records: Mapping[int, dict[str, Any]], now: float) -> str:
+        """What is wrong, or nothing.
+
+        Args:
+          records: those that the processes have posted, by process.
+          now: seconds, monotonic; when they were read.
+        """
+        me = distributed.process()
+        for k, record in records.items():
+            before, beat_at, moved_at = self._seen.get(k, (record, now, now))
+            if record["beat"] != before["beat"]:
+                beat_at = now
+            if (record["phase"], record["moves"]) != (before["phase"], before["moves"]):
+                moved_at = now
+            self._seen[k] = record, beat_at, moved_at
+        here = f"This process was in phase {self._phase}. {AGAIN}"
+        for k, (record, beat_at, moved_at) in self._seen.items():
+            name, phase, still_s = f"process {k} ({record['where']})", record["phase"], now - moved_at
+            if record["failed"] and k != me:
+                return f"{name} failed in phase {phase}: {record['failed']} {here}"
+            if phase == _DONE:
+                if self._phase != _DONE and still_s > self._limit_s / 2:
+                    return f"{name} has ended while this one still works: their data or settings differ. {here}"
+                continue
+            if now - beat_at > self._limit_s / 2 and k != me:
+                return (
+                    f"{name} was last heard of {now - beat_at:.0f} s ago, in phase {phase}: it was killed or stopped, "
+                    f"or the link to its machine is lost. {here}"
+                )
+            if still_s > ALONE.get(phase, 1e9) * self._limit_s:
+                return f"{name} has been in phase {phase} for {still_s:.0f} s. {here}"
+        alone = any(record["phase"] in ALONE or record["phase"] == _DONE for record, _, _ in self._seen.values())
+        still_s = now - max((moved_at for _, _, moved_at in self._seen.values()), default=now)
+        if not alone and still_s > self._limit_s:
+            phases = ", ".join(f"{k} in {record['phase']}" for k, (record, _, _) in sorted(self._seen.items()))
+            return f"no process has moved for {still_s:.0f} s: {phases}. {AGAIN}"
+        return ""
+
+
+AGAIN = "Start the same command again, on as many processes as there are: the run goes on from its last checkpoint."
+_watch: Watch | None = None
+
+
+def start(pipe: int | None = None) -> Watch:
+    """Starts the thread."""
+    global _watch
+    _watch = _watch or Watch(pipe)
+    return _watch
+
+
+def phase(name: str) -> None:
+    """Says what this process does from now on, if it is watched."""
+    if _watch is not None:
+        _watch.phase(name)
+
+
+@contextlib.contextmanager
+def during(name: str) -> Iterator[None]:
+    """A phase, after which the one before goes on."""
+    before = _watch._phase if _watch is not None else ""
+    phase(name)
+    try:
+        yield
+    finally:
+        phase(before)
+
+
+def _first(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
