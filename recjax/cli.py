@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_together(options: argparse.Namespace, place: distributed.Place) -> int:
     """As one of several processes."""
+    # Gloo prints to the process's standard output, which is for results.
+    sys.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding)
+    os.dup2(sys.stderr.fileno(), 1)
     pipe = os.environ.get(supervise.PIPE)
     watching = watch.start(int(pipe) if pipe else None)
     try:

@@ -16,6 +16,7 @@ once everybody has. They tell each other so through `distributed.post`, from the
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,7 @@ from recjax.train.files import disk_error, flush_folder
 
 _NAME = re.compile(r"(\d{8,})(\.replaced)?")
 _UNFINISHED = ".unfinished-"
+_saves = itertools.count()  # begun in this process; all processes count alike
 T = TypeVar("T")
 
 
@@ -76,7 +78,6 @@ class Checkpoints:
         self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
         self._arrays_read.set()
         self._damaged: set[int] = set()
-        self._saves = 0  # begun by this object; the same number in all processes
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
@@ -105,9 +106,8 @@ class Checkpoints:
         content = json.loads(json.dumps(content))
         self.wait()
         self._arrays_read.clear()
-        self._saves += 1
         save = self._save if distributed.is_main() else self._save_part
-        self._saving = self._worker.submit(save, step, arrays, content)
+        self._saving = self._worker.submit(save, f"save/{next(_saves)}", step, arrays, content)
 
     def wait_for_arrays(self) -> None:
         """Returns when the arrays of the last save may change: all are in files, or the save has failed.
@@ -229,11 +229,11 @@ class Checkpoints:
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
         return {step: folders[step] for step in sorted(folders)}
 
-    def _save(self, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+    def _save(self, turn: str, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
         """Runs in the background thread of process 0."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
-        turn, others = f"save/{self._saves}", range(1, distributed.processes())
+        others = range(1, distributed.processes())
         whole, pieces = array_store.parted(arrays)
         try:
             if not self._directory.is_dir():
@@ -249,8 +249,9 @@ class Checkpoints:
                     array_store.write(unfinished / _part(0), pieces)
                 self._arrays_read.set()
                 known = {}
-                if others:
-                    known = manifest.flush(unfinished)
+                if others:  # who write to this folder, too
+                    for folder in (unfinished / "state", unfinished / _part(0)):
+                        known |= _flushed(folder)
                     content["parts"] = [array_store.corners(arrays)]
                     for k in others:
                         told = _told(f"{turn}/part/{k}", k)
@@ -276,9 +277,9 @@ class Checkpoints:
         finally:
             self._arrays_read.set()
 
-    def _save_part(self, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+    def _save_part(self, turn: str, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
         """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
-        turn, me = f"save/{self._saves}", distributed.process()
+        me = distributed.process()
         try:
             name = _said(f"{turn}/folder")
             _, pieces = array_store.parted(arrays)
@@ -287,12 +288,11 @@ class Checkpoints:
                 if pieces:
                     array_store.write(folder, pieces)
                 self._arrays_read.set()
-                files = manifest.flush(folder) if pieces else {}
+                files = _flushed(folder)
             except OSError as error:
                 failed = disk_error(folder, error, array_store.size_bytes(pieces))
                 distributed.post(f"{turn}/part/{me}", json.dumps({"error": str(failed)}))
                 raise failed from error
-            files = {f"{folder.name}/{path}": what for path, what in files.items()}
             told = {"corners": array_store.corners(arrays), "files": files}
             distributed.post(f"{turn}/part/{me}", json.dumps(told))
             _said(f"{turn}/done")
@@ -360,6 +360,11 @@ def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
 
 def _gone(folder: Path) -> bool:
     return distributed.from_main("a folder", "" if folder.exists() else "gone") == "gone"
+
+
+def _flushed(folder: Path) -> manifest.Files:
+    """The files of a folder in a checkpoint, which need not be there, by their paths in the checkpoint."""
+    return {f"{folder.name}/{path}": what for path, what in manifest.flush(folder).items()} if folder.exists() else {}
 
 
 def _part(process: int) -> str:

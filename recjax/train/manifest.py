@@ -32,7 +32,7 @@ Files = dict[str, dict[str, Any]]  # path -> size and checksum
 
 
 def flush(folder: Path, known: Files | None = None) -> Files:
-    """Flushes every file in `folder` to the disk and says what it is; `known` ones have been already.
+    """Flushes every file in `folder` to the disk and says what each is; `known` ones have been already.
 
     Raises:
       OSError: the disk is full or refuses.

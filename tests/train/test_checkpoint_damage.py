@@ -179,8 +179,8 @@ def test_a_manifest_must_not_reach_outside(tmp_path, name):
 
 def test_another_format_is_no_damage(tmp_path):
     save(tmp_path, 10, 20)
-    rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=2))
-    with pytest.raises(TrainingError, match=r"00000020 has format 2, but .* reads format 1"):
+    rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=3))
+    with pytest.raises(TrainingError, match=r"00000020 has format 3, but .* reads 1 and 2"):
         Checkpoints(tmp_path, 2).newest(no_report, in_memory)
 
 
@@ -199,10 +199,10 @@ def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
     save(tmp_path, 10, 20)
     verify = manifest.verify
 
-    def slow(folder):
+    def slow(folder, share):
         if folder.name == "00000020":
             save(tmp_path, 30, 40, keep=2)
-        return verify(folder)
+        return verify(folder, share)
 
     monkeypatch.setattr(manifest, "verify", slow)
     assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 40
