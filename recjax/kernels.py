@@ -153,13 +153,9 @@ def update_rowwise_adagrad(
     """
     given = jnp.stack([x.astype(jnp.float32) for x in scalars])
     rule = {"eps": np.float32(eps), "l2": np.float32(l2), "weight_decay": np.float32(weight_decay)}
-    operands = _vary_alike(table_RxD, sums_R, touched_M, grads_MxD, given)
-    call = jax.ffi.ffi_call(
-        "recjax_update_rowwise_adagrad",
-        tuple(_result(x.shape, x) for x in operands[:2]),
-        input_output_aliases={0: 0, 1: 1},
-    )
-    table, sums = call(*operands, **rule)
+    results = [(x.shape, x.dtype) for x in (table_RxD, sums_R)]
+    operands = (table_RxD, sums_R, touched_M, grads_MxD, given)
+    table, sums = _call_for("update_rowwise_adagrad", results, *operands, aliases={0: 0, 1: 1}, **rule)
     return table, sums
 
 
@@ -199,20 +195,25 @@ def _call(name: str, shape: tuple[int, ...], *operands: jax.Array, **attributes:
 
 
 def _call_for(
-    name: str, results: Sequence[tuple[tuple[int, ...], DTypeLike]], *operands: jax.Array, **attributes: Any
+    name: str,
+    results: Sequence[tuple[tuple[int, ...], DTypeLike]],
+    *operands: jax.Array,
+    aliases: dict[int, int] | None = None,
+    **attributes: Any,
 ) -> list[jax.Array]:
-    """Calls a handler for results of these shapes and dtypes, which vary as all operands do."""
+    """Calls a handler for results of these shapes and dtypes, which vary as all operands do.
+
+    `aliases` says which operand's memory a result takes: number of the operand -> number of the result.
+    """
     assert installed(), "ask available() first"
     alike = _vary_alike(*operands)
-    wanted = [_result(shape, alike[-1], dtype) for shape, dtype in results]
-    return list(jax.ffi.ffi_call(f"recjax_{name}", wanted)(*alike, **attributes))
-
-
-def _result(shape: tuple[int, ...], operand: jax.Array, dtype: DTypeLike | None = None) -> jax.ShapeDtypeStruct:
-    """A result that varies as an operand does, with its dtype unless one is given."""
-    like = jax.typeof(operand)
+    like = jax.typeof(alike[-1])
     where = NamedSharding(like.sharding.mesh, PartitionSpec()) if like.manual_axis_type.varying else None
-    return jax.ShapeDtypeStruct(shape, dtype or like.dtype, sharding=where, manual_axis_type=like.manual_axis_type)
+    wanted = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=where, manual_axis_type=like.manual_axis_type)
+        for shape, dtype in results
+    ]
+    return list(jax.ffi.ffi_call(f"recjax_{name}", wanted, input_output_aliases=aliases)(*alike, **attributes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from recjax.bench.work import named, wire_bytes
+from recjax.columns import aligned
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.embedding import capacity, route
@@ -189,14 +190,14 @@ def to_text(result: dict[str, Any]) -> str:
         "",
     ]
     rows = [["memory of a device", "GiB"], *([text, _gib(memory[name])] for name, text in _NAMES.items())]
-    lines += [_table([*rows, ["all", _gib(memory["total"])]]), ""]
+    lines += [*aligned([*rows, ["all", _gib(memory["total"])]]), ""]
     if result["fits"] is not None:
         lines += [_fits(result["memory_gib"], memory["total"] / 2**30), ""]
     wire = [["collectives", "number", "devices", "padded MiB", "useful MiB", "padded / useful"]]
     for line in result["collectives"]:
         wire.append([named(line), str(line["count"]), str(line["group_size"]), *_sizes(line)])
     wire.append(["all, from a device in a step", "", "", *_sizes(result["sent"])])
-    return "\n".join([*lines, _table(wire)])
+    return "\n".join([*lines, *aligned(wire)])
 
 
 def _fits(has: float, needs: float) -> str:
@@ -211,16 +212,6 @@ def _gib(size: float) -> str:
 def _sizes(line: dict[str, Any]) -> list[str]:
     padded, useful = line["padded_bytes"], line["useful_bytes"]
     return [f"{padded / 2**20:,.3f}", f"{useful / 2**20:,.3f}", f"{padded / useful:.3f}" if useful else "-"]
-
-
-def _table(rows: list[list[str]]) -> str:
-    """Columns of equal width: names, numbers, and remarks that nothing stands behind."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for name, *numbers in rows:
-        cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)
 
 
 def _tell(text: str) -> None:

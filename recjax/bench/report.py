@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recjax.bench.work import named
+from recjax.columns import aligned
 
 _OPS = 8  # operations to name
 
@@ -34,7 +35,7 @@ def to_text(result: dict[str, Any]) -> str:
     if "ratio" in result:
         rows.append(["ratio", "", "", ""])
         rows += [[name, *_spread(v, "{:.2f}")] for name, v in result["ratio"].items()]
-    lines += ["", _table(rows)]
+    lines += ["", *aligned(rows, left=(0, 3))]
     for name, step in result["steps"].items():
         lines += ["", _step(name, step)]
     m = result["machine"]
@@ -49,7 +50,7 @@ def _step(name: str, step: dict[str, Any]) -> str:
     rows = [[f"{name}: ms a step, on the device", "ms", "share"]]
     rows += [[part, f"{ms:.2f}", f"{ms / total:.1%}"] for part, ms in found["device_ms"].items()]
     rows.append(["all, under the profiler", f"{total:.2f}", f"{step['step_ms']:.2f} without it"])
-    lines = [_table(rows), ""]
+    lines = [*aligned(rows), ""]
     hidden = found["host_hidden"]
     host = ", ".join(f"{part} {ms:.2f} ({hidden.get(part, 1):.0%})" for part, ms in found["host_ms"].items())
     lines.append(f"host, and the share of it while a device was at work: {host}")
@@ -60,7 +61,7 @@ def _step(name: str, step: dict[str, Any]) -> str:
     ops += [
         [o["op"], f"{o['ms']:.2f}", o["part"], o["scope"].removeprefix("jit(train_step)/")] for o in found["ops"][:_OPS]
     ]
-    lines += [_table(ops), ""]
+    lines += [*aligned(ops, left=(0, 3)), ""]
     wire = [["collective", "number", "useful bytes", "padded bytes", "ratio"]]
     for w in step["wire"]:
         ratio = w["padded_bytes"] / w["useful_bytes"] if w["useful_bytes"] else None
@@ -71,7 +72,7 @@ def _step(name: str, step: dict[str, Any]) -> str:
         wire.append(
             ["all that leaves the host", "", *(f"{size:,.0f}" for size in across), f"{across[1] / across[0]:.3f}"]
         )
-    lines += [_table(wire), ""] if len(wire) > 1 else []
+    lines += [*aligned(wire), ""] if len(wire) > 1 else []
     if any(flight["asynchronous"] for flight in step["flights"]):
         lines += [flights(step["flights"]), ""]
     sparse, matmul = step["sparse"], step["matmul"]
@@ -93,16 +94,9 @@ def flights(found: Sequence[dict[str, Any]]) -> str:
     for f in found:
         beside = ", ".join(f"{count} {part}" for part, count in f["beside"].items()) or "none"
         rows.append([f"{f['phase']} ({f['kind']})", beside if f["asynchronous"] else "none: it is synchronous"])
-    return _table(rows)
+    return "\n".join(aligned(rows))
 
 
 def _spread(values: dict[str, Any], form: str) -> list[str]:
     quartiles = f"{form.format(values['q1'])} - {form.format(values['q3'])}"
     return [form.format(values["median"]), quartiles, str(len(values["rounds"]))]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    cells = [[c.ljust(w) if i in (0, len(row) - 1) and len(row) == 4 and i else c.rjust(w) if i else c.ljust(w)
-              for i, (c, w) in enumerate(zip(row, widths, strict=True))] for row in rows]  # fmt: skip
-    return "\n".join("  ".join(row).rstrip() for row in cells)

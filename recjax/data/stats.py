@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from recjax.columns import aligned
 from recjax.data.baselines import references
 from recjax.data.blocks import PreparedSource
 from recjax.data.source import SPLITS, BlockSource
@@ -77,7 +78,7 @@ def to_text(described: dict[str, Any]) -> str:
         + ([f"{split['best_auc']:.4f}" if "best_auc" in split else "-"] if best else [])
         for name, split in described["splits"].items()
     ]
-    lines += [*_table(head, table), ""]
+    lines += [*aligned([head, *table]), ""]
     head = ["feature", "rows V", "ids per bag", "distinct ids", "top id", "ids for 90% of accesses"]
     table = [
         [
@@ -90,10 +91,10 @@ def to_text(described: dict[str, Any]) -> str:
         ]
         for feature in described["features"]
     ]
-    lines += _table(head, table)
+    lines += aligned([head, *table])
     if described["references"]:
         table = [[name, f"{auc:.4f}"] for name, auc in described["references"].items()]
-        lines += ["", *_table(["reference", "test AUC"], table)]
+        lines += ["", *aligned([["reference", "test AUC"], *table])]
     return "\n".join(lines)
 
 
@@ -132,12 +133,3 @@ class _Counter:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}%"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """Columns aligned, the first to the left and the others to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in [head, *rows]
-    ]

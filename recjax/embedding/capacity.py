@@ -48,3 +48,12 @@ def largest(peaks: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int
 def shrink(capacities: Mapping[str, int], peaks: Mapping[str, int]) -> dict[str, int]:
     """The sizes to use after a period with these largest needs: none is higher than before."""
     return {name: min(size, rung(int(peaks.get(name, 0) * _ROOM))) for name, size in capacities.items()}
+
+
+def advance(
+    step: int, capacities: Mapping[str, int], peaks: Mapping[str, int], needs: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes for a batch with these needs after `step` steps, and the peaks of its period; before it they were these."""
+    if step % PERIOD == 0:
+        capacities, peaks = shrink(capacities, peaks), {}
+    return grow(capacities, needs), largest(peaks, needs)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.bound import BoundPlan, BoundTable, Group, Piece
@@ -58,7 +58,7 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
         sharding = _sharding(group, mesh)
         slots[group.name] = {
-            name: jnp.full((group.parts * group.rows, *slot.shape), slot.initial, dtype, device=sharding)
+            name: _filled((group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots
@@ -96,6 +96,12 @@ def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
     return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
+
+
+def _filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> jax.Array:
+    """`jnp.full` in place: that one would fill a shard on the first device, and copy it to where it belongs."""
+    filled: jax.Array = jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)()
+    return filled
 
 
 def _sharding(group: Group, mesh: Mesh) -> Any:
@@ -241,7 +247,8 @@ def _import(
 ) -> jax.Array:
     shape, sharding = (group.parts * group.rows, *tail), _sharding(group, mesh)
     indices = sharding.addressable_devices_indices_map(shape)
-    blocks = {device: jnp.zeros(sharding.shard_shape(shape), dtype, device=device) for device in indices}
+    block = sharding.shard_shape(shape)
+    blocks = {device: _filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}
     parts: dict[int, list[Any]] = {}  # the devices of this process that hold each
     for device, index in indices.items():
         parts.setdefault(_part(group, index), []).append(device)

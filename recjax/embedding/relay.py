@@ -40,13 +40,13 @@ class Merged:
       hosts: H, how many they are: all, or those of which this process has the devices.
       keys_M: sorted distinct keys (host, bucket, slot); see `Group.bucket`.
       index_U: for each key of a device (see `route.Counted`) the index into `keys_M`, int32.
-      need: rows that a host asks of one owner at most.
+      counts: how many there are of each (host, bucket).
     """
 
     hosts: int
     keys_M: np.ndarray
     index_U: np.ndarray
-    need: int
+    counts: np.ndarray
 
 
 def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
@@ -55,7 +55,7 @@ def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
     of_device = group.owners * group.rows
     keys = keys_U // (of_device * group.per_host) * of_device + keys_U % of_device
     keys_M, index_U = distinct(keys, hosts * of_device, group.dedup)
-    return Merged(hosts, keys_M, index_U, int(np.bincount(keys_M // group.rows).max(initial=0)))
+    return Merged(hosts, keys_M, index_U, np.bincount(keys_M // group.rows, minlength=hosts * group.owners))
 
 
 def lay_out(
@@ -79,7 +79,7 @@ def lay_out(
     """
     H, E, A = merged.hosts, group.per_host, group.asks
     bucket_M = merged.keys_M // group.rows
-    _, rank_M = ranks(bucket_M, H * group.owners)
+    rank_M = ranks(bucket_M, merged.counts)
     slots = np.full((H * group.owners, across), group.rows, np.int32)
     slots[bucket_M, rank_M] = merged.keys_M % group.rows
     inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.lists, 1))
@@ -91,12 +91,11 @@ def lay_out(
 def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many rows each relay asks of its owners, int32 [N, A], and hands to each device of its host, [N, E].
 
-    `lists` says how many each list of each device has, int32 [N * lists].
+    `lists` says how many each list of each device has, [N * lists].
     """
     H, E = merged.hosts, group.per_host
-    asked = np.bincount(merged.keys_M // group.rows, minlength=H * group.owners).astype(np.int32)
-    handed = lists.reshape(H, E, group.lists).swapaxes(1, 2)
-    return _by_relay(group, H, asked, group.asks), _by_relay(group, H, handed, E)
+    handed = lists.astype(np.int32).reshape(H, E, group.lists).swapaxes(1, 2)
+    return _by_relay(group, H, merged.counts.astype(np.int32), group.asks), _by_relay(group, H, handed, E)
 
 
 def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.ndarray:

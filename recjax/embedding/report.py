@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from recjax.columns import aligned
 from recjax.embedding.bound import bind
 from recjax.embedding.plan import OWNED, Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -80,8 +81,7 @@ def describe_plan(
 
 def plan_table(described: dict[str, Any]) -> str:
     """The same as text: a line a table, then the devices."""
-    head = ["table", "placement", "rows", "D", "bytes/device", "ids/step", "why"]
-    cells = [head]
+    cells = [["table", "placement", "rows", "D", "bytes/device", "ids/step", "why"]]
     for name, t in described["tables"].items():
         ids = f"{t['ids_per_step']:,}" + ("+" if t["jagged"] else "")
         sizes = [f"{t['rows']:,}", str(t["dim"]), f"{t['bytes_on_fullest_device']:,}", ids]
@@ -91,13 +91,7 @@ def plan_table(described: dict[str, Any]) -> str:
         if {*t["exchange"].values()} != {"float32"}:
             where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
         cells.append([name, where, *sizes, t["why"]])
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    left = (0, 1, 6)
-    lines = [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
-    ]
-    lines.append("")
+    lines = [*aligned(cells, left=(0, 1, 6)), ""]
     number = f"{described['devices']} device(s)" + (f" in {described['hosts']} hosts" if described["hosts"] > 1 else "")
     for what, per_device, imbalance in (
         ("bytes of tables and slots", described["bytes_per_device"], described["imbalance"]),
@@ -109,4 +103,4 @@ def plan_table(described: dict[str, Any]) -> str:
     if any(t["jagged"] for t in described["tables"].values()):
         lines.append("+: a jagged bag counts as one id")
     lines.append(f"exchanged in {len(described['groups'])} group(s): {', '.join(described['groups'])}")
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)

@@ -88,6 +88,7 @@ class Counted:
     parts: int  # parts in which a device works on them, each of b / parts samples
     needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
+    counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
     whole: Batch | None = None  # what `batch` is a share of, where it was read whole
@@ -108,6 +109,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
     b = local_samples(batch_size, share.total, parts)
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
     merged: dict[str, Merged] = {}
     for group in bound.groups:
@@ -126,11 +128,13 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
-        needs[group.name] = _largest(np.bincount(keys[group.name] // (group.asks * group.rows)))
+        list_U = keys[group.name] // (group.asks * group.rows)
+        counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
+        needs[group.name] = _largest(counts[group.name])
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
-            needs[group.name + ACROSS] = merged[group.name].need
-    return Counted(batch, share.count, b, parts, needs, keys, inverse, merged)
+            needs[group.name + ACROSS] = _largest(merged[group.name].counts)
+    return Counted(batch, share.count, b, parts, needs, keys, counts, inverse, merged)
 
 
 def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
@@ -166,17 +170,16 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
         N, lists, C = counted.devices, group.lists, capacities[group.name]
         keys_U = counted.keys[group.name]
         list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
-        counts, rank_U = ranks(list_U, N * lists)
+        rank_U = ranks(list_U, counted.counts[group.name])
+        inside = None
         if group.two_step:
             across = capacities[group.name + ACROSS]
             slots, inside = lay_out(group, counted.merged[group.name], list_U, rank_U, C, across)
-            groups[group.name] = dataclasses.replace(
-                true_counts(group, counted), slots_NxOxC=slots, inside_NxExC=inside
-            )
         else:
             slots = np.full((N * lists, C), group.rows, np.int32)
             slots[list_U, rank_U] = keys_U % group.rows
-            groups[group.name] = GroupRouting(slots.reshape(N, lists, C), counts.reshape(N, lists).astype(np.int32))
+            slots = slots.reshape(N, lists, C)
+        groups[group.name] = dataclasses.replace(true_counts(group, counted), slots_NxOxC=slots, inside_NxExC=inside)
         place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]
@@ -186,13 +189,11 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
 
 def true_counts(group: Group, counted: Counted) -> GroupRouting:
     """Only the counts of a group's routing, which say what of its arrays is useful."""
-    counts = np.bincount(
-        counted.keys[group.name] // (group.asks * group.rows), minlength=counted.devices * group.lists
-    ).astype(np.int32)
+    counts = counted.counts[group.name]
     if group.two_step:
         asked, handed = relay_counts(group, counted.merged[group.name], counts)
         return GroupRouting(None, asked, None, handed)
-    return GroupRouting(None, counts.reshape(counted.devices, group.lists))
+    return GroupRouting(None, counts.astype(np.int32).reshape(counted.devices, group.lists))
 
 
 def lay_out_feature(

@@ -89,7 +89,7 @@ def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, sha
         for feature in bound.features
         if batch.bags[feature.reads].lengths is not None
     }
-    return Counted(batch, share.count, b, parts, needs, {}, {}, {})
+    return Counted(batch, share.count, b, parts, needs, {}, {}, {}, {})
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> tuple[tuple[int, int], ...]:

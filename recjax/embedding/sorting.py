@@ -33,12 +33,11 @@ def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndar
     return sorted_L[starts_L], inverse_L
 
 
-def ranks(bucket_U: np.ndarray, buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many elements each bucket has, [buckets], and the place of each element within its own, [U].
+def ranks(bucket_U: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The place of each element within its bucket, [U].
 
     Args:
       bucket_U: the bucket of each element, ascending.
-      buckets: how many there are.
+      counts: how many elements each bucket has.
     """
-    counts = np.bincount(bucket_U, minlength=buckets)
-    return counts, np.arange(len(bucket_U)) - (np.cumsum(counts) - counts)[bucket_U]
+    return np.arange(len(bucket_U)) - (np.cumsum(counts) - counts)[bucket_U]

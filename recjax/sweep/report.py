@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recjax.columns import aligned
 from recjax.sweep.file import SORTS, Axis, Sweep
 from recjax.train.files import write_whole
 
@@ -56,8 +57,7 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
         values = [_written(column, measure(result, column)) for column in columns]
         status = "" if result["status"] == "done" else result["status"]
         cells.append([str(result["index"]), *(result["swept"][key] for key in keys), *values, status])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = aligned(cells, left=())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 

@@ -248,7 +248,7 @@ class Checkpoints:
                 if pieces:
                     array_store.write(unfinished / _part(0), pieces)
                 self._arrays_read.set()
-                known = {}
+                known: manifest.Files = {}
                 if others:  # who write to this folder, too
                     for folder in (unfinished / "state", unfinished / _part(0)):
                         known |= _flushed(folder)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from recjax.columns import aligned
 from recjax.data.batch import Batch
 from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
@@ -122,7 +123,7 @@ def to_text(result: Mapping[str, Any]) -> str:
     plain = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
     table = [["step", *(str(result["step"]) for _ in splits)], ["split", *splits]]
     table += [[name, *(_number(part[name]) for part in splits.values())] for name in plain]
-    blocks = [_aligned(table)]
+    blocks = ["\n".join(aligned(table))]
     for split, part in splits.items():
         if part["auc_method"] == "binned":
             blocks.append(
@@ -139,19 +140,9 @@ def to_text(result: Mapping[str, Any]) -> str:
         for feature, rows in part.get("by", {}).items():
             names = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
             lines = [[str(row[name]) if name == "value" else _number(row[name]) for name in names] for row in rows]
-            blocks.append(f"{split} by {feature}:\n{_aligned([list(names), *lines])}")
+            blocks.append(f"{split} by {feature}:\n" + "\n".join(aligned([names, *lines])))
     return "\n\n".join(blocks)
 
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.6f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -258,11 +258,15 @@ def training(
         stop=stop,
     )
     samples = int(setup.source.row_counts("train").sum())
-    for begun in routers.ahead(setup.router, stream, lambda: cursor.capacities):
-        if cursor.step % capacity.PERIOD == 0:
-            cursor.capacities, cursor.peaks = capacity.shrink(cursor.capacities, cursor.peaks), {}
-        cursor.capacities = capacity.grow(cursor.capacities, begun.needs)
-        cursor.peaks = capacity.largest(cursor.peaks, begun.needs)
+
+    def sizes(needs: Sequence[dict[str, int]]) -> dict[str, int]:
+        found = cursor.capacities, cursor.peaks
+        for step, needed in enumerate(needs, cursor.step):
+            found = capacity.advance(step, *found, needed)
+        return found[0]
+
+    for begun in routers.ahead(setup.router, stream, sizes):
+        cursor.capacities, cursor.peaks = capacity.advance(cursor.step, cursor.capacities, cursor.peaks, begun.needs)
         watch.phase("dispatch")
         with jax.profiler.TraceAnnotation("place"):
             inputs = setup.router.finish(begun, cursor.capacities)

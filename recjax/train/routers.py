@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -125,10 +125,18 @@ class DeviceRouter:
 Router = HostRouter | DeviceRouter
 
 
-def ahead(router: Router, stream: Iterator[route.Counted], capacities: Callable[[], dict[str, int]]) -> Iterator[Begun]:
-    """The batches of a stream, each begun `depth` batches before it is given, with the capacities of that moment.
+def ahead(
+    router: Router, stream: Iterator[route.Counted], capacities: Callable[[Sequence[dict[str, int]]], dict[str, int]]
+) -> Iterator[Begun]:
+    """The batches of a stream, each begun `depth` batches before it is given.
 
     In a profile the wait for the stream is called input.
+
+    Args:
+      router: who routes.
+      stream: the counted batches.
+      capacities: those of a batch, from `Counted.needs` of all that were not given yet, its own the last: so that a
+        batch is begun with the sizes that it would have if those before it were done.
     """
     waiting: collections.deque[Begun] = collections.deque()
     while True:
@@ -137,6 +145,7 @@ def ahead(router: Router, stream: Iterator[route.Counted], capacities: Callable[
         if counted is None:
             yield from waiting
             return
-        waiting.append(router.begin(counted, capacity.grow(capacities(), counted.needs)))
+        needs = [*(begun.counted.needs for begun in waiting), counted.needs]
+        waiting.append(router.begin(counted, capacities(needs)))
         if len(waiting) > router.depth:
             yield waiting.popleft()

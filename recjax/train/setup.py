@@ -20,8 +20,9 @@ from recjax.config_values import either
 from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
-from recjax.embedding import capacity, route
+from recjax.embedding import route
 from recjax.embedding.bound import BoundPlan, bind
+from recjax.embedding.capacity import grow
 from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -219,8 +220,8 @@ class Setup:
 
     def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
         """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
-        begun = self.router.begin(counted, capacity.grow(capacities, counted.needs))
-        return self.router.finish(begun, capacity.grow(capacities, begun.needs))
+        begun = self.router.begin(counted, grow(capacities, counted.needs))
+        return self.router.finish(begun, grow(capacities, begun.needs))
 
     def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
@@ -231,8 +232,8 @@ class Setup:
         """Each counted batch of a stream, whole, and its logits: float64 [B]."""
         sizes: dict[str, int] = {}
         before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
-        for begun in routers.ahead(self.router, iter(stream), lambda: sizes):
-            sizes.update(capacity.grow(sizes, begun.needs))
+        for begun in routers.ahead(self.router, iter(stream), lambda needs: functools.reduce(grow, needs, sizes)):
+            sizes.update(grow(sizes, begun.needs))
             watch.phase("dispatch")
             counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))
             watch.phase("wait")

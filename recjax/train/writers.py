@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
+from recjax.columns import aligned
 from recjax.errors import TrainingError
 from recjax.train.files import disk_error, jsonable, write_whole
 from recjax.train.tensorboard import EventFile
@@ -273,11 +274,5 @@ def results_table(rows: Sequence[tuple[str, Mapping[str, float | None]]]) -> str
     for name, measures in rows:
         values = (measures.get(key) for key in titles)
         cells.append([name, *("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in cells
-    ]
+    lines = aligned(cells)
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

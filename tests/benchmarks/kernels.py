@@ -4,9 +4,9 @@
 
 Forward alone, and forward and backward together, jitted: dense layers of the standing presets, with ReLU; and at the
 shapes of 26 tables, interactions of 27 vectors, and bags of 1 and of 10 ids drawn with Zipf 1.1 from 26 tables of a
-million rows. The two take turns, so that drift of the
-machine falls on both alike; the ratio is the median of the rounds' ratios, with its quartiles. Memory that is freed
-stays with the process: else both would spend much of their time on fresh pages from the system.
+million rows. The two take turns, so that drift of the machine falls on both alike; the ratio is the median of the
+rounds' ratios, with its quartiles. Memory that is freed stays with the process: else both would spend much of their
+time on fresh pages from the system.
 """
 
 import argparse
@@ -56,8 +56,9 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], backward: bo
         value, pull = jax.vjp(of, *(inputs[i] for i in at))
         return value, pull(cotangent)
 
-    program = jax.jit(both).lower(pulled, *inputs).compile() if backward else jax.jit(function).lower(*inputs).compile()
+    # A new function each time: of one that it knows JAX would take the program from before the kernels were switched.
     arguments = (pulled, *inputs) if backward else inputs
+    program = jax.jit(both if backward else lambda *given: function(*given)).lower(*arguments).compile()
     return lambda: jax.block_until_ready(program(*arguments))
 
 

@@ -95,4 +95,4 @@ def test_merging_by_hand() -> None:
     by_host = [(0, 0, 6), (0, 3, 2), (0, 3, 5), (1, 3, 2), (1, 3, 4)]
     assert merged.keys_M.tolist() == [(h * 6 + b) * 7 + s for h, b, s in by_host]
     assert merged.index_U.tolist() == [1, 2, 1, 0, 3, 3, 4]
-    assert merged.need == 2
+    assert merged.counts.tolist() == [1, 0, 0, 2, 0, 0] + [0, 0, 0, 2, 0, 0]

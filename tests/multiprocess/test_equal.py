@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from commands import write_preset
 from process_support import assert_equal, run_together
 
