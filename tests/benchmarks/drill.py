@@ -1,0 +1,278 @@
+"""A fault drill: real processes, real faults at random times, and what became of each run. Prints a table.
+
+    python tests/benchmarks/drill.py --faults 32
+
+Each run trains the small preset in two processes of two devices, is hit once, and then resumes with the same command.
+A run passes if every survivor ended within the limit, with a message, and if after the resume every step was trained once
+(its line is there once, and its samples follow on those of the step before) and the weights are those of an undisturbed
+run, bit for bit. The dropped link is a veth pair between two network namespaces, the full disk a small tmpfs: both need
+root; without it these faults are left out, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from commands import arrays, prepare, steps_of, write_preset
+from process_support import environment, free_port
+
+STEPS = 250
+SETTINGS = [f"train.steps={STEPS}", "train.checkpoint_every=20", "train.eval_every=1000", "train.log_every=1"]
+SETTINGS += ["train.epochs=20", "mesh.devices=4"]
+HOSTS = ("recjaxa", "recjaxb")  # network namespaces, one for each process
+NET = "10.77.31."
+
+
+@dataclasses.dataclass
+class Row:
+    """What became of one fault."""
+
+    fault: str
+    step: int = 0
+    ended_s: float = 0.0
+    statuses: list[int] = dataclasses.field(default_factory=list)
+    message: str = ""
+    resumed: bool = False
+    equal: bool = False
+    lost: int = 0
+    twice: int = 0
+    note: str = ""
+
+
+class Job:
+    """Two processes of one run."""
+
+    def __init__(self, folder: Path, out: Path, limit_s: int, extra: list[list[str]] | None = None, net: bool = False):
+        self.folder, self.out, self.limit_s, self.net = folder, out, limit_s, net
+        preset = write_preset(folder)
+        extra = extra or [[], []]
+        port = free_port()
+        self.logs = [folder / f"{out.name}.{k}.{time.monotonic_ns()}.log" for k in range(2)]
+        self.processes = []
+        for k in range(2):
+            env = environment(2, k, port, limit_s)
+            command = [sys.executable, "-m", "recjax.cli", "train", str(preset), *SETTINGS, *extra[k], "--out", str(out)]
+            if net:
+                env["RECJAX_COORDINATOR"] = f"{NET}1:{port}"
+                named = f"hostname {HOSTS[k]} && exec \"$@\""
+                inside = ["ip", "netns", "exec", HOSTS[k], "unshare", "--uts", "sh", "-c", named, "sh"]
+                command = [*inside, *command]
+            with open(self.logs[k], "w") as log:
+                self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
+
+    def worker(self, k: int) -> int:
+        """Process id of the child that a supervisor watches."""
+        pid = self.processes[k].pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def step(self) -> int:
+        """The last step that has a line."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            return int(json.loads((self.out / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+        return 0
+
+    def wait_for(self, reached: Callable[[], bool], seconds: float = 180) -> None:
+        end = time.monotonic() + seconds
+        while not reached() and all(p.poll() is None for p in self.processes):
+            if time.monotonic() > end:
+                raise TimeoutError(self.tail())
+            time.sleep(0.01)
+
+    def wait(self, seconds: float) -> tuple[float, list[int]]:
+        """Seconds until all had ended, and their statuses; those that have not are killed, and count as -999."""
+        began, end = time.monotonic(), time.monotonic() + seconds
+        while any(p.poll() is None for p in self.processes) and time.monotonic() < end:
+            time.sleep(0.05)
+        took = time.monotonic() - began
+        statuses = [-999 if p.poll() is None else p.returncode for p in self.processes]
+        for k, p in enumerate(self.processes):
+            if p.poll() is None:
+                with contextlib.suppress(OSError, IndexError):
+                    os.kill(self.worker(k), signal.SIGKILL)
+                p.kill()
+                p.wait()
+        return took, statuses
+
+    def tail(self) -> str:
+        return "\n".join(log.read_text(errors="replace")[-1500:] for log in self.logs)
+
+    def messages(self) -> list[str]:
+        lines = [line for log in self.logs for line in log.read_text(errors="replace").splitlines()]
+        return [line.removeprefix("recjax: error: ") for line in lines if line.startswith("recjax: error: ")]
+
+
+@contextlib.contextmanager
+def network() -> Iterator[None]:
+    """Two namespaces with a link between them; each host's name means its own address there."""
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    hosts = "".join(f"{NET}{k + 1} {name}\n" for k, name in enumerate(HOSTS))
+    try:
+        for name in HOSTS:
+            folder = Path("/etc/netns") / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
+            ip("netns", "add", name)
+        ip("link", "add", "rja", "netns", HOSTS[0], "type", "veth", "peer", "name", "rjb", "netns", HOSTS[1])
+        for k, (name, link) in enumerate(zip(HOSTS, ("rja", "rjb"), strict=True)):
+            for words in (("addr", "add", f"{NET}{k + 1}/24", "dev", link), ("link", "set", link, "up"),
+                          ("link", "set", "lo", "up")):  # fmt: skip
+                ip("-n", name, *words)
+        yield
+    finally:
+        for name in HOSTS:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+
+
+def saving(out: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(name.startswith(".unfinished") for name in os.listdir(out / "checkpoints"))
+    return False
+
+
+def hit(fault: str, job: Job, rng: random.Random, at: int) -> None:
+    """Waits for the moment, and does it."""
+    job.wait_for(lambda: job.step() >= at)
+    victim = rng.randrange(2)
+    if fault == "death while saving":
+        job.wait_for(lambda: saving(job.out))
+        time.sleep(rng.random() * 0.05)
+    if fault in ("kill -9", "death while saving"):
+        os.kill(job.worker(victim), signal.SIGKILL)
+    elif fault == "kill -9 of all, newest checkpoint corrupt":
+        for k in range(2):
+            os.kill(job.worker(k), signal.SIGKILL)
+    elif fault == "SIGSTOP":
+        os.kill(job.worker(victim), signal.SIGSTOP)
+    elif fault == "SIGTERM":
+        job.processes[victim].send_signal(signal.SIGTERM)
+    elif fault == "lost link":
+        subprocess.run(["ip", "-n", HOSTS[0], "link", "set", "rja", "down"], check=True)
+    elif fault == "full disk":
+        with contextlib.suppress(OSError), open(job.out.parent / "fill", "wb") as file:
+            while True:
+                file.write(bytes(1 << 12))
+                file.flush()
+
+
+def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit_s: int) -> Row:
+    """One run: hit, ended, resumed, compared."""
+    at = rng.randrange(25, STEPS - 40)
+    row, out = Row(fault, at), folder / "run"
+    extra: list[list[str]] = [[], []]
+    with contextlib.ExitStack() as stack:
+        if fault == "lost link":
+            stack.enter_context(network())
+        if fault == "full disk":
+            disk = folder / "disk"
+            disk.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", str(disk)], check=False)
+            out = disk / "run"
+        if fault == "unequal data":
+            wrong = prepare(folder / "wrong", lambda block: block.dense.__iadd__(1))
+            right = prepare(folder / "right")
+            own = ["data=prepared", "train.batch_size=64"]
+            extra = [[*own, f"data.path={right}"], [*own, f"data.path={wrong}"]]
+            row.step = 0
+        job = Job(folder, out, limit_s, extra, net=fault == "lost link")
+        if fault != "unequal data":
+            hit(fault, job, rng, at)
+            row.step = job.step()
+        else:
+            job.wait_for(lambda: False, 0.1) if False else None
+        began = time.monotonic()
+        _, row.statuses = job.wait(limit_s * 2 + (120 if fault == "unequal data" else 0))
+        row.ended_s = time.monotonic() - began
+        messages = job.messages()
+        row.message = max(messages, key=len, default="")
+        if fault == "kill -9 of all, newest checkpoint corrupt":
+            newest = max(p for p in (out / "checkpoints").iterdir() if p.name.isdigit())
+            file = max((p for p in newest.rglob("*") if p.is_file() and p.suffix == ""), key=lambda p: p.stat().st_size)
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(bytes(data))
+        if fault == "full disk":
+            (out.parent / "fill").unlink()
+        if fault == "lost link":
+            subprocess.run(["ip", "-n", HOSTS[0], "link", "set", "rja", "up"], check=True)
+        if fault == "unequal data":
+            row.resumed = row.equal = not (out / "metrics.jsonl").exists() and 3 in row.statuses
+            return row
+        again = Job(folder, out, limit_s, net=fault == "lost link")
+        _, statuses = again.wait(300)
+        row.resumed = statuses == [0, 0]
+        row.note = "" if row.resumed else again.tail()
+        if row.resumed:
+            steps = steps_of(out, "train")
+            row.lost, row.twice = STEPS - len(set(steps)), len(steps) - len(set(steps))
+            found, wanted = arrays(out, STEPS), arrays(reference, STEPS)
+            row.equal = all(found[key].tobytes() == wanted[key].tobytes() for key in wanted)
+    return row
+
+
+FAULTS = ("kill -9", "SIGSTOP", "SIGTERM", "lost link", "death while saving",
+          "kill -9 of all, newest checkpoint corrupt", "full disk", "unequal data")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=32)
+    parser.add_argument("--only", choices=FAULTS)
+    parser.add_argument("--limit", type=int, default=20, help="RECJAX_LIMIT_S")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="recjax-drill-") as name:
+        folder = Path(name)
+        reference = folder / "undisturbed"
+        job = Job(folder, reference, options.limit)
+        began = time.monotonic()
+        _, statuses = job.wait(600)
+        assert statuses == [0, 0], job.tail()
+        print(f"undisturbed: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        head = f"{'fault':42} {'step':>4} {'ended s':>7} {'statuses':>10} resumed equal lost twice  message"
+        print(head, flush=True)
+        for n in range(options.faults):
+            fault = options.only or FAULTS[n % len(FAULTS)]
+            own = folder / str(n)
+            own.mkdir()
+            row = run_one(fault, own, reference, rng, options.limit)
+            rows.append(row)
+            print(
+                f"{row.fault:42} {row.step:4} {row.ended_s:7.1f} {','.join(map(str, row.statuses)):>10} "
+                f"{'yes' if row.resumed else 'NO':>7} {'yes' if row.equal else 'NO':>5} {row.lost:4} {row.twice:5}  "
+                f"{row.message[:150]}",
+                flush=True,
+            )
+            if row.note:
+                print(row.note, file=sys.stderr)
+            shutil.rmtree(own, ignore_errors=True)
+    in_time = sum(-999 not in row.statuses and row.ended_s <= options.limit + 2 for row in rows)
+    resumed, equal = sum(row.resumed for row in rows), sum(row.equal for row in rows)
+    print(
+        f"\n{len(rows)} faults: {in_time} ended within {options.limit} s, {resumed} resumed, {equal} with the weights of "
+        f"the undisturbed run, {sum(row.lost for row in rows)} steps lost, {sum(row.twice for row in rows)} trained twice"
+    )
+
+
+if __name__ == "__main__":
+    main()
