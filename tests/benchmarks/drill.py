@@ -3,10 +3,10 @@
     python tests/benchmarks/drill.py --faults 32
 
 Each run trains the small preset in two processes of two devices, is hit once, and then resumes with the same command.
-A run passes if every survivor ended within the limit, with a message, and if after the resume every step was trained once
-(its line is there once, and its samples follow on those of the step before) and the weights are those of an undisturbed
-run, bit for bit. The dropped link is a veth pair between two network namespaces, the full disk a small tmpfs: both need
-root; without it these faults are left out, and the table says so.
+Of each the table tells in how many seconds all processes had ended, with which statuses, and what they said; whether
+the run resumed and ended with the weights of an undisturbed run, bit for bit; and how many steps have no line in
+metrics.jsonl or more than one. The lost link is a veth pair between two network namespaces, the full disk a small
+tmpfs: both need root. Unequal data must be refused before the first step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import random
 import shutil
@@ -23,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import arrays, prepare, steps_of, write_preset
-from process_support import environment, free_port
+from process_support import Job
 
 STEPS = 250
 SETTINGS = [f"train.steps={STEPS}", "train.checkpoint_every=20", "train.eval_every=1000", "train.log_every=1"]
@@ -51,68 +50,6 @@ class Row:
     lost: int = 0
     twice: int = 0
     note: str = ""
-
-
-class Job:
-    """Two processes of one run."""
-
-    def __init__(self, folder: Path, out: Path, limit_s: int, extra: list[list[str]] | None = None, net: bool = False):
-        self.folder, self.out, self.limit_s, self.net = folder, out, limit_s, net
-        preset = write_preset(folder)
-        extra = extra or [[], []]
-        port = free_port()
-        self.logs = [folder / f"{out.name}.{k}.{time.monotonic_ns()}.log" for k in range(2)]
-        self.processes = []
-        for k in range(2):
-            env = environment(2, k, port, limit_s)
-            command = [sys.executable, "-m", "recjax.cli", "train", str(preset), *SETTINGS, *extra[k], "--out", str(out)]
-            if net:
-                env["RECJAX_COORDINATOR"] = f"{NET}1:{port}"
-                named = f"hostname {HOSTS[k]} && exec \"$@\""
-                inside = ["ip", "netns", "exec", HOSTS[k], "unshare", "--uts", "sh", "-c", named, "sh"]
-                command = [*inside, *command]
-            with open(self.logs[k], "w") as log:
-                self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
-
-    def worker(self, k: int) -> int:
-        """Process id of the child that a supervisor watches."""
-        pid = self.processes[k].pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-    def step(self) -> int:
-        """The last step that has a line."""
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            return int(json.loads((self.out / "metrics.jsonl").read_text().splitlines()[-1])["step"])
-        return 0
-
-    def wait_for(self, reached: Callable[[], bool], seconds: float = 180) -> None:
-        end = time.monotonic() + seconds
-        while not reached() and all(p.poll() is None for p in self.processes):
-            if time.monotonic() > end:
-                raise TimeoutError(self.tail())
-            time.sleep(0.01)
-
-    def wait(self, seconds: float) -> tuple[float, list[int]]:
-        """Seconds until all had ended, and their statuses; those that have not are killed, and count as -999."""
-        began, end = time.monotonic(), time.monotonic() + seconds
-        while any(p.poll() is None for p in self.processes) and time.monotonic() < end:
-            time.sleep(0.05)
-        took = time.monotonic() - began
-        statuses = [-999 if p.poll() is None else p.returncode for p in self.processes]
-        for k, p in enumerate(self.processes):
-            if p.poll() is None:
-                with contextlib.suppress(OSError, IndexError):
-                    os.kill(self.worker(k), signal.SIGKILL)
-                p.kill()
-                p.wait()
-        return took, statuses
-
-    def tail(self) -> str:
-        return "\n".join(log.read_text(errors="replace")[-1500:] for log in self.logs)
-
-    def messages(self) -> list[str]:
-        lines = [line for log in self.logs for line in log.read_text(errors="replace").splitlines()]
-        return [line.removeprefix("recjax: error: ") for line in lines if line.startswith("recjax: error: ")]
 
 
 @contextlib.contextmanager
@@ -174,7 +111,7 @@ def hit(fault: str, job: Job, rng: random.Random, at: int) -> None:
 
 def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit_s: int) -> Row:
     """One run: hit, ended, resumed, compared."""
-    at = rng.randrange(25, STEPS - 40)
+    at, preset = rng.randrange(25, STEPS - 40), write_preset(folder)
     row, out = Row(fault, at), folder / "run"
     extra: list[list[str]] = [[], []]
     with contextlib.ExitStack() as stack:
@@ -191,15 +128,20 @@ def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit
             right = prepare(folder / "right")
             own = ["data=prepared", "train.batch_size=64"]
             extra = [[*own, f"data.path={right}"], [*own, f"data.path={wrong}"]]
-            row.step = 0
-        job = Job(folder, out, limit_s, extra, net=fault == "lost link")
-        if fault != "unequal data":
+
+        def process(k: int, port: int) -> tuple[list[str], list[str], dict[str, str]]:
+            if fault != "lost link":
+                return [], extra[k], {}
+            named = f'hostname {HOSTS[k]} && exec "$@"'
+            inside = ["ip", "netns", "exec", HOSTS[k], "unshare", "--uts", "sh", "-c", named, "sh"]
+            return inside, [], {"RECJAX_COORDINATOR": f"{NET}1:{port}"}
+
+        job = Job(out, preset, SETTINGS, 2, limit_s, process)
+        if fault != "unequal data":  # that ends before its first step
             hit(fault, job, rng, at)
             row.step = job.step()
-        else:
-            job.wait_for(lambda: False, 0.1) if False else None
         began = time.monotonic()
-        _, row.statuses = job.wait(limit_s * 2 + (120 if fault == "unequal data" else 0))
+        row.statuses = job.wait(limit_s * 2 + (120 if fault == "unequal data" else 0))
         row.ended_s = time.monotonic() - began
         messages = job.messages()
         row.message = max(messages, key=len, default="")
@@ -216,8 +158,8 @@ def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit
         if fault == "unequal data":
             row.resumed = row.equal = not (out / "metrics.jsonl").exists() and 3 in row.statuses
             return row
-        again = Job(folder, out, limit_s, net=fault == "lost link")
-        _, statuses = again.wait(300)
+        again = Job(out, preset, SETTINGS, 2, limit_s, process)
+        statuses = again.wait(300)
         row.resumed = statuses == [0, 0]
         row.note = "" if row.resumed else again.tail()
         if row.resumed:
@@ -244,9 +186,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="recjax-drill-") as name:
         folder = Path(name)
         reference = folder / "undisturbed"
-        job = Job(folder, reference, options.limit)
         began = time.monotonic()
-        _, statuses = job.wait(600)
+        job = Job(reference, write_preset(folder), SETTINGS, 2, options.limit)
+        statuses = job.wait(600)
         assert statuses == [0, 0], job.tail()
         print(f"undisturbed: {time.monotonic() - began:.0f} s", file=sys.stderr)
         head = f"{'fault':42} {'step':>4} {'ended s':>7} {'statuses':>10} resumed equal lost twice  message"
@@ -269,8 +211,8 @@ def main() -> None:
     in_time = sum(-999 not in row.statuses and row.ended_s <= options.limit + 2 for row in rows)
     resumed, equal = sum(row.resumed for row in rows), sum(row.equal for row in rows)
     print(
-        f"\n{len(rows)} faults: {in_time} ended within {options.limit} s, {resumed} resumed, {equal} with the weights of "
-        f"the undisturbed run, {sum(row.lost for row in rows)} steps lost, {sum(row.twice for row in rows)} trained twice"
+        f"\n{len(rows)} faults: {in_time} ended within {options.limit} s, {resumed} resumed, {equal} with the weights "
+        f"of the undisturbed run, {sum(row.lost for row in rows)} steps lost, {sum(row.twice for row in rows)} twice"
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from commands import write_preset
-from process_support import assert_equal, run_together
+from process_support import assert_equal, train_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -24,34 +24,31 @@ def placed(*placements: str) -> list[str]:
     return [f"embedding.tables.sparse_{n}.placement={placement}" for n, placement in enumerate(placements)]
 
 
-ONE_STEP = placed("row_wise", "table_wise", "column_wise")
-TWO_STEPS = placed("grid", "data_parallel", "table_row_wise")
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same by one process with eight devices."""
     folder = tmp_path_factory.mktemp("alone")
-    run_together(1, [(folder / "run", write_preset(folder), [*COMMON, "mesh.devices=8", "plan=row_wise"])])
+    train_together(1, folder / "run", write_preset(folder), [*COMMON, "mesh.devices=8", "plan=row_wise"])
     return folder / "run"
 
 
-def test_two_processes(alone: Path, tmp_path: Path) -> None:
-    preset, devices = write_preset(tmp_path), "mesh.devices=4"
-    run_together(
-        2,
-        [
-            (tmp_path / "one_step", preset, [*COMMON, devices, *ONE_STEP]),
-            (tmp_path / "two_steps", preset, [*COMMON, devices, "mesh.hosts=2", *TWO_STEPS, "train.dense=sharded"]),
-            (tmp_path / "routed", preset, [*COMMON, devices, *ONE_STEP, "train.routing=device", "train.accumulate=2"]),
-        ],
-    )
-    for name in ("one_step", "two_steps", "routed"):
-        assert_equal(alone, tmp_path / name, 1e-9)
+HOW = {
+    "one step": ["mesh.devices=4", *placed("row_wise", "table_wise", "column_wise")],
+    "two steps": ["mesh.devices=4", "mesh.hosts=2", "train.dense=sharded",
+                  *placed("grid", "data_parallel", "table_row_wise")],
+    "routed by devices": ["mesh.devices=4", "train.routing=device", "train.accumulate=2",
+                          *placed("row_wise", "data_parallel", "column_wise")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_two_processes_of_two_devices(how: str, alone: Path, tmp_path: Path) -> None:
+    train_together(2, tmp_path / "run", write_preset(tmp_path), [*COMMON, *HOW[how]])
+    assert_equal(alone, tmp_path / "run", 1e-9)
 
 
 def test_four_processes_of_two_devices(alone: Path, tmp_path: Path) -> None:
     placements = placed("grid", "row_wise", "table_row_wise")
     overrides = [*COMMON, "mesh.devices=8", "mesh.hosts=4", *placements]
-    run_together(4, [(tmp_path / "run", write_preset(tmp_path), overrides)])
+    train_together(4, tmp_path / "run", write_preset(tmp_path), overrides)
     assert_equal(alone, tmp_path / "run", 1e-9)

@@ -1,0 +1,50 @@
+"""A run that loses processes ends in time, says why, and goes on with fewer: its end is that of a run left alone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from commands import steps_of, write_preset
+from process_support import Job, assert_equal, train_together
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+SETTINGS = ["compute_dtype=float64", "train.steps=70", "train.checkpoint_every=10", "train.eval_every=1000"]
+
+
+def test_four_processes_then_two_then_one(tmp_path: Path) -> None:
+    """One of four is killed; one of two is asked to stop; one process finishes. No sample is lost or trained twice."""
+    preset, out = write_preset(tmp_path), tmp_path / "run"
+    four = Job(out, preset, [*SETTINGS, "mesh.devices=8", "plan=row_wise"], 4, limit_s=30)
+    four.wait_for(lambda: four.step() > 15)
+    os.kill(four.worker(2), signal.SIGKILL)
+    assert four.wait(60) == [4] * 4, four.tail()
+    said = " ".join(four.messages())
+    assert "process 2 was ended by SIGKILL" in said and "go on" in said or "goes on" in said
+    assert "Traceback" not in four.tail()
+    two = Job(out, preset, [*SETTINGS, "mesh.devices=4", "plan=table_wise"], 2, limit_s=30)
+    two.wait_for(lambda: two.step() > 35)
+    two.processes[1].send_signal(signal.SIGTERM)
+    assert two.wait(60) == [143] * 2, two.tail()
+    stopped_at = max(int(p.name) for p in (out / "checkpoints").glob("[0-9]*"))
+    assert 35 < stopped_at < 70
+    train_together(1, out, preset, [*SETTINGS, "mesh.devices=3", "plan=column_wise"])
+    assert steps_of(out, "train") == list(range(1, 71))
+    train_together(1, tmp_path / "alone", preset, [*SETTINGS, "mesh.devices=1"])
+    assert_equal(tmp_path / "alone", out, 1e-9)
+
+
+def test_unequal_data_and_a_stalled_process(tmp_path: Path) -> None:
+    """Nobody waits for ever: not for a process whose data differ, and not for one that is stopped."""
+    preset, out = write_preset(tmp_path), tmp_path / "run"
+    settings = [*SETTINGS, "mesh.devices=2"]
+    other = Job(out, preset, settings, 2, 30, lambda k, port: ([], [f"seed={k}", f"data.seed={k}"], {}))
+    assert other.wait(60)[0] == 2, other.tail()
+    assert any("the processes differ in their settings: config:" in m and "data:" in m for m in other.messages())
+    job = Job(out, preset, settings, 2, limit_s=10)
+    job.wait_for(lambda: job.step() > 5)
+    os.kill(job.worker(1), signal.SIGSTOP)
+    assert job.wait(30) == [4, 4], job.tail()
+    assert any("process 1 (" in m and "was last heard of" in m for m in job.messages())
+    assert any("process 1 gave no sign for 10 s" in m for m in job.messages())

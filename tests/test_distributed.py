@@ -1,0 +1,127 @@
+"""What a process is told of its place, and what it concludes from what its peers post."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recjax import distributed, preflight, watch
+from recjax.errors import ConfigError
+from recjax.lazy import as_lazy, joined
+
+TOLD = {"RECJAX_COORDINATOR": "node1:7777", "RECJAX_PROCESSES": "4", "RECJAX_PROCESS": "2"}
+
+
+def test_the_environment_says_who_a_process_is():
+    assert distributed.place({}) is None
+    assert distributed.place(TOLD | {"RECJAX_PROCESSES": "1", "RECJAX_PROCESS": "0"}) is None
+    place = distributed.place(TOLD)
+    assert place == distributed.Place("node1:7777", 4, 2, "node1:7777", None, None, 60.0)
+    place = distributed.place(TOLD | {"RECJAX_BIND": "0.0.0.0:1", "RECJAX_LOCAL_DEVICES": "0,3", "RECJAX_LIMIT_S": "9"})
+    assert (place.bind, place.local_devices, place.limit_s) == ("0.0.0.0:1", (0, 3), 9)
+    assert distributed.place({"RECJAX_CLUSTER": "slurm"}).cluster == "slurm"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RECJAX_PROCESS": ""}, "RECJAX_COORDINATOR and RECJAX_PROCESSES are set, but RECJAX_PROCESS not"),
+        ({"RECJAX_PROCESS": "4"}, "numbered from 0 to 3"),
+        ({"RECJAX_PROCESS": "two"}, "RECJAX_PROCESS='two' is no whole number"),
+        ({"RECJAX_COORDINATOR": "node1"}, "Write HOST:PORT"),
+        ({"RECJAX_BIND": "node1:99999"}, "RECJAX_BIND='node1:99999' is no address"),
+        ({"RECJAX_CLUSTER": "slurm"}, "Unset the one or the other"),
+        ({"RECJAX_LIMIT_S": "1"}, "give at least 5"),
+        ({"RECJAX_LOCAL_DEVICES": "all"}, "numbers such as 0,1"),
+    ],
+)
+def test_mistakes_in_it_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        distributed.place(TOLD | change)
+
+
+class Peers:
+    """Watches over records that the test writes; this process is number 0."""
+
+    def __init__(self, limit_s=60.0):
+        self.watch = watch.Watch.__new__(watch.Watch)
+        self.watch._phase, self.watch._moves, self.watch._limit_s, self.watch._seen = "wait", 0, limit_s, {}
+
+    def judge(self, now, **phases):
+        """`phases`: p1="input:3" is process 1 in phase input, which changed 3 times; a "-" ahead: its beat stands."""
+        records = {}
+        for k, text in enumerate(phases.values()):
+            phase, _, moves = text.lstrip("-!").partition(":")
+            failed = "its disk is full" if text.startswith("!") else ""
+            beat = 0.0 if text.startswith("-") else now
+            records[k] = {"phase": phase, "moves": int(moves or 0), "beat": beat, "failed": failed, "where": f"h{k}"}
+        return self.watch.judge(records, now)
+
+
+def test_a_peer_without_a_beat_is_lost_after_half_the_limit():
+    peers = Peers()
+    assert peers.judge(0, p0="wait:1", p1="-input:1") == ""
+    assert peers.judge(29, p0="wait:2", p1="-input:1") == ""
+    assert "process 1 (h1) was last heard of 31 s ago, in phase input" in peers.judge(31, p0="wait:3", p1="-input:1")
+
+
+def test_a_failed_or_finished_peer_ends_this_process():
+    assert "process 1 (h1) failed in phase checkpoint: its disk is full" in Peers().judge(
+        0, p0="wait", p1="!checkpoint"
+    )
+    peers = Peers()
+    assert peers.judge(0, p0="wait:1", p1="done") == ""
+    assert "process 1 (h1) has ended while this one still works" in peers.judge(31, p0="wait:2", p1="done")
+
+
+def test_one_that_works_alone_may_take_as_long_as_its_phase():
+    peers = Peers()
+    for now in range(0, 60 * 30, 10):  # compiling, say: the other waits
+        assert peers.judge(now, p0="wait:1", p1="dispatch:1") == ""
+    assert "process 1 (h1) has been in phase dispatch for 1810 s" in peers.judge(1810, p0="wait:1", p1="dispatch:1")
+    peers = Peers()
+    assert peers.judge(0, p0="wait:1", p1="input:1") == ""
+    assert "process 1 (h1) has been in phase input for 61 s" in peers.judge(61, p0="wait:1", p1="input:1")
+
+
+def test_all_that_wait_for_each_other_end_after_the_limit():
+    peers = Peers()
+    assert peers.judge(0, p0="wait:1", p1="wait:1") == ""
+    assert peers.judge(50, p0="wait:1", p1="wait:2") == ""
+    assert peers.judge(109, p0="wait:1", p1="wait:2") == ""
+    assert "no process has moved for 61 s: 0 in wait, 1 in wait" in peers.judge(111, p0="wait:1", p1="wait:2")
+
+
+def test_facts_that_differ_stand_side_by_side():
+    found = {0: {"jax": "0.10.2", "data": "ab"}, 1: {"jax": "0.12.0", "data": "ab"}, 2: {"jax": "0.10.2"}}
+    assert preflight.differences(found) == {
+        "jax": {"0.10.2": [0, 2], "0.12.0": [1]},
+        "data": {"ab": [0, 1], "nothing": [2]},
+    }
+
+
+@given(st.data())
+def test_an_array_is_read_from_its_rectangles(data):
+    rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
+    whole = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))}) for size in whole.shape]
+    pieces = [
+        ((a, c), as_lazy(whole[a:b, c:d]))
+        for a, b in zip(cuts[0], cuts[0][1:], strict=False)
+        for c, d in zip(cuts[1], cuts[1][1:], strict=False)
+    ]
+    spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in whole.shape]
+    index = tuple(slice(*span) for span in spans)
+    array = joined(whole.shape, whole.dtype, pieces)
+    np.testing.assert_array_equal(array.read(index), whole[index])
+    np.testing.assert_array_equal(array.load(), whole)
+    with pytest.raises(ValueError, match="do not make up"):
+        joined(whole.shape, whole.dtype, pieces[1:])
+
+
+def test_records_are_json():
+    record = watch.Watch.__new__(watch.Watch)
+    record._phase, record._moves, record._failed = "input", 3, ""
+    assert json.loads(json.dumps(record._record()))["phase"] == "input"
