@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +211,15 @@ def write(trace: Trace) -> dict[str, bytes]:
     """File name -> content."""
     numbers = process_groups([event.group for _, event in trace.collectives()], trace.world)
     described = [
-        {"pg_name": str(n), "pg_desc": "default_pg" if n == 0 else "recjax", "backend_config": "", "ranks": list(group),
-         "group_size": len(group), "group_count": len(numbers)}
-        for group, n in numbers.items()
-    ]  # fmt: skip
+        {
+            "pg_name": str(number),
+            "pg_desc": "recjax" if number else "default_pg",
+            "ranks": list(group),
+            "group_size": len(group),
+            "group_count": len(numbers),
+        }
+        for group, number in numbers.items()
+    ]
     files = {}
     for rank, events in trace.ranks.items():
         nodes = [
@@ -230,67 +235,74 @@ def write(trace: Trace) -> dict[str, bytes]:
                 parent = len(nodes) + 1
                 label = f"{event.phase}: {event.scope}" if event.scope else event.phase
                 nodes.append(_written(parent, _THREAD, f"## {label} ##"))
-            of = [([event.id, False], [[], []], "GenericList[Int,Bool]"),
-                  ([str(numbers[event.group]), described[numbers[event.group]]["pg_desc"]], [[], []],
-                   "GenericList[String,String]"), (event.group.index(rank), [], "Int")]  # fmt: skip
-            nodes.append(_communication(len(nodes) + 1, parent, event, of, isinstance(what, int), numbers))
+            pg = described[numbers[event.group]]
+            nodes.append(_communication(len(nodes) + 1, parent, event, pg, rank, isinstance(what, int)))
         whole = {"schema": SCHEMAS[-1], "pid": rank + 1, "time": "", "start_ts": 0, "nodes": nodes}
         files[f"rank-{rank}.json"] = json.dumps(whole).encode()
     return files
 
 
-def _communication(
-    id: int, parent: int, event: Event, of: list[Any], wait: bool, numbers: Mapping[tuple[int, ...], int]
-) -> dict[str, Any]:
+def _communication(id: int, parent: int, event: Event, pg: Mapping[str, Any], rank: int, wait: bool) -> dict[str, Any]:
     """The node of a collective, or of the wait for it."""
-    name = "wait" if wait else _NAMES.get(event.kind, event.kind)
     ragged = event.kind == "all_to_all" and bool(event.sends) and not wait
-    name = "all_to_allv" if ragged else name
+    name = "wait" if wait else "all_to_allv" if ragged else _NAMES.get(event.kind, event.kind)
     item = event.item_bytes
     splits: tuple[tuple[int, ...], ...] = (event.sends, event.receives) if ragged else ((), ())
     lists = [[n // item for n in split] for split in splits]
     sizes = [sum(split) for split in splits] if ragged else [event.in_bytes, event.out_bytes]
-    inputs = [*of, (name, [], "String")]
-    inputs += [
-        (of_peers, [[] for _ in of_peers], f"GenericList[{','.join(['Int'] * len(of_peers))}]") for of_peers in lists
+    inputs: list[Any] = [
+        ([event.id, False], [[], []], "GenericList[Int,Bool]"),
+        ([pg["pg_name"], pg["pg_desc"]], [[], []], "GenericList[String,String]"),
+        (event.group.index(rank), [], "Int"),
+        (name, [], "String"),
     ]
+    inputs += [(split, [[] for _ in split], f"GenericList[{','.join(['Int'] * len(split))}]") for split in lists]
     outputs: list[Any] = []
     dtype = written_dtype(event.dtype)
     if not wait and event.kind != "barrier":
-        tensors = []
+        tensors: list[Any] = []
         for number, size in enumerate(sizes):
-            count = size // item
-            tensor, shape, kind = [2 * id + number, 2 * id + number, 0, count, item, "cuda:0"], [count], _TENSORS[dtype]
+            tensor = [2 * id + number, 2 * id + number, 0, size // item, item, "cuda:0"]
+            shape, kind = [size // item], f"Tensor({_TENSORS[dtype]})"
             listed = event.kind == "all_reduce"
-            tensors.append(
-                ([tensor], [shape], f"GenericList[Tensor({kind})]") if listed else (tensor, shape, f"Tensor({kind})")
-            )
+            tensors.append(([tensor], [shape], f"GenericList[{kind}]") if listed else (tensor, shape, kind))
         inputs, outputs = [tensors[0], *inputs], [tensors[1]]
-    about = {"collective_name": name, "dtype": dtype, "in_msg_nelems": sizes[0] // item, "out_msg_nelems": sizes[1] // item,
-             "in_split_size": json.dumps(lists[0]), "out_split_size": json.dumps(lists[1]), "global_rank_start": -1,
-             "global_rank_stride": -1, "pg_name": str(numbers[event.group]), "pg_desc": of[1][0][1],
-             "pg_size": len(event.group)}  # fmt: skip
+    about = {
+        "collective_name": name,
+        "dtype": dtype,
+        "in_msg_nelems": sizes[0] // item,
+        "out_msg_nelems": sizes[1] // item,
+        "in_split_size": json.dumps(lists[0]),
+        "out_split_size": json.dumps(lists[1]),
+        "global_rank_start": -1,
+        "global_rank_stride": -1,
+        "pg_name": pg["pg_name"],
+        "pg_desc": pg["pg_desc"],
+        "pg_size": len(event.group),
+    }
     return _written(id, parent, "record_param_comms", inputs, outputs, about)
 
 
+_PLAIN = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 7, "tid": 1, "fw_tid": 0, "op_schema": "",
+          "kernel_backend": "", "kernel_file": ""}  # attributes that every node has  # fmt: skip
+
+
 def _written(
-    id: int, parent: int, name: str, inputs: list[Any] = (), outputs: list[Any] = (), about: Mapping[str, Any] = {}
+    id: int,
+    parent: int,
+    name: str,
+    inputs: Sequence[Any] = (),
+    outputs: Sequence[Any] = (),
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A node of schema 1.1.1; inputs and outputs are (value, shape, type)."""
-    sides = {
-        side: {
-            "values": [value for value, _, _ in given],
-            "shapes": [shape for _, shape, _ in given],
-            "types": [kind for _, _, kind in given],
-            "strides": [
-                [1] if kind.startswith("Tensor") else [[1]] if "Tensor" in kind else [] for _, _, kind in given
-            ],
-        }
-        for side, given in (("inputs", inputs), ("outputs", outputs))
-    }
-    attrs = [
-        {"name": key, "type": "string" if isinstance(value, str) else "uint64" if value >= 0 else "int64", "value": value}
-        for key, value in {"rf_id": id, "fw_parent": 0, "seq_id": -1, "scope": 7, "tid": 1, "fw_tid": 0, "op_schema": "",
-                           "kernel_backend": "", "kernel_file": "", **about}.items()
-    ]  # fmt: skip
+    sides: dict[str, Any] = {}
+    for side, given in (("inputs", inputs), ("outputs", outputs)):
+        strides = [[1] if kind.startswith("Tensor") else [[1]] if "Tensor" in kind else [] for _, _, kind in given]
+        values, shapes, types = ([one[i] for one in given] for i in range(3))
+        sides[side] = {"values": values, "shapes": shapes, "types": types, "strides": strides}
+    attrs = []
+    for key, value in (_PLAIN | {"rf_id": id} | dict(about or {})).items():
+        kind = "string" if isinstance(value, str) else "uint64" if value >= 0 else "int64"
+        attrs.append({"name": key, "type": kind, "value": value})
     return {"id": id, "name": name, "ctrl_deps": parent, **sides, "attrs": attrs}

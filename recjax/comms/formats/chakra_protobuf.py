@@ -149,7 +149,7 @@ def _events(data: bytes, path: str, groups: Mapping[str, tuple[int, ...]], world
     version = "".join(text(value, path) for field, kind, value in fields(head, path) if (field, kind) == (1, 2))
     if version != VERSION:
         raise DataError(f"{path}: version {version[:40]!r} of the format; this recjax reads {VERSION}.")
-    nodes = []
+    nodes: list[_Node] = []
     for message in messages:
         nodes.append(_read_node(message, f"{path}, node {len(nodes)}"))
         if len(nodes) > MAX_EVENTS:
@@ -177,7 +177,8 @@ def _read_node(message: bytes, place: str) -> _Node:
 
 
 def _read_attribute(message: bytes, place: str) -> tuple[str, Any]:
-    name, found = "", None
+    name = ""
+    found: Any = None
     for field, kind, value in fields(message, place):
         if field == 1:
             name = text(value, place)
@@ -214,7 +215,11 @@ def _ordered(nodes: list[_Node], path: str) -> list[_Node]:
     while ready:
         id = ready.pop()
         found.append(by_id[id])
-        freed = [n for n in after.get(id, ()) if not open_deps.__setitem__(n, open_deps[n] - 1) and not open_deps[n]]
+        freed = []
+        for later in after.get(id, ()):
+            open_deps[later] -= 1
+            if not open_deps[later]:
+                freed.append(later)
         ready += sorted(freed, key=place.__getitem__, reverse=True)
     if len(found) < len(nodes):
         stuck = next(node for node in nodes if open_deps[node.id])
@@ -252,4 +257,5 @@ def _event(
     }
     for key in ("in_bytes", "out_bytes"):
         values[key] = given.whole(key, values[key])
-    return Event(id, kind, **values, **{key: given.wholes(key, ()) for key in _OWN_LISTS})
+    values |= {key: given.wholes(key, ()) for key in _OWN_LISTS}
+    return Event(id, kind, **values)

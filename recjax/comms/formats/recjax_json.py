@@ -1,4 +1,6 @@
-"""recjax's own format: all that a trace holds. `trace.{rank}.json`, one JSON object for each rank:
+"""recjax's own format, with all that a trace holds: `trace.{rank}.json`.
+
+One JSON object for each rank:
 
   {"format": "recjax-trace", "version": 1, "rank": 0, "world": 8, "about": {...}, "events": [EVENT, ...]}
 
@@ -72,7 +74,7 @@ def read(files: Mapping[int, Path]) -> Trace:
 def _event(values: Fields) -> Event:
     if unknown := values.values.keys() - _DEFAULTS:
         raise DataError(f"{values.place}: unknown field {min(unknown)!r}; the fields are {', '.join(_DEFAULTS)}.")
-    texts = {name: values.text(name, "") for name in ("phase", "scope", "name", "dtype")}
+    texts: dict[str, Any] = {name: values.text(name, "") for name in ("phase", "scope", "name", "dtype")}
     lists: dict[str, Any] = {name: values.wholes(name, ()) for name in ("group", "sends", "receives", "deps")}
     sizes: dict[str, Any] = {name: values.whole(name, 0) for name in ("step", "in_bytes", "out_bytes")}
     times: dict[str, Any] = {name: values.maybe_whole(name) for name in ("start_ns", "duration_ns")}
