@@ -37,7 +37,7 @@ def read_trace(folder: Path, format: str | None = None) -> Trace:
     files = rank_files(folder, "" if format is None else ".et" if format == "chakra-et" else ".json")
     name = format or _found(files[min(files)])
     trace: Trace = FORMATS[name].read(files)
-    about = {"label": folder.name, **trace.about, "format": name}
+    about = {**trace.about, "label": folder.resolve().name, "format": name}
     return checked(dataclasses.replace(trace, about=about), str(folder))
 
 

@@ -283,7 +283,7 @@ def _communication(id: int, parent: int, event: Event, pg: Mapping[str, Any], ra
     return _written(id, parent, "record_param_comms", inputs, outputs, about)
 
 
-_PLAIN = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 7, "tid": 1, "fw_tid": 0, "op_schema": "",
+_PLAIN: dict[str, Any] = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 7, "tid": 1, "fw_tid": 0, "op_schema": "",
           "kernel_backend": "", "kernel_file": ""}  # attributes that every node has  # fmt: skip
 
 
