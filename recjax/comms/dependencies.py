@@ -31,18 +31,18 @@ def dependencies(hlo: str) -> dict[str, tuple[str, ...]]:
             inside[start.group(2)] = members = []
             if start.group(1):
                 entry = members
-        elif found := _INSTRUCTION.match(line):
-            name, rest = found.groups()
+        elif match := _INSTRUCTION.match(line):
+            name, rest = match.groups()
             members.append(name)
             refers[name] = re.findall(r"%([\w.-]+)", rest.partition("metadata=")[0])
 
     def called(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
         """Collectives within what an instruction calls."""
-        found = [name] if name in names else []
+        own = [name] if name in names else []
         for other in refers.get(name, ()):
             if other in inside and other not in seen:
-                found += [c for member in inside[other] for c in called(member, seen | {other})]
-        return found
+                own += [c for member in inside[other] for c in called(member, seen | {other})]
+        return own
 
     order = {c.name: place for place, c in enumerate(collectives(hlo))}
     reach: dict[str, frozenset[str]] = {}  # instruction -> all collectives that are done once its result is there

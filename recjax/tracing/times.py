@@ -85,8 +85,8 @@ class Timeline:
         for event in events:
             if event.name in starts:
                 end = ends.get(re.sub(r"-start\b", "-done", event.name), ends[event.name])
-                times = {"start_ns": starts[event.name], "duration_ns": end - starts[event.name]}
-                event = dataclasses.replace(event, **times)
+                start = starts[event.name]
+                event = dataclasses.replace(event, start_ns=start, duration_ns=end - start)
             timed.append(event)
         return _numbered(timed, self._computing(timed), step, first_id)
 
