@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from recjax import __version__
 from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
+from recjax.tracing import verbs as tracing
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 
@@ -35,13 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
-    options, rest = parser.parse_known_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:2] == ["trace", "report"]:
+        given[:2] = ["trace report"]
+    options, rest = parser.parse_known_args(given)
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:
         parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
     if rest:
         options.overrides += rest
-    if arguments is None and options.run in (_train, _eval, _predict, _bench):
+    if arguments is None and (options.run in (_train, _eval, _predict, _bench) or "tunables" in options):
         restart_with_tunables()
     status = _run(options)
     for stream in (sys.stdout, sys.stderr):
@@ -391,6 +395,11 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+
+    def composed(name: str, work: Callable[..., Any], what: str, example: str) -> argparse.ArgumentParser:
+        return verb(verbs, name, lambda options: _print(options, *work(options)), what, example)
+
+    tracing.add(composed, overrides, preset)
     return parser
 
 

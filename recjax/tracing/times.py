@@ -100,7 +100,7 @@ class Timeline:
             inside = [(max(s.start, low), min(s.end, high)) for s in busy if s.start < high and s.end > low]
             if inside:
                 length = sum(end - begin for begin, end in inside)
-                found.append(Event(-1, COMPUTE, start_ns=inside[0][0], duration_ns=length))
+                found.append(Event(-1, COMPUTE, name=COMPUTE, start_ns=inside[0][0], duration_ns=length))
         return found
 
 

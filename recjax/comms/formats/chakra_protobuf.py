@@ -82,7 +82,7 @@ def _node(event: Event, numbers: Mapping[tuple[int, ...], int], rank: int) -> by
     return b"".join(
         (
             number(1, event.id),
-            block(2, event.name.encode()),
+            block(2, event.name.encode()) if event.name else b"",
             number(3, kind),
             block(5, packed(event.deps)) if event.deps else b"",
             number(6, (event.start_ns or 0) // 1000),
