@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from recjax import config as machinery
-from recjax.bench import parts
 from recjax.bench.parts import scopes
+from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
 from recjax.comms.dependencies import dependencies
 from recjax.comms.trace import Event, Trace, checked
@@ -26,7 +26,7 @@ from recjax.embedding.route import GroupRouting
 from recjax.embedding.splits import EXCHANGES, sent_bytes
 from recjax.errors import ConfigError
 from recjax.presets import RunConfig
-from recjax.tracing.times import Timeline, timelines
+from recjax.tracing.times import Timeline
 from recjax.train.abstract import abstract_inputs, abstract_state
 from recjax.train.loop import Cursor, training
 from recjax.train.setup import Setup, make_setup
@@ -72,9 +72,9 @@ def record(config: RunConfig, steps: int) -> Trace:
 
     train(UNTIMED)
     done.clear()
-    profile = parts.profile(lambda: train(steps), None)
-    times = timelines(profile, [d.id for d in setup.mesh.devices.flat], steps)
-    parts.discard(profile)
+    taken = profile.profile(lambda: train(steps), None)
+    times = profile.timelines(taken, "jit_train_step", list(setup.mesh.devices.flat), steps)
+    profile.discard(taken)
     programs: dict[tuple[tuple[str, int], ...], str] = {}
     ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.devices)}
     for number, step in enumerate(done):
@@ -83,7 +83,7 @@ def record(config: RunConfig, steps: int) -> Trace:
             _tell("reading the compiled step")
             programs[key] = compiled_text(setup, step.capacities)
         for rank, events in step_events(setup, programs[key], step.counts).items():
-            line = times.get((rank, number), Timeline())
+            line = Timeline(times.get((rank, number), ()))
             ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
     trace = Trace(setup.bound.devices, {rank: tuple(events) for rank, events in ranks.items()}, _about(setup, steps))
     return checked(trace, "the trace")

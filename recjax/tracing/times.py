@@ -1,68 +1,16 @@
-"""Times of a step's operations on each device, from a profile, and what of them a trace keeps."""
+"""What a trace keeps of the times of a step's operations on a device."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-
-import jax
 
 from recjax.comms.compiled import KINDS
+from recjax.comms.profile import Span
 from recjax.comms.trace import COMPUTE, Event
 
-_MODULE = "jit_train_step"
-_CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
 _COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})")
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """When an operation ran, in ns."""
-
-    name: str
-    start: int
-    end: int
-
-
-def timelines(profile: Path, devices: Sequence[int], steps: int) -> dict[tuple[int, int], Timeline]:
-    """(rank, step) -> what ran then, of those of the last `steps` steps that the profile shows.
-
-    Args:
-      profile: an .xplane.pb of training steps.
-      devices: the devices' ids, in the order of the ranks.
-      steps: how many to take.
-    """
-    ranks = {id: rank for rank, id in enumerate(devices)}
-    runs: dict[int, dict[int, list[Span]]] = {}  # run -> rank -> spans
-    for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
-        of_plane = re.search(r"device:\w+:(\d+)", plane.name)
-        for line in plane.lines:
-            for event in line.events:
-                stats = dict(event.stats)
-                if "hlo_op" not in stats or not str(stats.get("hlo_module", "")).startswith(_MODULE):
-                    continue
-                device = stats.get("device_ordinal", of_plane.group(1) if of_plane else None)
-                rank = ranks.get(int(device)) if device is not None else None
-                if rank is None or event.name.startswith(_CONTAINERS):
-                    continue
-                start = int(event.start_ns)
-                span = Span(str(stats["hlo_op"]), start, start + int(event.duration_ns))
-                runs.setdefault(int(stats.get("run_id", 0)), {}).setdefault(rank, []).append(span)
-    if len(runs) < steps:  # a back end that does not tell runs apart
-        return {}
-    ordered = sorted(runs.values(), key=lambda run: min(s.start for spans in run.values() for s in spans))[-steps:]
-    zero = min(s.start for run in ordered for spans in run.values() for s in spans)
-    return {
-        (rank, step): Timeline(tuple(Span(s.name, s.start - zero, s.end - zero) for s in sorted(spans, key=_start)))
-        for step, run in enumerate(ordered)
-        for rank, spans in run.items()
-    }
-
-
-def _start(span: Span) -> int:
-    return span.start
 
 
 @dataclasses.dataclass(frozen=True)
