@@ -36,10 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:2] == ["trace", "report"]:
-        given[:2] = ["trace report"]
-    options, rest = parser.parse_known_args(given)
+    options, rest = parser.parse_known_args(tracing.joined(sys.argv[1:] if arguments is None else arguments))
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:
         parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
@@ -351,9 +348,8 @@ def _parser() -> argparse.ArgumentParser:
     overrides(bench)
     bench.add_argument("--against", choices=("torchrec", "torch"),
                        help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain")  # fmt: skip
-    bench.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds, of which the median counts (default: 10)"
-    )
+    bench.add_argument("--rounds", type=int, default=10, metavar="N",
+                       help="rounds, of which the median counts (default: 10)")  # fmt: skip
     bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
@@ -396,10 +392,7 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
 
-    def composed(name: str, work: Callable[..., Any], what: str, example: str) -> argparse.ArgumentParser:
-        return verb(verbs, name, lambda options: _print(options, *work(options)), what, example)
-
-    tracing.add(composed, overrides, preset)
+    tracing.add(lambda name, work, *about: verb(verbs, name, lambda o: _print(o, *work(o)), *about), overrides, preset)
     return parser
 
 

@@ -111,6 +111,63 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def replay_text(result: Mapping[str, Any]) -> str:
+    """What `recjax.comms.replay.figures` says, as a table."""
+    rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
+             "original us", "last us"]]  # fmt: skip
+    for line in result["collectives"]:
+        times = [line[key] for key in ("p50_us", "p95_us", "last_us")]
+        rate = line["bus_bytes_per_s"]
+        rows.append(
+            [
+                line["phase"] or "-",
+                line["kind"],
+                str(line["group_size"]),
+                str(line["count"]),
+                size(line["padded_bytes"]),
+                size(line["useful_bytes"]),
+                *map(_us, times),
+                "-" if rate is None else f"{rate / 1e9:.3f}",
+                *(_us(line[key]) for key in ("original_us", "original_last_us")),
+            ]
+        )
+    sums, wall = result["sum_us"], result["wall_us"]
+    lines = [
+        f"{result['label']}: {result['ranks']} ranks on {result['device']}, {result['repeats']} repeats, "
+        f"{result['splits']} splits, {'with' if result['gaps'] else 'without'} computing between",
+        "",
+        aligned(rows, left=2),
+        "",
+        "last: of the rank that came last and so waited for none",
+        f"sum of the medians: {_us(sums['replayed'])} us replayed, {_us(sums['original'])} us in the trace; of the "
+        f"last ranks {_us(sums['replayed_last'])} and {_us(sums['original_last'])} us",
+        f"a whole replay: {_us(wall['p50'])} us (p50), {_us(wall['p95'])} us (p95) on the host's clock",
+    ]
+    return "\n".join(lines)
+
+
+def sweep_text(result: Mapping[str, Any]) -> str:
+    """What `recjax.comms.sweep.sweep` says, as tables."""
+    parts = [f"{result['devices']} devices ({result['device']}), {result['processes']} process(es)"]
+    for kind, found in result["collectives"].items():
+        rows = [[kind, "p50 us", "p95 us", "last us", "algorithm GB/s", "bus GB/s"]]
+        for p in found["points"]:
+            rates = [f"{p[key] / 1e9:.3f}" for key in ("algorithm_bytes_per_s", "bus_bytes_per_s")]
+            rows.append([size(p["bytes"]), *(_us(p[key]) for key in ("p50_us", "p95_us", "last_us")), *rates])
+        text = aligned(rows)
+        if found["alpha_us"] is not None:
+            rate = "no end" if found["bytes_per_s"] is None else f"{found['bytes_per_s'] / 1e9:.3f} GB/s"
+            text += f"\nfit: {found['alpha_us']:.1f} us + bytes / {rate}, off by {found['fit_error']:.0%} on average"
+        parts.append(text)
+    if result["left_out_bytes"]:
+        parts.append(f"left out, for memory: {', '.join(map(size, result['left_out_bytes']))}")
+    return "\n\n".join(parts)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
 _GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest": ("all_gather", "reduce_scatter")}
 
 
