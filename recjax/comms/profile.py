@@ -53,7 +53,9 @@ def timelines(profile: Path, module: str, devices: Sequence[Any], runs: int) -> 
       devices: of all ranks, in their order.
       runs: take the last so many; with fewer in the profile nothing is found.
     """
-    here = {d.local_hardware_id: rank for rank, d in enumerate(devices) if d.process_index == jax.process_index()}
+    mine = [(rank, d) for rank, d in enumerate(devices) if d.process_index == jax.process_index()]
+    # Back ends number devices by their own ids, or by their place in this process.
+    here = {d.local_hardware_id: rank for rank, d in mine} | {d.id: rank for rank, d in mine}
     found: dict[int, dict[int, list[Span]]] = {}  # run -> rank -> spans
     for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
         of_plane = re.search(r"device:\w+:(\d+)", plane.name)

@@ -87,12 +87,10 @@ def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "pa
         found: list[np.ndarray] = []
         for number, ((_, names), part) in enumerate(zip(programs, parts, strict=True)):
             lines = profile.timelines(taken, f"jit_replay_{number}", list(mesh.devices.flat), repeats)
-            if not lines:
-                return Times(None, wall_ns)
             found += _durations(lines, names, part, repeats, mesh)
     finally:
         profile.discard(taken)
-    return Times(found, wall_ns)
+    return Times(None if all(np.isnan(ns).all() for ns in found) else found, wall_ns)
 
 
 def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
@@ -301,11 +299,11 @@ def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:
       "collectives": for each kind, phase, group size and message size: "count", "padded_bytes", "useful_bytes" (largest
         of the ranks), "p50_us" and "p95_us" over ranks and repeats, "last_us", the median of the rank that came last
         and so waited for none, "bus_bytes_per_s" at "p50_us", and "original_us" and "original_last_us", the same of
-        the trace, None if it has no times; "sum_us": "replayed" and "original", "replayed_last" and "original_last", the
+        the trace, None if it has no times; "sum_us": "replayed", "original", "replayed_last" and "original_last", the
         sums of all slots' medians; "wall_us": of a whole replay, "p50" and "p95".
     """
-    lines: dict[tuple[Any, ...], list[tuple[Slot, np.ndarray | None]]] = {}
-    measured: list[np.ndarray | None] = list(times.slots or [None] * len(slots))
+    lines: dict[tuple[Any, ...], list[tuple[Slot, Any]]] = {}
+    measured: Sequence[Any] = times.slots if times.slots is not None else [None] * len(slots)
     for slot, ns in zip(slots, measured, strict=True):
         lines.setdefault((slot.kind, slot.phase, len(slot.groups[0]), slot.padded_bytes), []).append((slot, ns))
     found = []
@@ -330,9 +328,8 @@ def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:
                 "original_last_us": _median(theirs[:, 1]),
             }
         )
-    medians = (
-        np.array([[np.nanmedian(ns), np.median(np.nanmin(ns, axis=1))] for ns in measured if ns is not None]) / 1e3
-    )
+    known = [ns / 1e3 for ns in times.slots or ()]
+    medians = np.array([(np.nanmedian(us), np.median(np.nanmin(us, axis=1))) for us in known])
     originals = np.array([_original_us(slot) for slot in slots])
     sums = {
         f"{who}{which}": float(np.nansum(of[:, at])) if of.size and not np.isnan(of[:, at]).all() else None

@@ -53,11 +53,11 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("--shrink", type=int, metavar="N", help="replay the first N ranks alone")
     again.add_argument("--gaps", action="store_true", help="compute between the collectives for as long as the trace")
     again.add_argument("--splits", choices=("padded", "ragged"), default="padded",
-                       help="how all-to-alls with true splits go (default: padded); ragged on accelerators")  # fmt: skip
+                       help="how all-to-alls with true splits go; ragged: not on CPU (default: padded)")  # fmt: skip
     again.add_argument("--sweep", action="store_true", help="instead of a trace, collectives of all sizes")
     again.add_argument("--devices", type=int, default=0, metavar="N", help="of a sweep (default: all there are)")
     again.add_argument("--collective", action="append", metavar="KIND",
-                       help="of a sweep; may be repeated: all_reduce, all_to_all, all_gather, reduce_scatter")  # fmt: skip
+                       help="of a sweep, such as all_reduce; may be repeated (default: four kinds)")  # fmt: skip
     again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
