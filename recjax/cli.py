@@ -10,14 +10,14 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from recjax import __version__, distributed, supervise, watch
+from recjax import __version__, distributed, supervise, together, watch
 from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
+from recjax.tracing import verbs as tracing
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(tracing.joined(sys.argv[1:] if arguments is None else arguments))
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:
         parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
@@ -46,41 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = distributed.place()
     except ConfigError as error:
         return _fail(str(error), error.exit_status)
-    if place is not None and options.run not in _TOGETHER:
+    if place is not None and "together" not in options:
         return _fail("this verb runs in one process: unset RECJAX_PROCESSES and RECJAX_CLUSTER for it.", 2)
     if arguments is None and place is not None and supervise.PIPE not in os.environ:
         return supervise.supervise(place)
-    if arguments is None and options.run in (_train, _eval, _predict, _bench):
+    if arguments is None and (options.run in (_train, _eval, _predict, _bench) or "tunables" in options):
         restart_with_tunables()
-    status = _run(options) if place is None else _run_together(options, place)
-    for stream in (sys.stdout, sys.stderr):
-        _settle(stream)
-    return status
-
-
-def _run_together(options: argparse.Namespace, place: distributed.Place) -> int:
-    """As one of several processes."""
-    # Gloo prints to the process's standard output, which is for results.
-    sys.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding)
-    os.dup2(sys.stderr.fileno(), 1)
-    pipe = os.environ.get(supervise.PIPE)
-    watching = watch.start(int(pipe) if pipe else None)
-    try:
-        distributed.join(place)
-    except RecjaxError as error:
-        return _fail(str(error), error.exit_status)
-    watching.joined(place.limit_s)
-    try:
-        status = _run(options, watching)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    if status:  # the others would wait for this one when Python ends
-        for stream in (sys.stdout, sys.stderr):
-            _settle(stream)
-        os._exit(status)
-    watching.done()
-    distributed.leave()
+    status = _run(options) if place is None else together.run(place, lambda watching: _run(options, watching))
+    together.settle()
     return status
 
 
@@ -115,14 +88,6 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
             1,
         )
     return 0
-
-
-def _settle(stream: TextIO) -> None:
-    """Lets go of what a stream that nobody can read still holds: Python would fail over it once more at its end."""
-    try:
-        stream.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -300,9 +265,6 @@ def _export_weights(options: argparse.Namespace) -> None:
     _print(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
 
 
-_TOGETHER = (_train, _eval)  # verbs that several processes run together
-
-
 def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
     from recjax.train.files import jsonable
 
@@ -342,10 +304,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("preset", help=preset)
     overrides(train)
     train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
+    train.set_defaults(together=True)  # several processes may run it together
 
     evaluate = verb(verbs, "eval", _eval, "evaluate a checkpoint of a run",
                     "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
     evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    evaluate.set_defaults(together=True)
     overrides(evaluate)
 
     def detail(name: str, help: str, **more: Any) -> None:  # without a value it is the default of evaluation.Details
@@ -395,9 +359,8 @@ def _parser() -> argparse.ArgumentParser:
     overrides(bench)
     bench.add_argument("--against", choices=("torchrec", "torch"),
                        help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain")  # fmt: skip
-    bench.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds, of which the median counts (default: 10)"
-    )
+    bench.add_argument("--rounds", type=int, default=10, metavar="N",
+                       help="rounds, of which the median counts (default: 10)")  # fmt: skip
     bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
@@ -439,6 +402,8 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+
+    tracing.add(lambda name, work, *about: verb(verbs, name, lambda o: _print(o, *work(o)), *about), overrides, preset)
     return parser
 
 

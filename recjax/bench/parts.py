@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import collections
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,12 @@ from typing import Any
 import jax
 
 from recjax.comms.compiled import phase_of
+from recjax.comms.profile import CONTAINERS
 
 OTHER = "other"
 HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/loop.py and train/setup.py
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.*)$")
-_PREFIX = "recjax-bench-"  # of temporary folders
-_CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
 
 
 def part_of(scope: str) -> str:
@@ -75,20 +72,6 @@ def scopes(hlo: str) -> dict[str, str]:
     return own
 
 
-def profile(run: Any, folder: Path | None) -> Path:
-    """Calls `run()` under the profiler: the trace file, in `folder` or a temporary one that stays."""
-    folder = folder or Path(tempfile.mkdtemp(prefix=_PREFIX))
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    before = set(folder.rglob("*.xplane.pb"))
-    jax.profiler.start_trace(str(folder), profiler_options=options)
-    try:
-        run()
-    finally:
-        jax.profiler.stop_trace()
-    return next(path for path in folder.rglob("*.xplane.pb") if path not in before)
-
-
 def read(trace: Path, hlo: str) -> dict[str, Any]:
     """Milliseconds a step of every part.
 
@@ -109,7 +92,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
         if operation is None:
             if name in HOST:
                 host[name].append((start, start + length))
-        elif str(stats.get("hlo_module", "")).startswith("jit_train_step") and not name.startswith(_CONTAINERS):
+        elif str(stats.get("hlo_module", "")).startswith("jit_train_step") and not name.startswith(CONTAINERS):
             intervals.append((start, start + length, operation))
     shares, idle = split(intervals)
     steps = len(host["dispatch"])
@@ -181,8 +164,3 @@ def _events(trace: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
         for line in plane.lines:
             for event in line.events:
                 yield event.name, event.start_ns, event.duration_ns, dict(event.stats)
-
-
-def discard(trace: Path) -> None:
-    """Removes a trace that `profile` put in a temporary folder."""
-    shutil.rmtree(next(p for p in trace.parents if p.name.startswith(_PREFIX)))

@@ -17,6 +17,7 @@ from recjax.bench import machine, parts, schedule, work
 from recjax.bench.peer import Peer, require_known, threads
 from recjax.bench.quiet import Others
 from recjax.bench.rounds import Ours, Round, spread
+from recjax.comms import profile
 from recjax.errors import ConfigError, TrainingError
 from recjax.presets import RunConfig
 from recjax.train.setup import Setup, make_setup
@@ -164,7 +165,7 @@ def _step(
         holder["state"], _ = side.round(state, PROFILED - 2, untimed=1)
 
     folder = options.profile / config.compute_dtype if options.profile else None
-    trace = parts.profile(train, folder)
+    trace = profile.profile(train, folder)
     state = holder["state"]
     # One more batch, laid out as those of the profile were, to read sizes and the compiled program from.
     counted = next(setup.counted("train", config.train.batch_size, parts=config.train.accumulate))
@@ -173,7 +174,7 @@ def _step(
     hlo = traced.lower().compile().as_text() or ""
     found = parts.read(trace, hlo)
     if folder is None:
-        parts.discard(trace)
+        profile.discard(trace)
     step_s = config.train.batch_size / samples_per_s
     lookup = work.lookup_bytes(bound, inputs.routing, config.train.batch_size)
     needed, _ = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals))  # as XLA leaves it

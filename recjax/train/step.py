@@ -123,7 +123,8 @@ def make_train_step(
         rows, asked = {}, {}
         for group in bound.groups:
             routing = inputs.routing.groups[group.name]
-            rows[group.name], asked[group.name] = fetch(group, state.tables[group.name], routing)
+            with jax.named_scope(group.name):  # tells the collectives of several groups apart
+                rows[group.name], asked[group.name] = fetch(group, state.tables[group.name], routing)
 
         def weighted_loss(dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
             logits_B = _forward(graphdef, bound, dense, rows, state.tables, inputs).astype(inputs.labels_B.dtype)
@@ -152,7 +153,10 @@ def make_train_step(
             dense_grads, loss, weight = held.reduce(dense_grads, loss, jnp.sum(inputs.weights_B), order)
             dense_grads = jax.tree.map(lambda g: g / weight, dense_grads)
             loss = loss / weight
-        sent = {g.name: send_gradients(g, asked[g.name], row_grads[g.name]) for g in bound.groups}
+        sent = {}
+        for group in bound.groups:
+            with jax.named_scope(group.name):
+                sent[group.name] = send_gradients(group, asked[group.name], row_grads[group.name])
         scale = 1 / weight  # of the tables' gradients
 
         def over_tables(count: Callable[[jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
@@ -188,7 +192,8 @@ def make_train_step(
         tables, slots = {}, {}
         for group in bound.groups:
             before = state.tables[group.name], state.slots[group.name]
-            written = update(group, *before, *sent[group.name], scale, state.step, rate, ok, options.seed)
+            with jax.named_scope(group.name):
+                written = update(group, *before, *sent[group.name], scale, state.step, rate, ok, options.seed)
             tables[group.name], slots[group.name] = written
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)

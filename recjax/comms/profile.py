@@ -1,0 +1,87 @@
+"""JAX's profiles: taken, and read for when each operation ran on each device."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_PREFIX = "recjax-profile-"  # of temporary folders
+CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
+
+
+def profile(run: Any, folder: Path | None) -> Path:
+    """Calls `run()` under the profiler: the trace file, in `folder` or a temporary one that stays."""
+    folder = folder or Path(tempfile.mkdtemp(prefix=_PREFIX))
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    before = set(folder.rglob("*.xplane.pb"))
+    jax.profiler.start_trace(str(folder), profiler_options=options)
+    try:
+        run()
+    finally:
+        jax.profiler.stop_trace()
+    return next(path for path in folder.rglob("*.xplane.pb") if path not in before)
+
+
+def discard(trace: Path) -> None:
+    """Removes a trace that `profile` put in a temporary folder."""
+    shutil.rmtree(next(p for p in trace.parents if p.name.startswith(_PREFIX)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """When an operation ran, in ns."""
+
+    name: str
+    start: int
+    end: int
+
+
+def timelines(profile: Path, module: str, devices: Sequence[Any], runs: int) -> dict[tuple[int, int], tuple[Span, ...]]:
+    """(rank, run) -> what ran then on this process's devices, by its beginning; the first run's is 0 ns.
+
+    Args:
+      profile: an .xplane.pb.
+      module: what the program's name starts with, such as "jit_train_step".
+      devices: of all ranks, in their order.
+      runs: take the last so many; with fewer in the profile nothing is found.
+    """
+    mine = [(rank, d) for rank, d in enumerate(devices) if d.process_index == jax.process_index()]
+    # Back ends number devices by their own ids, or by their place in this process.
+    here = {d.local_hardware_id: rank for rank, d in mine} | {d.id: rank for rank, d in mine}
+    found: dict[int, dict[int, list[Span]]] = {}  # run -> rank -> spans
+    for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
+        of_plane = re.search(r"device:\w+:(\d+)", plane.name)
+        for line in plane.lines:
+            for event in line.events:
+                stats = dict(event.stats)
+                if "hlo_op" not in stats or not str(stats.get("hlo_module", "")).startswith(module):
+                    continue
+                device = stats.get("device_ordinal", of_plane.group(1) if of_plane else None)
+                rank = here.get(int(device)) if device is not None else None
+                if rank is None or event.name.startswith(CONTAINERS):
+                    continue
+                start = int(event.start_ns)
+                span = Span(str(stats["hlo_op"]), start, start + int(event.duration_ns))
+                found.setdefault(int(stats.get("run_id", 0)), {}).setdefault(rank, []).append(span)
+    if len(found) < runs:  # or the back end does not tell runs apart
+        return {}
+    first = [min(s.start for spans in run.values() for s in spans) for run in found.values()]
+    ordered = [run for _, run in sorted(zip(first, found.values(), strict=True), key=lambda one: one[0])][-runs:]
+    zero = sorted(first)[-runs]
+    return {
+        (rank, number): tuple(Span(s.name, s.start - zero, s.end - zero) for s in sorted(spans, key=_start))
+        for number, run in enumerate(ordered)
+        for rank, spans in run.items()
+    }
+
+
+def _start(span: Span) -> int:
+    return span.start

@@ -1,0 +1,352 @@
+"""Runs a trace's collectives anew, without the model they came from.
+
+The collectives of a step become one program: each waits for what it waited for in the trace, and those of one kind come
+one after the other, as they do on a communicator. An all-to-all with true splits goes in equal blocks that hold them,
+or ragged (`jax.lax.ragged_all_to_all`) on accelerators. Times come from the profiler, so nothing of the host's is in
+them, and they compare with those of a trace that was measured likewise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from recjax.comms import profile
+from recjax.comms.bus import bus_factor
+from recjax.comms.slots import Slot
+from recjax.errors import ConfigError, DataError
+
+RANKS = "rank"  # the mesh axis
+SCOPE = "collective_"
+WARM = 2  # runs before those that count
+MOST = 512  # collectives in one program
+_SPIN_NS = 10**7  # of a calibration
+Splits = Literal["padded", "ragged"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What was measured.
+
+    Attributes:
+      slots: ns of each slot, [repeats, ranks], nan for ranks that take no part; None without a profile.
+      wall_ns: of each run of all programs.
+    """
+
+    slots: list[np.ndarray] | None
+    wall_ns: list[float]
+
+
+def ranks_mesh(devices: Sequence[Any]) -> Mesh:
+    """One rank on each device."""
+    return Mesh(np.array(devices), (RANKS,))
+
+
+def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "padded", gaps: bool = False) -> Times:
+    """Runs slots `repeats` times, and `WARM` times before.
+
+    Args:
+      slots: of a trace whose ranks are the devices of `mesh`.
+      mesh: from `ranks_mesh`; its devices may belong to several processes, all of which call this.
+      repeats: how often.
+      splits: how all-to-alls with true splits go.
+      gaps: whether to compute between them for as long as the trace did.
+
+    Raises:
+      ConfigError: ragged splits on CPU.
+      DataError: a collective that cannot be run, such as one of some ranks alone, where the others do not form groups
+        of that size.
+    """
+    if splits == "ragged" and mesh.devices.flat[0].platform == "cpu":
+        raise ConfigError("--splits ragged: JAX has no ragged all-to-all on CPU. Use --splits padded.")
+    turns_per_ns = _calibrate(mesh) if gaps and any(any(s.gap_ns.values()) for s in slots) else 0.0
+    parts = [slots[i : i + MOST] for i in range(0, len(slots), MOST)]
+    programs = [_program(part, mesh, splits, turns_per_ns, number) for number, part in enumerate(_cut(parts))]
+
+    def run() -> float:
+        began = time.perf_counter_ns()
+        for call, _ in programs:
+            done = call()
+        jax.block_until_ready(done)
+        return float(time.perf_counter_ns() - began)
+
+    for _ in range(WARM):
+        run()
+    wall_ns: list[float] = []
+    taken = profile.profile(lambda: wall_ns.extend(run() for _ in range(repeats)), None)
+    try:
+        found: list[np.ndarray] = []
+        for number, ((_, names), part) in enumerate(zip(programs, parts, strict=True)):
+            lines = profile.timelines(taken, f"jit_replay_{number}", list(mesh.devices.flat), repeats)
+            found += _durations(lines, names, part, repeats, mesh)
+    finally:
+        profile.discard(taken)
+    return Times(None if all(np.isnan(ns).all() for ns in found) else found, wall_ns)
+
+
+def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
+    """Slots by program, with dependencies within each alone: one program waits for all of the one before."""
+    found, first = [], 0
+    for part in parts:
+        found.append([dataclasses.replace(s, deps=tuple(d - first for d in s.deps if d >= first)) for s in part])
+        first += len(part)
+    return found
+
+
+def _program(
+    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, number: int
+) -> tuple[Callable[[], jax.Array], dict[int, str]]:
+    """A call that runs slots, and slot -> the name of its instruction."""
+    ranks = mesh.devices.size
+    shapes = [_Shape.of(slot, ranks, splits) for slot in slots]
+    turns = np.zeros((ranks, len(slots)), np.int32)
+    for i, slot in enumerate(slots):
+        for rank, ns in slot.gap_ns.items():
+            turns[rank, i] = min(2**31 - 1, int(ns * turns_per_ns))
+    # What the compiler must not know, so that it neither drops a wait nor makes a collective of constants simpler.
+    given = [np.zeros((ranks, 1), np.int32), turns, *(shape.sizes for shape in shapes)]
+    sharding = NamedSharding(mesh, P(RANKS))
+    arrays = [jax.make_array_from_callback(x.shape, sharding, x.__getitem__) for x in given]
+
+    def body(zero_1x1: jax.Array, turns_1xS: jax.Array, *sizes: jax.Array) -> jax.Array:
+        zero = zero_1x1[0, 0]
+        done: list[jax.Array] = []
+        last: dict[str, int] = {}
+        for i, (slot, shape) in enumerate(zip(slots, shapes, strict=True)):
+            before = sorted({*slot.deps, *([last[slot.kind]] if slot.kind in last else [])})
+            ready = sum((done[d] for d in before), zero)
+            if turns_per_ns:
+                ready = _spin(ready, turns_1xS[0, i]) * zero
+            with jax.named_scope(f"{SCOPE}{i}"):
+                done.append(shape.run(slot.kind, ready, sizes[i][0]) * zero)
+            last[slot.kind] = i
+        return sum(done, zero).reshape(1)
+
+    body.__name__ = f"replay_{number}"
+    specs = (P(RANKS),) * len(arrays)
+    step = jax.jit(_named(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(RANKS), check_vma=False), body))
+    hlo = step.lower(*arrays).compile().as_text() or ""
+    return lambda: step(*arrays), _instructions(hlo)
+
+
+def _named(mapped: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arrays: jax.Array) -> Any:
+        return mapped(*arrays)
+
+    call.__name__ = like.__name__
+    return call
+
+
+def _instructions(hlo: str) -> dict[int, str]:
+    """Slot -> its collective in the program's text, by the scope."""
+    from recjax.comms.compiled import collectives
+
+    names = {c.name for c in collectives(hlo)}
+    found = {}
+    for name, slot in re.findall(rf'%(\S+) = .*op_name="[^"]*/{SCOPE}(\d+)/', hlo):
+        if name in names:
+            found[int(slot)] = name
+    return found
+
+
+def _spin(start: jax.Array, turns: jax.Array) -> jax.Array:
+    """Computes for some turns; what comes of it depends on all of them."""
+    return jax.lax.fori_loop(0, turns, lambda _, x: x * 1664525 + 1013904223, start)
+
+
+def _calibrate(mesh: Mesh) -> float:
+    """Turns of `_spin` in a nanosecond on a device of this process."""
+    device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
+    spin = jax.jit(_spin)
+    turns = 1024
+    while True:
+        args = jax.device_put((np.int32(0), np.int32(turns)), device)
+        spin(*args).block_until_ready()
+        began = time.perf_counter_ns()
+        spin(*args).block_until_ready()
+        took = time.perf_counter_ns() - began
+        if took > _SPIN_NS or turns >= 2**30:
+            return turns / took
+        turns *= 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """How a slot's buffers look.
+
+    Attributes:
+      groups: of all ranks, also of those that take no part: equally many in each.
+      dtype: of the elements.
+      length: of a rank's buffer before, in elements.
+      sizes: [ranks, ...], what of it means something: send sizes, receive sizes and offsets of a ragged all-to-all,
+        [ranks, 4, n]; otherwise [ranks, 1].
+      ragged: elements of the result of a ragged all-to-all, else 0.
+    """
+
+    groups: list[list[int]]
+    dtype: Any
+    length: int
+    sizes: np.ndarray
+    ragged: int = 0
+
+    @staticmethod
+    def of(slot: Slot, ranks: int, splits: Splits) -> _Shape:
+        dtype = jnp.dtype("uint8" if slot.dtype in ("", "bool") else slot.dtype)
+        if dtype.itemsize == 8 and not jax.config.values["jax_enable_x64"]:
+            dtype = jnp.dtype({"int64": "int32", "uint64": "uint32", "float64": "float32"}[slot.dtype])
+        item, n = dtype.itemsize, len(slot.groups[0])
+        groups = _all(slot, ranks)
+        first = next(iter(slot.events.values()))
+        none = np.zeros((ranks, 1), np.int32)
+        if slot.kind == "all_to_all" and splits == "ragged" and first.sends:
+            return _ragged(slot, groups, dtype, ranks)
+        if slot.kind == "all_to_all":
+            return _Shape(groups, dtype, n * max(1, -(-slot.block_bytes // item)), none)
+        longest = max(e.in_bytes for e in slot.events.values())
+        if slot.kind == "reduce_scatter":
+            return _Shape(groups, dtype, n * max(1, -(-longest // (item * n))), none)
+        return _Shape(groups, dtype, max(1, -(-longest // item)), none)
+
+    def run(self, kind: str, ready: jax.Array, sizes: jax.Array) -> jax.Array:
+        """The collective, after `ready`; a number of its result."""
+        x = jnp.full(self.length, ready.astype(self.dtype)).at[0].set(ready.astype(self.dtype) + 1)
+        groups: Any = {"axis_index_groups": self.groups if len(self.groups) > 1 else None}
+        if self.ragged:
+            out = jnp.zeros(self.ragged, self.dtype)
+            sends, receives, starts, lands = sizes
+            y = jax.lax.ragged_all_to_all(x, out, starts, sends, lands, receives, axis_name=RANKS, **groups)
+        elif kind == "all_to_all":
+            y = jax.lax.all_to_all(x, RANKS, 0, 0, tiled=True, **groups)
+        elif kind == "all_gather":
+            y = jax.lax.all_gather(x, RANKS, axis=0, tiled=True, **groups)
+        elif kind == "reduce_scatter":
+            y = jax.lax.psum_scatter(x, RANKS, scatter_dimension=0, tiled=True, **groups)
+        else:  # all_reduce, and what XLA has no collective for on all back ends: broadcast, reduce, barrier
+            y = jax.lax.psum(x, RANKS, **groups)
+        return y[0].astype(jnp.int32)
+
+
+def _all(slot: Slot, ranks: int) -> list[list[int]]:
+    """The groups, and the ranks that take no part in groups as large: XLA wants all in one."""
+    n = len(slot.groups[0])
+    rest = [r for r in range(ranks) if not any(r in group for group in slot.groups)]
+    if slot.kind in ("send", "recv", "collective_permute", "gather", "scatter"):
+        raise DataError(f"{slot.kind} ({slot.name}) cannot be replayed, only collectives of whole groups.")
+    if len(rest) % n:
+        raise DataError(
+            f"{slot.kind} of {n} ranks ({slot.name or slot.phase}): the other {len(rest)} of {ranks} do not form "
+            "groups of that size, which XLA asks for."
+        )
+    return [list(group) for group in slot.groups] + [rest[i : i + n] for i in range(0, len(rest), n)]
+
+
+def _ragged(slot: Slot, groups: list[list[int]], dtype: Any, ranks: int) -> _Shape:
+    """True splits, in elements: sizes [ranks, 4, n] of what goes, what comes, where it starts, and where it lands."""
+    item, n = dtype.itemsize, len(groups[0])
+    sizes = np.zeros((ranks, 4, n), np.int32)
+    for group in slot.groups:
+        for rank in group:
+            event = slot.events[rank]
+            sizes[rank, 0] = [-(-b // item) for b in event.sends]
+            sizes[rank, 1] = [-(-b // item) for b in event.receives]
+            sizes[rank, 2] = np.cumsum(sizes[rank, 0]) - sizes[rank, 0]
+        for place, rank in enumerate(group):  # on each peer it lands behind what comes from ranks before this one
+            for at, peer in enumerate(group):
+                sizes[rank, 3, at] = sum(sizes[other, 0, at] for other in group[:place])
+                del peer
+    length, result = (max(1, int(sizes[:, side].sum(axis=1).max())) for side in (0, 1))
+    return _Shape(groups, dtype, length, sizes, result)
+
+
+def _durations(
+    lines: dict[tuple[int, int], tuple[profile.Span, ...]],
+    names: dict[int, str],
+    slots: Sequence[Slot],
+    repeats: int,
+    mesh: Mesh,
+) -> list[np.ndarray]:
+    """Nanoseconds of each slot, [repeats, ranks]; in several processes from all of them."""
+    found = np.full((len(slots), repeats, mesh.devices.size), np.nan)
+    for (rank, run), spans in lines.items():
+        starts = {span.name: span.start for span in reversed(spans)}
+        ends = {span.name: span.end for span in spans}
+        for i, slot in enumerate(slots):
+            name = names.get(i, "")
+            if name in starts and rank in slot.events:
+                end = ends.get(re.sub(r"-start\b", "-done", name), ends[name])
+                found[i, run, rank] = end - starts[name]
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        found = np.nanmax(multihost_utils.process_allgather(np.nan_to_num(found, nan=-1)), axis=0)
+        found[found < 0] = np.nan
+    return list(found)
+
+
+def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:
+    """What a replay showed, as JSON values.
+
+    Returns:
+      "collectives": for each kind, phase, group size and message size: "count", "padded_bytes", "useful_bytes" (largest
+        of the ranks), "p50_us" and "p95_us" over ranks and repeats, "last_us", the median of the rank that came last
+        and so waited for none, "bus_bytes_per_s" at "p50_us", and "original_us" and "original_last_us", the same of
+        the trace, None if it has no times; "sum_us": "replayed", "original", "replayed_last" and "original_last", the
+        sums of all slots' medians; "wall_us": of a whole replay, "p50" and "p95".
+    """
+    lines: dict[tuple[Any, ...], list[tuple[Slot, Any]]] = {}
+    measured: Sequence[Any] = times.slots if times.slots is not None else [None] * len(slots)
+    for slot, ns in zip(slots, measured, strict=True):
+        lines.setdefault((slot.kind, slot.phase, len(slot.groups[0]), slot.padded_bytes), []).append((slot, ns))
+    found = []
+    for (kind, phase, n, padded), members in lines.items():
+        ours = np.concatenate([ns[~np.isnan(ns)] for _, ns in members if ns is not None] or [np.zeros(0)]) / 1e3
+        last = np.concatenate([np.nanmin(ns, axis=1) for _, ns in members if ns is not None] or [np.zeros(0)]) / 1e3
+        theirs = np.array([_original_us(slot) for slot, _ in members])
+        p50 = float(np.percentile(ours, 50)) if ours.size else None
+        found.append(
+            {
+                "kind": kind,
+                "phase": phase,
+                "group_size": n,
+                "count": len(members),
+                "padded_bytes": padded,
+                "useful_bytes": max(e.useful_bytes for slot, _ in members for e in slot.events.values()),
+                "p50_us": p50,
+                "p95_us": float(np.percentile(ours, 95)) if ours.size else None,
+                "last_us": float(np.median(last)) if last.size else None,
+                "bus_bytes_per_s": padded * bus_factor(kind, n) / (p50 / 1e6) if p50 else None,
+                "original_us": _median(theirs[:, 0]),
+                "original_last_us": _median(theirs[:, 1]),
+            }
+        )
+    known = [ns / 1e3 for ns in times.slots or ()]
+    medians = np.array([(np.nanmedian(us), np.median(np.nanmin(us, axis=1))) for us in known])
+    originals = np.array([_original_us(slot) for slot in slots])
+    sums = {
+        f"{who}{which}": float(np.nansum(of[:, at])) if of.size and not np.isnan(of[:, at]).all() else None
+        for who, of in (("replayed", medians), ("original", originals))
+        for at, which in enumerate(("", "_last"))
+    }
+    wall_us = np.array(times.wall_ns) / 1e3
+    wall = {"p50": float(np.percentile(wall_us, 50)), "p95": float(np.percentile(wall_us, 95))}
+    return {"collectives": found, "sum_us": sums, "wall_us": wall}
+
+
+def _median(values: np.ndarray) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(np.median(values)) if values.size else None
+
+
+def _original_us(slot: Slot) -> tuple[float, float]:
+    """The median over ranks of what the trace has measured, and the least; nan if it has nothing."""
+    found = [e.duration_ns / 1e3 for e in slot.events.values() if e.duration_ns is not None]
+    return (float(np.median(found)), min(found)) if found else (np.nan, np.nan)

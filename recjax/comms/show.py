@@ -1,0 +1,286 @@
+"""The figures of communication traces for people: as text, as a picture, and as one page of HTML."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recjax.comms.study import labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WIDEST = 12  # traces that a picture can still tell apart
+_COLORS = {"exposed": "#c44e52", "hidden": "#dd8452", "computing": "#4c72b0", "idle": "#dddddd"}
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit that fits."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows of equal length as a table, the first `left` columns to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def to_text(found: Sequence[Mapping[str, Any]]) -> str:
+    """Every trace's table; of several first the one that compares them."""
+    parts = [aligned(_compared(found))] if len(found) > 1 else []
+    for name, one in zip(labels(found), found, strict=True):
+        parts.append("\n".join([_headline(name, one), "", aligned(_lines(one), left=2), "", *_below(one)]))
+    return "\n\n".join(parts)
+
+
+def _headline(name: str, one: Mapping[str, Any]) -> str:
+    batch = f", batch {one['batch_size']:,}" if one["batch_size"] else ""
+    return (
+        f"{name}: {one['source'] or 'trace'}, {one['world']} ranks, {one['steps']} step(s){batch}; bytes and counts "
+        "are those of a rank and step"
+    )
+
+
+def _lines(one: Mapping[str, Any]) -> list[list[str]]:
+    rows = [["phase", "collective", "count", "share", "bytes", "share", "useful", "message", "imbalance"]]
+    if one["time"]:
+        rows[0] += ["ms", "p50 us", "p95 us", "bus GB/s"]
+    for line in one["collectives"]:
+        row = [
+            line["phase"] or "-",
+            line["kind"],
+            f"{line['count']:.4g}",
+            f"{line['count_share']:.0%}",
+            size(line["padded_bytes"]),
+            f"{line['bytes_share']:.1%}",
+            size(line["useful_bytes"]),
+            size(line["smallest"]) + (f" - {size(line['largest'])}" if line["largest"] != line["smallest"] else ""),
+            f"{line['imbalance']:.2f}",
+        ]
+        if one["time"]:
+            t = line["time"] or {}
+            row += [f"{t[key]:.{digits}f}" if t else "-" for key, digits in (("ms", 3), ("p50_us", 0), ("p95_us", 0))]
+            row.append(f"{t['bus_bytes_per_s'] / 1e9:.3f}" if t.get("bus_bytes_per_s") is not None else "-")
+        rows.append(row)
+    return rows
+
+
+def _below(one: Mapping[str, Any]) -> list[str]:
+    ratio = one["padded_bytes"] / one["useful_bytes"] if one["useful_bytes"] else 1.0
+    lines = [
+        f"together: {one['count']:.4g} collectives, {size(one['padded_bytes'])}, of which "
+        f"{size(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
+        f"useful bytes for other ranks: {size(min(one['sent']))} to {size(max(one['sent']))}, imbalance (max/mean) "
+        f"{one['imbalance']:.3f}",
+    ]
+    if one["time"] is None:
+        return [*lines, "no times were measured"]
+    t = one["time"]
+    return [
+        *lines,
+        f"a step takes {t['step_ms']:.3f} ms on a rank: communication {t['communication_ms']:.3f} ms "
+        f"({t['share']:.1%}), of which {t['exposed_ms']:.3f} ms ({t['exposed_share']:.1%} of the step) are exposed, "
+        f"nothing being computed; computing {t['computing_ms']:.3f} ms",
+    ]
+
+
+def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = [["trace", "collectives", "bytes", "useful", "all_to_all", "all_reduce", "gather+scatter", "imbalance",
+             "step ms", "communication", "exposed"]]  # fmt: skip
+    for name, one in zip(labels(found), found, strict=True):
+        of = {
+            k: sum(c["padded_bytes"] for c in one["collectives"] if c["kind"] in kinds)
+            for k, kinds in _GATHERED.items()
+        }
+        t = one["time"]
+        times = [f"{t['step_ms']:.2f}", f"{t['share']:.1%}", f"{t['exposed_share']:.1%}"] if t else ["-"] * 3
+        sizes = [size(one["padded_bytes"]), size(one["useful_bytes"]), *(size(of[k]) for k in _GATHERED)]
+        rows.append([name, f"{one['count']:.4g}", *sizes, f"{one['imbalance']:.3f}", *times])
+    return rows
+
+
+def replay_text(result: Mapping[str, Any]) -> str:
+    """What `recjax.comms.replay.figures` says, as a table."""
+    rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
+             "original us", "last us"]]  # fmt: skip
+    for line in result["collectives"]:
+        times = [line[key] for key in ("p50_us", "p95_us", "last_us")]
+        rate = line["bus_bytes_per_s"]
+        rows.append(
+            [
+                line["phase"] or "-",
+                line["kind"],
+                str(line["group_size"]),
+                str(line["count"]),
+                size(line["padded_bytes"]),
+                size(line["useful_bytes"]),
+                *map(_us, times),
+                "-" if rate is None else f"{rate / 1e9:.3f}",
+                *(_us(line[key]) for key in ("original_us", "original_last_us")),
+            ]
+        )
+    sums, wall = result["sum_us"], result["wall_us"]
+    lines = [
+        f"{result['label']}: {result['ranks']} ranks on {result['device']}, {result['repeats']} repeats, "
+        f"{result['splits']} splits, {'with' if result['gaps'] else 'without'} computing between",
+        "",
+        aligned(rows, left=2),
+        "",
+        "last: of the rank that came last and so waited for none",
+        f"sum of the medians: {_us(sums['replayed'])} us replayed, {_us(sums['original'])} us in the trace; of the "
+        f"last ranks {_us(sums['replayed_last'])} and {_us(sums['original_last'])} us",
+        f"a whole replay: {_us(wall['p50'])} us (p50), {_us(wall['p95'])} us (p95) on the host's clock",
+    ]
+    return "\n".join(lines)
+
+
+def sweep_text(result: Mapping[str, Any]) -> str:
+    """What `recjax.comms.sweep.sweep` says, as tables."""
+    parts = [f"{result['devices']} devices ({result['device']}), {result['processes']} process(es)"]
+    for kind, found in result["collectives"].items():
+        rows = [[kind, "p50 us", "p95 us", "last us", "algorithm GB/s", "bus GB/s"]]
+        for p in found["points"]:
+            rates = [f"{p[key] / 1e9:.3f}" for key in ("algorithm_bytes_per_s", "bus_bytes_per_s")]
+            rows.append([size(p["bytes"]), *(_us(p[key]) for key in ("p50_us", "p95_us", "last_us")), *rates])
+        text = aligned(rows)
+        if found["alpha_us"] is not None:
+            rate = "no end" if found["bytes_per_s"] is None else f"{found['bytes_per_s'] / 1e9:.3f} GB/s"
+            text += f"\nfit: {found['alpha_us']:.1f} us + bytes / {rate}, off by {found['fit_error']:.0%} on average"
+        parts.append(text)
+    if result["left_out_bytes"]:
+        parts.append(f"left out, for memory: {', '.join(map(size, result['left_out_bytes']))}")
+    return "\n\n".join(parts)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+_GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest": ("all_gather", "reduce_scatter")}
+
+
+def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
+    from matplotlib.figure import Figure  # heavy, and needs no display and no global state
+
+    figure = Figure(figsize=(11, 7.5), dpi=110, layout="constrained")
+    shown, names = list(found)[:_WIDEST], labels(found)[:_WIDEST]
+    _draw(figure, shown, names)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    (sizes, phases), (ranks, times) = figure.subplots(2, 2)
+    single = len(found) == 1
+    series = [
+        (kind if single else f"{name}: {kind}" if len(one["sizes"]) > 1 else name, bins)
+        for name, one in zip(names, found, strict=True)
+        for kind, bins in one["sizes"].items()
+    ]
+    width = 0.8 / max(1, len(series))
+    for number, (label, bins) in enumerate(series):
+        sizes.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, label=label, align="edge")
+    ticks = range(0, 1 + max([b for _, bins in series for b, _, _ in bins], default=1), 4)
+    sizes.set_xticks(list(ticks), [size(2**b) for b in ticks], fontsize=7)
+    sizes.set(title="messages by size", xlabel="from so many bytes on, to twice as many", ylabel="a rank and step")
+    sizes.legend(fontsize=6)
+    at = range(len(found))
+    bottom = [0.0] * len(found)
+    for key in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"]):
+        heights = [
+            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 2**20
+            for one in found
+        ]
+        phases.bar(at, heights, bottom=bottom, label=f"{key[0] or 'elsewhere'} ({key[1]})")
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    phases.set_xticks(list(at), names, fontsize=7, rotation=0 if single else 15)
+    phases.set(title="bytes by phase", ylabel="MiB a rank and step")
+    phases.legend(fontsize=6)
+    for name, one in zip(names, found, strict=True):
+        mean = sum(one["sent"]) / len(one["sent"]) or 1
+        ranks.plot([b / mean for b in one["sent"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
+    ranks.set(title="useful bytes for other ranks, over their mean", xlabel="rank")
+    ranks.set_ylim(bottom=0)
+    ranks.legend(fontsize=6, title="max/mean", title_fontsize=6)
+    _draw_times(times, found, names)
+    for panel in (sizes, phases, ranks, times):
+        panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_times(panel: Any, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    panel.set_title("time of a step")
+    timed = [(name, one["time"]) for name, one in zip(names, found, strict=True) if one["time"]]
+    if not timed:
+        panel.text(0.5, 0.5, "no times were measured", ha="center", transform=panel.transAxes)
+        panel.set_axis_off()
+        return
+    left = [0.0] * len(timed)
+    for what, color in _COLORS.items():
+        lengths = [_part(t, what) for _, t in timed]
+        panel.barh(range(len(timed)), lengths, left=left, color=color, label=_PARTS[what])
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    panel.set_yticks(range(len(timed)), [name for name, _ in timed], fontsize=7)
+    panel.invert_yaxis()
+    panel.set_xlabel("ms, mean of ranks and steps")
+    panel.legend(fontsize=6)
+
+
+_PARTS = {
+    "exposed": "exposed communication",
+    "hidden": "communication beside computing",
+    "computing": "computing alone",
+    "idle": "neither",
+}
+
+
+def _part(time: Mapping[str, Any], what: str) -> float:
+    hidden = time["communication_ms"] - time["exposed_ms"]
+    alone = time["computing_ms"] - hidden
+    rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
+    return float({"exposed": time["exposed_ms"], "hidden": hidden, "computing": alone, "idle": max(0.0, rest)}[what])
+
+
+def page(found: Sequence[Mapping[str, Any]]) -> str:
+    """One page of HTML with everything in it: tables and pictures; it loads nothing."""
+    parts = []
+    if len(found) > 1:
+        parts += ["<h2>Compared</h2>", _html_table(_compared(found)), _html_picture(picture(found))]
+    for name, one in zip(labels(found), found, strict=True):
+        below = "".join(f"<p>{html.escape(line)}</p>" for line in _below(one))
+        parts += [f"<h2>{html.escape(name)}</h2>", f"<p>{html.escape(_headline(name, one))}</p>"]
+        parts += [_html_table(_lines(one)), below, _html_picture(picture([one]))]
+    style = (
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
+        "table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}"
+        "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Communication</title>'
+        f"<style>{style}</style></head><body><h1>Communication</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = [[html.escape(cell) for cell in row] for row in rows]
+    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _html_picture(png: bytes) -> str:
+    data = base64.b64encode(png).decode()
+    return f'<img alt="message sizes, bytes by phase, balance, time" src="data:image/png;base64,{data}">'

@@ -1,0 +1,1 @@
+"""Traces of recjax's own training step: `recjax trace`."""

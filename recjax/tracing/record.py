@@ -1,0 +1,171 @@
+"""`recjax trace PRESET`: trains some steps under the profiler, and writes down every collective of each.
+
+Kinds, groups and padded sizes come from the compiled step's text, true splits from the routing of each batch, and times
+from the profile, where operations are named after the program's instructions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax import config as machinery
+from recjax.bench.parts import scopes
+from recjax.comms import profile
+from recjax.comms.compiled import Collective, collectives, members
+from recjax.comms.dependencies import dependencies
+from recjax.comms.trace import Event, Trace, checked
+from recjax.config_values import written
+from recjax.embedding import route
+from recjax.embedding.route import GroupRouting
+from recjax.embedding.splits import EXCHANGES, sent_bytes
+from recjax.errors import ConfigError
+from recjax.presets import RunConfig
+from recjax.tracing.times import Timeline
+from recjax.train.abstract import abstract_inputs, abstract_state
+from recjax.train.loop import Cursor, training
+from recjax.train.setup import Setup, make_setup
+
+UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
+_DTYPES = {"pred": "bool", "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32",
+           "u32": "uint32", "s64": "int64", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
+           "f64": "float64"}  # as the program's text has them -> as NumPy does  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a step was, beside its times.
+
+    Attributes:
+      capacities: of its arrays, which its program was compiled for.
+      counts: group name -> the counts of its routing, on all devices.
+    """
+
+    capacities: dict[str, int]
+    counts: dict[str, GroupRouting]
+
+
+def record(config: RunConfig, steps: int) -> Trace:
+    """Trains `UNTIMED + steps` steps from new weights and gives the trace of the last `steps`.
+
+    Raises:
+      ConfigError: `steps` is not positive, or what `make_setup` refuses.
+      DataError, DeviceError: as `make_setup`.
+    """
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}; record at least 1.")
+    setup = make_setup(config, splits=("train",))
+    _tell(f"training {UNTIMED} steps and recording {steps} on {setup.bound.devices} device(s)")
+    done: list[Step] = []
+    loop = training(setup, setup.new_state(), cursor := Cursor())
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            state, counted, _ = next(loop)
+            done.append(Step(dict(cursor.capacities), true_counts(setup, counted)))
+        jax.block_until_ready(state)
+
+    train(UNTIMED)
+    done.clear()
+    taken = profile.profile(lambda: train(steps), None)
+    times = profile.timelines(taken, "jit_train_step", list(setup.mesh.devices.flat), steps)
+    profile.discard(taken)
+    programs: dict[tuple[tuple[str, int], ...], str] = {}
+    ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.devices)}
+    for number, step in enumerate(done):
+        key = tuple(sorted(step.capacities.items()))
+        if key not in programs:
+            _tell("reading the compiled step")
+            programs[key] = compiled_text(setup, step.capacities)
+        for rank, events in step_events(setup, programs[key], step.counts).items():
+            line = Timeline(times.get((rank, number), ()))
+            ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
+    trace = Trace(setup.bound.devices, {rank: tuple(events) for rank, events in ranks.items()}, _about(setup, steps))
+    return checked(trace, "the trace")
+
+
+def true_counts(setup: Setup, counted: route.Counted) -> dict[str, GroupRouting]:
+    """The counts of a batch's routing, whoever routed it."""
+    if not counted.keys:
+        train = setup.config.train
+        counted = route.count(counted.batch, setup.bound, train.batch_size, train.accumulate)
+    return {g.name: route.true_counts(g, counted) for g in setup.bound.groups if g.sharding != "copies"}
+
+
+def compiled_text(setup: Setup, capacities: dict[str, int]) -> str:
+    """The text of the training step as it runs with these capacities."""
+    lowered = setup.train_step.lower(abstract_state(setup), abstract_inputs(setup, capacities))
+    return lowered.compile().as_text() or ""
+
+
+def step_events(setup: Setup, hlo: str, counts: dict[str, GroupRouting]) -> dict[int, list[Event]]:
+    """Rank -> the collectives of one step in the order of the program's text, not timed.
+
+    Args:
+      setup: of the run.
+      hlo: text of its compiled step.
+      counts: as `Step` has them.
+    """
+    bound = setup.bound
+    item_bytes = np.dtype(setup.dtype).itemsize
+    scope_of, waits = scopes(hlo), dependencies(hlo)
+    found = collectives(hlo)
+    ids = {collective.name: number for number, collective in enumerate(found)}
+    ranks: dict[int, list[Event]] = {rank: [] for rank in range(bound.devices)}
+    splits: dict[tuple[str, str, bool], np.ndarray] = {}
+    for collective in found:
+        scope = scope_of.get(collective.name, "").split("/")
+        group = next((g for g in bound.groups if g.name in scope), None)
+        deps = tuple(ids[name] for name in waits.get(collective.name, ()) if ids[name] < ids[collective.name])
+        sent: np.ndarray | None = None
+        groups = members(collective.groups, bound.devices)
+        exchange = collective.kind in ("all-to-all", "all-gather") and collective.phase in EXCHANGES
+        if group is not None and group.name in counts and exchange:
+            # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all
+            inside = group.two_step and groups[0][1] == groups[0][0] + 1 and group.per_host > 1
+            key = (group.name, collective.phase, inside)
+            if key not in splits:
+                splits[key] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside)
+            sent = splits[key]
+        for taking in groups:
+            for rank in taking:
+                event = _event(collective, ids[collective.name], tuple(taking), deps, group.name if group else "")
+                if sent is not None:
+                    sends, receives = sent[rank, taking], sent[taking, rank]
+                    event = dataclasses.replace(event, sends=tuple(map(int, sends)), receives=tuple(map(int, receives)))
+                ranks[rank].append(event)
+    return ranks
+
+
+def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[int, ...], scope: str) -> Event:
+    n, out_bytes = len(group), collective.result_bytes
+    in_bytes = {"all-gather": out_bytes // n, "reduce-scatter": out_bytes * n}.get(collective.kind, out_bytes)
+    largest = max(collective.shapes, key=lambda shape: np.prod(shape[1], dtype=np.int64), default=("", ()))
+    kind = collective.kind.removeprefix("ragged-").removeprefix("collective-").replace("-", "_")
+    kind = {"permute": "collective_permute"}.get(kind, kind)
+    dtype = _DTYPES.get(largest[0], "")
+    return Event(id, kind, collective.phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
+
+
+def _about(setup: Setup, steps: int) -> dict[str, Any]:
+    config = setup.config
+    return {
+        "source": "recjax",
+        "model": config.model.kind,
+        "config": {key: written(value) for key, value in machinery.flatten(config).items()},
+        "devices": setup.bound.devices,
+        "hosts": setup.bound.hosts,
+        "batch_size": config.train.batch_size,
+        "steps": steps,
+        "device": setup.mesh.devices.flat[0].device_kind,
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

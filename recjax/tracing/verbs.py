@@ -1,0 +1,235 @@
+"""The verbs `recjax trace`, `recjax trace report` and `recjax replay`: their arguments, and what they call."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax import distributed
+from recjax.config_values import either
+from recjax.errors import ConfigError, DataError, DeviceError
+
+Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
+FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
+
+
+def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., None], preset: str) -> None:
+    """Adds the verbs.
+
+    Args:
+      verb: (name, function from options to what is `Shown`, help, example) -> its parser.
+      overrides: adds the settings of a config to a parser.
+      preset: the help of a preset's name.
+    """
+    made = verb("trace", trace, "record the communication of training steps",
+                "trace movietweetings mesh.devices=8 --steps 5 --out traces/first")  # fmt: skip
+    made.add_argument("preset", help=preset)
+    overrides(made)
+    made.add_argument("--steps", type=int, default=5, metavar="K", help="steps to record (default: 5)")
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, a file for each rank")
+    made.add_argument("--format", action="append", choices=FORMATS,
+                      help="may be given several times (default: recjax); others go to DIR/FORMAT")  # fmt: skip
+    made.add_argument("--vary", metavar="KEY=A,B,...",
+                      help="record once with each of these values of a setting, in DIR/KEY=VALUE")  # fmt: skip
+    made.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
+    made.set_defaults(tunables=True)
+
+    shown = verb("trace report", report, "show what traces say: sizes, shares, imbalance, time; several side by side",
+                 "trace report traces/first --out report.html --out report.png")  # fmt: skip
+    shown.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a trace in any of the formats")
+    shown.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
+    shown.add_argument("--out", action="append", type=Path, default=[], metavar="FILE",
+                       help=".html: one page with everything; .png: the picture; may be repeated")  # fmt: skip
+
+    again = verb("replay", replay, "run a trace's collectives anew without the model, or plain ones of all sizes",
+                 "replay traces/first --repeats 20")  # fmt: skip
+    again.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="a trace in any of the formats")
+    again.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
+    again.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that count (default: 20)")
+    again.add_argument("--shrink", type=int, metavar="N", help="replay the first N ranks alone")
+    again.add_argument("--gaps", action="store_true", help="compute between the collectives for as long as the trace")
+    again.add_argument("--splits", choices=("padded", "ragged"), default="padded",
+                       help="how all-to-alls with true splits go; ragged: not on CPU (default: padded)")  # fmt: skip
+    again.add_argument("--sweep", action="store_true", help="instead of a trace, collectives of all sizes")
+    again.add_argument("--devices", type=int, default=0, metavar="N", help="of a sweep (default: all there are)")
+    again.add_argument("--collective", action="append", metavar="KIND",
+                       help="of a sweep, such as all_reduce; may be repeated (default: four kinds)")  # fmt: skip
+    again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
+    again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
+    again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
+    again.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
+    again.set_defaults(tunables=True, together=True)
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """The arguments of the command line with a verb of two words as one."""
+    return ["trace report", *arguments[2:]] if list(arguments[:2]) == ["trace", "report"] else list(arguments)
+
+
+def trace(options: argparse.Namespace) -> Shown:
+    """Records a preset, or several variants of it."""
+    from recjax import presets
+    from recjax.comms import show
+    from recjax.comms.study import figures
+    from recjax.tracing.record import record
+
+    runs, formats = list(_variants(options)), options.format or ["recjax"]
+    for folder, _ in runs:
+        _require_free(folder, options.overwrite)
+    configs = [(folder, presets.load(options.preset, overrides)) for folder, overrides in runs]
+    results = []
+    # The largest mesh first: host devices are made once.
+    for folder, config in sorted(configs, key=lambda run: -run[1].mesh.devices):
+        recorded = record(config, options.steps)
+        recorded = dataclasses.replace(
+            recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
+        )
+        for format in formats:
+            write(recorded, folder if format == "recjax" else folder / format, format)
+        results.append((folder, figures(recorded)))
+    results.sort(key=lambda one: [folder for folder, _ in runs].index(one[0]))
+    found = [one for _, one in results]
+    out = {
+        "out": str(options.out),
+        "formats": formats,
+        "traces": [{"folder": str(f), **one} for f, one in results],
+    }
+    return out, lambda: f"{show.to_text(found)}\n\nwrote {', '.join(str(f) for f, _ in results)}"
+
+
+def _variants(options: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
+    """(folder, overrides) of each run."""
+    if options.vary is None:
+        yield options.out, options.overrides
+        return
+    key, equals, values = options.vary.partition("=")
+    if not equals or not all(values.split(",")):
+        raise ConfigError(f"--vary {options.vary}: write KEY=A,B,..., for example train.batch_size=1024,4096.")
+    for value in dict.fromkeys(values.split(",")):
+        yield options.out / f"{key}={value}".replace("/", "_"), [*options.overrides, f"{key}={value}"]
+
+
+def _require_free(folder: Path, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder} is a file. Name a folder.")
+    there = [*folder.glob("trace.*.json"), *folder.glob("*/*.json"), *folder.glob("*/*.et")]
+    if there and not overwrite:
+        raise ConfigError(f"--out {folder} holds a trace already. Name another folder, or add --overwrite.")
+
+
+def write(recorded: Any, folder: Path, format: str) -> None:
+    """Writes a trace; files of ranks that an earlier one had there go."""
+    from recjax.comms.formats import FORMATS
+    from recjax.comms.formats.files import rank_files
+    from recjax.train.files import write_whole
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = FORMATS[format].write(recorded)
+    try:
+        stale = rank_files(folder)
+    except DataError:
+        stale = {}
+    for path in stale.values():
+        if path.name not in files:
+            path.unlink()
+    for name, content in files.items():
+        write_whole(folder / name, content)
+
+
+def report(options: argparse.Namespace) -> Shown:
+    """Shows the figures of some traces."""
+    from recjax.comms import show
+    from recjax.comms.formats import read_trace
+    from recjax.comms.study import figures
+    from recjax.train.files import write_whole
+
+    makers = {".html": lambda found: show.page(found).encode(), ".png": show.picture}
+    for path in options.out:
+        if path.suffix not in makers:
+            raise ConfigError(f"--out {path}: the name must end in .html or .png.")
+    found = [figures(read_trace(folder, options.format)) for folder in options.folders]
+    for path in options.out:
+        write_whole(path, makers[path.suffix](found))
+    written = "".join(f"\n\nwrote {path}" for path in options.out)
+    return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found) + written
+
+
+def replay(options: argparse.Namespace) -> Shown:
+    """Replays a trace, or sweeps."""
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats is {options.repeats}; at least 1 run must count.")
+    if options.sweep == (options.folder is not None):
+        raise ConfigError("replay needs either the folder of a trace, or --sweep.")
+    from recjax.comms import show
+    from recjax.train.files import write_json
+
+    result = _sweep(options) if options.sweep else _replay(options)
+    if options.out and distributed.is_main():
+        write_json(options.out, result)
+    text = show.sweep_text if options.sweep else show.replay_text
+    return result, lambda: text(result)
+
+
+def _replay(options: argparse.Namespace) -> dict[str, Any]:
+    from recjax.comms import replay as replays
+    from recjax.comms.formats import read_trace
+    from recjax.comms.slots import shrink, slots
+    from recjax.mesh import MeshConfig, make_mesh
+
+    given = read_trace(options.folder, options.format)
+    if options.shrink is not None:
+        if not 2 <= options.shrink <= given.world:
+            raise ConfigError(f"--shrink is {options.shrink}; give 2 to {given.world}, the ranks of the trace.")
+        given = shrink(given, options.shrink)
+    found = slots(given)
+    if not found:
+        raise ConfigError(f"{options.folder}: the trace holds no collective, so there is nothing to replay.")
+    try:
+        mesh = replays.ranks_mesh(list(make_mesh(MeshConfig(devices=given.world)).devices.flat))
+    except DeviceError as error:
+        raise DeviceError(f"{error} Or replay fewer of the trace's ranks with --shrink.") from error
+    tell(f"replaying {len(found)} collectives of {given.world} ranks, {options.repeats} times")
+    times = replays.replay(found, mesh, options.repeats, options.splits, options.gaps)
+    device = mesh.devices.flat[0].device_kind
+    about = {"label": given.about["label"], "ranks": given.world, "device": device, "repeats": options.repeats}
+    return {**about, "splits": options.splits, "gaps": options.gaps, **replays.figures(found, times)}
+
+
+def _sweep(options: argparse.Namespace) -> dict[str, Any]:
+    from recjax.comms.replay import ranks_mesh
+    from recjax.comms.sweep import KINDS, sweep
+    from recjax.mesh import MeshConfig, make_mesh
+    from recjax.train.memory import available_bytes
+
+    kinds = tuple(options.collective or KINDS)
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"--collective {wrong[0]} is not known; choose {either(list(KINDS))}.")
+    size, last = _bytes("--min", options.min), _bytes("--max", options.max)
+    if options.factor < 2 or size > last:
+        raise ConfigError("--factor must be at least 2, and --min at most --max.")
+    sizes = []
+    while size <= last:
+        sizes.append(size)
+        size *= options.factor
+    mesh = ranks_mesh(list(make_mesh(MeshConfig(devices=options.devices)).devices.flat))
+    memory = available_bytes()
+    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 if memory else None)
+
+
+def _bytes(name: str, text: str) -> int:
+    """A size such as 8, 64KiB or 1GiB."""
+    match = re.fullmatch(r"(\d{1,15})\s*(B|KiB|MiB|GiB)?", text)
+    if not match or not int(match.group(1)):
+        raise ConfigError(f"{name} {text}: give bytes, or a number with KiB, MiB or GiB behind it, for example 64KiB.")
+    return int(match.group(1)) * 1024 ** ["B", "KiB", "MiB", "GiB"].index(match.group(2) or "B")
+
+
+def tell(text: str) -> None:
+    """Progress, on standard error."""
+    if distributed.is_main():
+        print(text, file=sys.stderr, flush=True)
