@@ -199,6 +199,14 @@ def _bench(options: argparse.Namespace) -> None:
     _print(options, result, lambda: report.to_text(result))
 
 
+def _preflight(options: argparse.Namespace) -> None:
+    from recjax import presets
+    from recjax.preflight import preflight, to_text
+
+    result = preflight(presets.load(options.preset, options.overrides), options.out)
+    _print(options, result, lambda: to_text(result))
+
+
 def _sweep(options: argparse.Namespace) -> None:
     from recjax import preset_files
     from recjax.sweep import report, run
@@ -364,6 +372,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
+
+    check = verb(verbs, "preflight", _preflight, "check devices, mesh, versions, config and data of all processes",
+                 "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip
+    check.add_argument("preset", help=preset)
+    overrides(check)
+    check.add_argument("--out", type=Path, help="run folder to be; all processes must see it")
+    check.set_defaults(together=True, tunables=True)
 
     sweep = verb(verbs, "sweep", _sweep, "train every run of a sweep file, skipping those that are done",
                  "sweep size --dry-run")  # fmt: skip

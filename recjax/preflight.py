@@ -17,12 +17,16 @@ import jax
 
 from recjax import __version__, distributed, watch
 from recjax import config as machinery
+from recjax.comms.replay import ranks_mesh
+from recjax.comms.sweep import sweep
 from recjax.errors import ConfigError, DataError
+from recjax.presets import RunConfig
 from recjax.train.files import write_whole
-from recjax.train.setup import Setup
+from recjax.train.setup import Setup, make_setup
 
 _OF_DATA = ("data",)
 _WAIT_S = 0.5
+_SIZES, _REPEATS = (2**16, 2**20), 10  # of the messages that are timed, in bytes
 _TOKEN = ".seen-by-all"  # in a run folder
 
 
@@ -118,6 +122,38 @@ def _require_shared(out: Path) -> None:
         )
 
 
-def describe(found: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
-    """For `recjax preflight`: the facts, which are alike."""
-    return {"processes": len(found), **found[0]}
+def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
+    """What `recjax preflight` does: builds all that a run needs, compares the processes, and times two collectives.
+
+    Args:
+      config: the run's config.
+      out: its run folder, which all processes must see; None leaves that out.
+
+    Returns:
+      "processes"; the facts that all have alike; "collectives": of an all-reduce and an all-to-all what
+      `recjax.comms.sweep.sweep` tells, empty with one device.
+
+    Raises:
+      ConfigError, DataError, DeviceError: what stands in the way of the run.
+    """
+    setup = make_setup(config, splits=("train", "test"))
+    found = compare(facts(setup))
+    if out is not None and distributed.processes() > 1:
+        _require_shared(out)
+    measured: dict[str, Any] = {}
+    if setup.mesh.devices.size > 1:
+        mesh = ranks_mesh(list(setup.mesh.devices.flat))
+        measured = sweep(mesh, ("all_reduce", "all_to_all"), _SIZES, _REPEATS)["collectives"]
+    return {"processes": len(found), **found[0], "collectives": measured}
+
+
+def to_text(result: Mapping[str, Any]) -> str:
+    """What `preflight` returns, for people."""
+    lines = [f"{name}: {value}" for name, value in result.items() if name != "collectives"]
+    for kind, measured in result["collectives"].items():
+        lines += [
+            f"{kind}, {point['bytes']:,} B: {point['p50_us']:,.0f} us (95%: {point['p95_us']:,.0f}), bus bandwidth "
+            f"{point['bus_bytes_per_s'] / 1e9:.3f} GB/s"
+            for point in measured["points"]
+        ]
+    return "\n".join([*lines, "all processes agree"])

@@ -12,7 +12,7 @@ from recjax.errors import RecjaxError
 
 
 def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
-    """What `work` returns, its exit status; a process with another than 0 ends here, since Python would wait for others.
+    """What `work` returns: the exit status. With another than 0 the process ends here, or Python would wait for others.
 
     Args:
       place: what the environment says of this process.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -65,7 +66,7 @@ def test_any_trace_comes_back_in_recjax_json(tmp_path_factory, trace):
 @given(traces())
 def test_any_trace_comes_back_in_chakra_protobuf_in_microseconds(tmp_path_factory, trace):
     def rounded(event: Event) -> Event:
-        if event.duration_ns is None:
+        if event.duration_ns is None or event.start_ns is None:
             return event
         micros = max(1, round(event.duration_ns / 1000))
         return dataclasses.replace(event, start_ns=event.start_ns // 1000 * 1000, duration_ns=micros * 1000)
@@ -141,7 +142,7 @@ def test_a_foreign_param_trace(tmp_path):
     }
 
 
-def node(id: int, parent: int, name: str, inputs=(), types=(), outputs=(), output_types=()) -> dict:
+def node(id: int, parent: int, name: str, inputs=(), types=(), outputs=(), output_types=()) -> dict[str, Any]:
     """A node as PyTorch's own schema 1.0.1 has them."""
     return {"name": name, "id": id, "rf_id": id, "parent": parent, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1,
             "fw_tid": 0, "op_schema": "", "inputs": list(inputs), "input_types": list(types),
@@ -149,7 +150,7 @@ def node(id: int, parent: int, name: str, inputs=(), types=(), outputs=(), outpu
             "output_shapes": [[] for _ in outputs]}  # fmt: skip
 
 
-def pytorch(rank: int) -> dict:
+def pytorch(rank: int) -> dict[str, Any]:
     """What a DLRM of TorchRec records in one step on two GPUs, cut down to what matters: ids, rows, gradients."""
     ints = "GenericList[Int,Int]"
     ids, rows = [[9, 9, 0, 10, 8, "cuda:0"]], [4, 6] if rank == 0 else [3, 5]
