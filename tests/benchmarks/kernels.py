@@ -11,6 +11,7 @@ time on fresh pages from the system.
 
 import argparse
 import ctypes
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -35,9 +36,8 @@ def plain_bags(rows_UxD: jax.Array, inverse_NxH: jax.Array) -> jax.Array:
     return sum_bags(rows_UxD, ((inverse_NxH, None),))[0]
 
 
-def layer(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array) -> jax.Array:
-    """A dense layer with ReLU [B, N], by the kernels unless they are switched off."""
-    return dense(x_BxK, kernel_KxN, bias_N, relu=True)
+plain_layer = functools.partial(dense, relu=True)  # of a batch x, W and b, while the kernels are switched off
+layer = functools.partial(kernels.dense, relu=True)
 
 
 def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], backward: bool) -> Callable[[], None]:
@@ -56,9 +56,8 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], backward: bo
         value, pull = jax.vjp(of, *(inputs[i] for i in at))
         return value, pull(cotangent)
 
-    # A new function each time: of one that it knows JAX would take the program from before the kernels were switched.
     arguments = (pulled, *inputs) if backward else inputs
-    program = jax.jit(both if backward else lambda *given: function(*given)).lower(*arguments).compile()
+    program = jax.jit(both if backward else function).lower(*arguments).compile()
     return lambda: jax.block_until_ready(program(*arguments))
 
 
@@ -79,7 +78,7 @@ def cases(batch_size: int) -> Any:
         kernel, bias = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((K, N), (N,)))
         for dtype in (jnp.float32, jnp.bfloat16):
             x = jnp.asarray(rng.standard_normal((batch_size, K)), dtype)
-            yield f"dense {K}-{N} {jnp.dtype(dtype).name}", layer, layer, (x, kernel, bias)
+            yield f"dense {K}-{N} {jnp.dtype(dtype).name}", plain_layer, layer, (x, kernel, bias)
     for dim in (16, 64, 128):
         for dtype in (jnp.float32, jnp.bfloat16):
             vectors = jnp.asarray(rng.standard_normal((batch_size, TABLES + 1, dim)), dtype)
