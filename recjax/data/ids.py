@@ -65,16 +65,18 @@ class VocabularyMap:
     Attributes:
       table_rows: V.
       missing_row: the row of missing values.
+      vocabulary: the values; reduced ones if `modulo` is not 0.
+      modulo: see `Frequency`.
     """
 
     def __init__(self, vocabulary: Vocabulary, options: Frequency) -> None:
         """A map with the vocabulary `vocabulary`, whose first row is `first_row(feature)`."""
-        self.vocabulary, self._modulo = vocabulary, options.modulo
+        self.vocabulary, self.modulo = vocabulary, options.modulo
         self.table_rows, self.missing_row = vocabulary.rows, 1
 
     def rows_of(self, values: np.ndarray) -> np.ndarray:
         """The rows of values (none of them missing): int32 of the same shape."""
-        return self.vocabulary.encode(reduced(values, self._modulo))
+        return self.vocabulary.encode(reduced(values, self.modulo))
 
 
 class ComputedMap:

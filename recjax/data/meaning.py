@@ -18,7 +18,8 @@ class Meaning:
 
     Attributes:
       shared: the rows that stand for no single value: unknown values, missing ones.
-      name: row -> the value as text, "unknown" or "missing"; the row's number where the data do not tell.
+      name: row -> the value as the raw data write it, "unknown" or "missing"; the row's number where the data do not
+        tell.
     """
 
     shared: frozenset[int]
@@ -41,6 +42,8 @@ def meaning(source: BlockSource, feature: Feature) -> Meaning:
 
     def value(row: int) -> str:
         found = values[row - first]
+        if raw.values == "hex" and not map_.modulo:  # a reduced one is in no raw row
+            return f"{found:08x}"
         return found.decode() if isinstance(found, bytes) else str(found)
 
     return _named({0: "unknown", **special}, value)

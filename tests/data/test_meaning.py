@@ -6,8 +6,10 @@ import pytest
 from shop import Reader, prepare_shop, rows
 
 from recjax.data.blocks import open_prepared
-from recjax.data.ids import Hash
+from recjax.data.criteo import CriteoKaggle, open_raw
+from recjax.data.ids import Frequency, Hash
 from recjax.data.meaning import meaning
+from recjax.data.options import prepare_as
 from recjax.data.synthetic import Synthetic
 
 
@@ -41,6 +43,18 @@ def test_the_names_are_those_of_the_rows_that_were_prepared(source):
     known = set(seen("city"))
     assert names == [row["city"] if row["city"] in known else "missing" if row["city"] is None else "unknown"
                      for row in rows()[600:]]  # fmt: skip
+
+
+@pytest.mark.parametrize(("modulo", "names"), [(0, ["0000000f", "05db9164", "ffffffff"]), (100, ["15", "84", "95"])])
+def test_hexadecimal_values_are_written_as_in_the_raw_data(tmp_path, modulo, names):
+    """C1 is 05db9164 (98,275,684), f and ffffffff (4,294,967,295), in one row each of eight; seven train."""
+    categories = ["05db9164", "f", "ffffffff", "", "", "", "", ""]
+    lines = ["\t".join(["1", *("1",) * 13, first, *("",) * 25]) + "\n" for first in categories]
+    (tmp_path / "train.txt").write_text("".join(lines))
+    config = CriteoKaggle(ids=Frequency(modulo=modulo))
+    source = prepare_as(config, open_raw(config, tmp_path), tmp_path / "data")
+    found = meaning(source, source.schema.feature("C1"))
+    assert [found.name(row) for row in range(5)] == ["unknown", "missing", *names]
 
 
 def test_rows_without_vocabulary(tmp_path, good):
