@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Callable
 
 from recjax import distributed, supervise, watch
-from recjax.errors import RecjaxError
+from recjax.errors import RecjaxError, StoppedError
 
 
 def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
-    """What `work` returns: the exit status. With another than 0 the process ends here, or Python would wait for others.
+    """What `work` returns: the exit status. After an error the process ends here, or Python would wait for the others.
 
     Args:
       place: what the environment says of this process.
@@ -33,7 +33,7 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    if status:
+    if status not in (0, StoppedError.exit_status):  # in these two all processes end alike
         settle()
         os._exit(status)
     watching.done()
