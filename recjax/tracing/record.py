@@ -7,6 +7,7 @@ from the profile, where operations are named after the program's instructions.
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from recjax import config as machinery
+from recjax import distributed
 from recjax.bench.parts import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
@@ -31,6 +33,7 @@ from recjax.train.abstract import abstract_inputs, abstract_state
 from recjax.train.loop import Cursor, training
 from recjax.train.setup import Setup, make_setup
 
+Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
 _DTYPES = {"pred": "bool", "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32",
            "u32": "uint32", "s64": "int64", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
@@ -52,6 +55,8 @@ class Step:
 
 def record(config: RunConfig, steps: int) -> Trace:
     """Trains `UNTIMED + steps` steps from new weights and gives the trace of the last `steps`.
+
+    Several processes record together, and all of them get the trace of all ranks.
 
     Raises:
       ConfigError: `steps` is not positive, or what `make_setup` refuses.
@@ -75,6 +80,7 @@ def record(config: RunConfig, steps: int) -> Trace:
     taken = profile.profile(lambda: train(steps), None)
     times = profile.timelines(taken, "jit_train_step", list(setup.mesh.devices.flat), steps)
     profile.discard(taken)
+    done, times = _gathered(done, times)
     programs: dict[tuple[tuple[str, int], ...], str] = {}
     ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.devices)}
     for number, step in enumerate(done):
@@ -89,11 +95,36 @@ def record(config: RunConfig, steps: int) -> Trace:
     return checked(trace, "the trace")
 
 
+def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines]:
+    """What this process has seen of its own devices, with what the others have."""
+    if distributed.processes() == 1:
+        return done, times
+    counts = [
+        {name: [None if x is None else np.asarray(x).tolist() for x in (c.counts_NxO, c.handed_NxE)]
+         for name, c in step.counts.items()}
+        for step in done
+    ]  # fmt: skip
+    spans = [[rank, number, [dataclasses.astuple(s) for s in found]] for (rank, number), found in times.items()]
+    told = [json.loads(text) for text in distributed.gather("what it recorded", json.dumps([counts, spans]))]
+    whole = []
+    for number, step in enumerate(done):
+        joined = {}
+        for name in step.counts:
+            asked, handed = zip(*(of_one[number][name] for of_one, _ in told), strict=True)
+            joined[name] = GroupRouting(
+                None, np.concatenate(asked), None, None if handed[0] is None else np.concatenate(handed)
+            )
+        whole.append(Step(step.capacities, joined))
+    return whole, {
+        (rank, number): tuple(profile.Span(*s) for s in found) for _, spans in told for rank, number, found in spans
+    }
+
+
 def true_counts(setup: Setup, counted: route.Counted) -> dict[str, GroupRouting]:
     """The counts of a batch's routing, whoever routed it."""
     if not counted.keys:
-        train = setup.config.train
-        counted = route.count(counted.batch, setup.bound, train.batch_size, train.accumulate)
+        train, share = setup.config.train, setup.router.share
+        counted = route.count(counted.batch, setup.bound, train.batch_size, train.accumulate, share)
     return {g.name: route.true_counts(g, counted) for g in setup.bound.groups if g.sharding != "copies"}
 
 
@@ -168,4 +199,5 @@ def _about(setup: Setup, steps: int) -> dict[str, Any]:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if distributed.is_main():
+        print(text, file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     made.add_argument("--vary", metavar="KEY=A,B,...",
                       help="record once with each of these values of a setting, in DIR/KEY=VALUE")  # fmt: skip
     made.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
-    made.set_defaults(tunables=True)
+    made.set_defaults(tunables=True, together=True)
 
     shown = verb("trace report", report, "show what traces say: sizes, shares, imbalance, time; several side by side",
                  "trace report traces/first --out report.html --out report.png")  # fmt: skip
@@ -89,7 +89,7 @@ def trace(options: argparse.Namespace) -> Shown:
         recorded = dataclasses.replace(
             recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
         )
-        for format in formats:
+        for format in formats if distributed.is_main() else ():
             write(recorded, folder if format == "recjax" else folder / format, format)
         results.append((folder, figures(recorded)))
     results.sort(key=lambda one: [folder for folder, _ in runs].index(one[0]))
