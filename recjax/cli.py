@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import __version__, distributed, supervise, together, watch
-from recjax.errors import ConfigError, RecjaxError, StoppedError
+from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
 from recjax.tracing import verbs as tracing
 
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
         try:
             options.run(options)
         except BaseException as error:
-            if watching and not isinstance(error, (RuntimeError, StoppedError)):
+            if watching and not isinstance(error, RuntimeError) and not getattr(error, "everywhere", False):
                 kind = "" if isinstance(error, RecjaxError) else f"{type(error).__name__}: "
                 watching.failed(f"{kind}{error}")
             raise

@@ -6,9 +6,14 @@ and what to do about it. The command line prints it without a traceback; from Py
 
 
 class RecjaxError(Exception):
-    """Base of all errors that recjax raises on purpose. Exit status 1."""
+    """Base of all errors that recjax raises on purpose. Exit status 1.
+
+    Attributes:
+      everywhere: whether all processes of a run raise it together, so that none need tell the others.
+    """
 
     exit_status = 1
+    everywhere = False
 
 
 class ConfigError(RecjaxError):
@@ -33,6 +38,7 @@ class StoppedError(RecjaxError):
     """The run was asked to stop (SIGTERM) and has, with a checkpoint. Status 143, as of a process that SIGTERM ends."""
 
     exit_status = 143
+    everywhere = True
 
 
 class TrainingError(RecjaxError):

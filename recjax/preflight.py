@@ -73,9 +73,11 @@ def compare(mine: Mapping[str, str]) -> dict[int, dict[str, str]]:
             for name, values in differing.items()
         )
         what = "data" if of_data else "settings"
-        raise (DataError if of_data else ConfigError)(
+        error = (DataError if of_data else ConfigError)(
             f"the processes differ in their {what}: {table}. Give all of them the same command, software and data."
         )
+        error.everywhere = True
+        raise error
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -35,6 +36,8 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
         status = 1
     if status not in (0, StoppedError.exit_status):  # in these two all processes end alike
         settle()
+        if distributed.is_main():  # with it goes what the others may still have to read
+            time.sleep(watch.LAST_WORDS_S)
         os._exit(status)
     watching.done()
     distributed.leave()

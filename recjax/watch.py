@@ -32,6 +32,7 @@ LOST = 4  # exit status
 ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "prepare": 30}
 _DONE = "done"
 _BEAT_S = 1.0
+LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
 _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
 
 
@@ -69,8 +70,6 @@ class Watch:
         if self._joined:
             with contextlib.suppress(Exception):  # they will see that it is gone
                 self._tell()
-            if distributed.is_main():  # with it goes the store in which they read this
-                time.sleep(2 * self._interval_s())
 
     def done(self) -> None:
         """Tells them that it has nothing left to do."""

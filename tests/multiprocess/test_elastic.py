@@ -40,7 +40,7 @@ def test_unequal_data_and_a_stalled_process(tmp_path: Path) -> None:
     preset, out = write_preset(tmp_path), tmp_path / "run"
     settings = [*SETTINGS, "mesh.devices=2"]
     other = Job(out, preset, settings, 2, 30, lambda k, port: ([], [f"seed={k}", f"data.seed={k}"], {}))
-    assert other.wait(60)[0] == 2, other.tail()
+    assert other.wait(60) == [2, 2], other.tail()
     assert any("the processes differ in their settings: config:" in m and "data:" in m for m in other.messages())
     job = Job(out, preset, settings, 2, limit_s=10)
     job.wait_for(lambda: job.step() > 5)
