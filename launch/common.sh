@@ -1,0 +1,197 @@
+# shellcheck shell=bash
+# What the launch scripts share; sourced, never run. Needs bash 4.4 and setsid (util-linux).
+
+# The header of the script that is running: its comment lines from the second one up to the first other line.
+show_help() {
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//;t keep;d;:keep;/^SBATCH /d;/^shellcheck /d;p}' "$0"
+}
+
+say() {
+  printf '%s: %s\n' "${0##*/}" "$*" >&2
+}
+
+die() { # die MESSAGE: bad usage
+  printf '%s: error: %s See --help.\n' "${0##*/}" "$*" >&2
+  exit 2
+}
+
+whole_number() { # whole_number OPTION VALUE LEAST
+  if [[ ! $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || (($2 < $3)); then
+    die "$1 is '$2'; it takes a whole number from $3."
+  fi
+}
+
+plain_name() { # plain_name OPTION VALUE: a name that is safe in a path, a DNS label and YAML
+  [[ $2 =~ ^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
+    die "$1 is '$2'; it takes at most 40 small letters, digits and hyphens, beginning and ending with none of the latter."
+}
+
+# quoted WORD...: one line that a shell reads back as these words.
+quoted() {
+  local word line=
+  for word in "$@"; do
+    if [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then # what printf %q would sometimes quote without need
+      line+=" $word"
+    else
+      line+=" ${word@Q}"
+    fi
+  done
+  printf '%s\n' "${line# }"
+}
+
+# run_id WORD...: a name that the same recjax command always gets. It names folders of logs and jobs; the run folder
+# of recjax is --out, or follows from the config, so the same command always resumes.
+run_id() {
+  local name sum
+  name=$(basename -- "${2:-}" .py)
+  name=$(printf '%s' "${1:-run}${name:+-$name}" | tr '[:upper:]_' '[:lower:]-' | tr -cd 'a-z0-9-' | cut -c 1-24)
+  sum=$(printf '%s\0' "$@" | cksum)
+  printf '%s-%s\n' "${name%-}" "${sum%% *}"
+}
+
+# need_verb WORD...: refuses a command that does not begin with a verb of recjax.
+need_verb() {
+  (($#)) || die "there is nothing to run. Give the recjax command behind --, as in \"-- train movietweetings\"."
+  [[ $1 =~ ^[a-z]+$ ]] || die "'$1' is no verb of recjax. Give the command behind --, as in \"-- train movietweetings\"."
+}
+
+# find_recjax: prints what to run: $RECJAX_BIN, or recjax on PATH, or that of the checkout's own environment.
+find_recjax() {
+  local own=${BASH_SOURCE[0]%/*}/../.venv/bin/recjax
+  if [[ -n ${RECJAX_BIN:-} ]]; then
+    printf '%s\n' "$RECJAX_BIN"
+  elif command -v recjax >/dev/null; then
+    printf 'recjax\n'
+  elif [[ -x $own ]]; then
+    realpath -s -- "$own"
+  else
+    die "recjax is not on PATH, nor in .venv of the checkout. Install it (README.md), or name it in RECJAX_BIN."
+  fi
+}
+
+# verdict STATUS...: one exit status for the processes of an attempt, given in any order. What no restart mends comes
+# first: 2 (usage, config), 3 (data), then any other failure; then 4 (a process was lost: it said so, or a signal
+# killed it; a restart goes on), 143 (stopped by SIGTERM before its end, checkpoint written), and 0.
+verdict() {
+  local status worst=0 failed=0 lost=0 stopped=0
+  for status in "$@"; do
+    case $status in
+      0) ;;
+      2 | 3) worst=$((worst == 2 ? 2 : status)) ;;
+      143) stopped=1 ;;
+      4) lost=1 ;;
+      *) if ((status > 127)); then lost=1; else failed=$status; fi ;;
+    esac
+  done
+  if ((worst)); then
+    echo "$worst"
+  elif ((failed)); then
+    echo "$failed"
+  elif ((lost)); then
+    echo 4
+  elif ((stopped)); then
+    echo 143
+  else
+    echo 0
+  fi
+}
+
+# --- Attempts of several processes, for local.sh and ssh.sh.
+# They define start_process INDEX (starts it in the background and leaves its id in $!) and signal_process INDEX NAME.
+
+declare -a PIDS=() STATUSES=()
+STOP_SIGNALS=0
+
+# The first signal asks every process to write a checkpoint and end, the second kills them.
+_on_signal() {
+  STOP_SIGNALS=$((STOP_SIGNALS + 1))
+  if ((STOP_SIGNALS == 1)); then
+    say "stopping: every process is asked to write a checkpoint and end. Once more kills them."
+  else
+    say "killing every process."
+  fi
+  _signal_all
+}
+
+_signal_all() {
+  local index
+  for index in "${!PIDS[@]}"; do
+    if [[ -z ${STATUSES[index]:-} ]]; then
+      signal_process "$index" "$( ((STOP_SIGNALS > 1)) && echo KILL || echo TERM)"
+    fi
+  done
+}
+
+# _await_all GRACE_S: waits until all have ended. After one has failed the others have GRACE_S seconds: recjax ends
+# them by itself within RECJAX_LIMIT_S, so the kill here is for a machine on which even that is stuck.
+_await_all() {
+  local running index status left deadline=0
+  while :; do
+    running=$(jobs -rp)
+    left=0
+    for index in "${!PIDS[@]}"; do
+      if [[ -n ${STATUSES[index]:-} ]]; then
+        continue
+      elif [[ $'\n'$running$'\n' == *$'\n'"${PIDS[index]}"$'\n'* ]]; then
+        left=$((left + 1))
+        continue
+      fi
+      status=0
+      wait "${PIDS[index]}" 2>/dev/null || status=$? # bash would announce a killed child
+      STATUSES[index]=$status
+      if ((status != 0 && status != 143 && deadline == 0)); then
+        deadline=$((SECONDS + $1))
+      fi
+    done
+    if ((left == 0)); then
+      return
+    elif ((deadline && SECONDS > deadline)); then
+      say "one process failed $1 s ago and $left still run: killing them."
+      for index in "${!PIDS[@]}"; do
+        [[ -n ${STATUSES[index]:-} ]] || signal_process "$index" KILL
+      done
+      deadline=$((SECONDS + $1))
+    fi
+    sleep 0.2 || true # Ctrl-C ends it too
+  done
+}
+
+# supervise COUNT RESTARTS: runs attempts of COUNT processes and returns the verdict on the last one. All are started
+# again, once all have ended, when one was lost, at most RESTARTS times; never after a signal to us.
+supervise() {
+  local index attempt=1 status
+  trap _on_signal TERM INT HUP
+  while :; do
+    PIDS=() STATUSES=()
+    for ((index = 0; index < $1 && STOP_SIGNALS == 0; index++)); do
+      start_process "$index" "$attempt"
+      PIDS[index]=$!
+    done
+    if ((STOP_SIGNALS)); then
+      _signal_all # the signal may have come before a process was in PIDS
+    fi
+    _await_all $((${RECJAX_LIMIT_S:-60} + 60))
+    if declare -F after_attempt >/dev/null; then
+      after_attempt
+    fi
+    status=$(verdict "${STATUSES[@]}")
+    if ((STOP_SIGNALS)); then
+      if ((status == 4 || ${#STATUSES[@]} < $1)); then
+        status=143
+      fi
+      ((status != 143)) || say "stopped. The same command goes on from the last checkpoint."
+      return "$status"
+    elif ((status == 0)); then
+      return 0
+    fi
+    say "attempt $attempt: exit statuses of processes 0 to $(($1 - 1)): ${STATUSES[*]}."
+    if ((status == 4 && attempt <= $2)); then
+      say "a process was lost; starting all of them again (restart $attempt of $2)."
+      attempt=$((attempt + 1))
+      sleep 1 || true
+    else
+      ((status != 4)) || say "a process was lost, and no restart is left. The same command goes on from the last checkpoint."
+      return "$status"
+    fi
+  done
+}
