@@ -96,10 +96,30 @@ verdict() {
   fi
 }
 
-# --- Attempts of several processes, for local.sh and ssh.sh.
-# They define start_process INDEX (starts it in the background and leaves its id in $!) and signal_process INDEX NAME.
+# mesh_words GPUS DEVICES PROCESSES WORD...: sets COMMAND to the words and to what --gpus or --devices adds to them.
+mesh_words() {
+  local gpus=$1 devices=$2 processes=$3 word
+  shift 3
+  COMMAND=("$@")
+  if [[ -n $gpus && -n $devices ]]; then
+    die "--gpus and --devices exclude each other: a process drives a GPU or makes CPU devices."
+  elif [[ -z $gpus && -z $devices ]]; then
+    return
+  fi
+  for word in "$@"; do
+    if [[ $word == mesh.devices=* || $word == mesh.platform=* ]]; then
+      die "$word and --${gpus:+gpus}${devices:+devices} both say what the mesh is. Leave one out."
+    fi
+  done
+  COMMAND+=("mesh.platform=${gpus:+gpu}${devices:+cpu}" "mesh.devices=$((processes * ${devices:-1}))")
+}
 
-declare -a PIDS=() STATUSES=()
+# --- Attempts of several processes, for local.sh and ssh.sh, which define
+#   run_process INDEX          becomes the process (exec)
+#   signal_process INDEX NAME  sends it TERM or KILL; its id here is PIDS[INDEX]
+# and set LOGS, the folder of logs, and COMMAND, what recjax is called with.
+
+declare -a PIDS=() STATUSES=() TEES=()
 STOP_SIGNALS=0
 
 # The first signal asks every process to write a checkpoint and end, the second kills them.
@@ -156,6 +176,35 @@ _await_all() {
   done
 }
 
+# Starts a process, whose id is then in $!. All that it prints goes to its log; what process 0 prints also comes here,
+# its two streams apart.
+_start() { # _start INDEX ATTEMPT
+  local log=$LOGS/process-$1.log out err
+  printf -- '--- %s attempt %s: recjax %s\n' "$(date -u +%FT%TZ)" "$2" "$(quoted "${COMMAND[@]}")" >>"$log"
+  if (($1)); then
+    run_process "$1" </dev/null >>"$log" 2>&1 &
+    return
+  fi
+  # A signal to all of our group must not take the readers before the writer ends.
+  exec {out}> >(trap '' TERM INT HUP && exec tee -a "$log")
+  TEES=("$!")
+  exec {err}> >(trap '' TERM INT HUP && exec tee -a "$log" >&2)
+  TEES+=("$!")
+  run_process "$1" </dev/null >&"$out" 2>&"$err" {out}>&- {err}>&- &
+  exec {out}>&- {err}>&-
+}
+
+# Lets tee write the last lines; not for ever, should something else still hold the streams.
+_await_tees() {
+  local tee tries
+  for tee in "${TEES[@]}"; do
+    for ((tries = 0; tries < 50; tries++)); do
+      kill -0 "$tee" 2>/dev/null || break
+      sleep 0.1 || true
+    done
+  done
+}
+
 # supervise COUNT RESTARTS: runs attempts of COUNT processes and returns the verdict on the last one. All are started
 # again, once all have ended, when one was lost, at most RESTARTS times; never after a signal to us.
 supervise() {
@@ -164,16 +213,14 @@ supervise() {
   while :; do
     PIDS=() STATUSES=()
     for ((index = 0; index < $1 && STOP_SIGNALS == 0; index++)); do
-      start_process "$index" "$attempt"
+      _start "$index" "$attempt"
       PIDS[index]=$!
     done
     if ((STOP_SIGNALS)); then
       _signal_all # the signal may have come before a process was in PIDS
     fi
     _await_all $((${RECJAX_LIMIT_S:-60} + 60))
-    if declare -F after_attempt >/dev/null; then
-      after_attempt
-    fi
+    _await_tees
     status=$(verdict "${STATUSES[@]}")
     if ((STOP_SIGNALS)); then
       if ((status == 4 || ${#STATUSES[@]} < $1)); then

@@ -50,9 +50,7 @@ while (($#)); do
 done
 need_verb "$@"
 
-if [[ -n $gpus && -n $devices ]]; then
-  die "--gpus and --devices exclude each other: a process drives a GPU or makes CPU devices."
-elif [[ -z $processes && -n $gpus ]]; then
+if [[ -z $processes && -n $gpus ]]; then
   processes=$(nvidia-smi --list-gpus 2>/dev/null | grep -c . || true)
   ((processes)) || die "nvidia-smi lists no GPU here. Say how many there are with --processes."
 fi
@@ -62,15 +60,7 @@ whole_number --restarts "$restarts" 0
 [[ -z $devices ]] || whole_number --devices "$devices" 1
 [[ -z $port ]] || whole_number --port "$port" 1
 
-command=("$@")
-if [[ -n $gpus || -n $devices ]]; then
-  for word in "$@"; do
-    case $word in
-      mesh.devices=* | mesh.platform=*) die "$word and --${gpus:+gpus}${devices:+devices} both say what the mesh is. Leave one out." ;;
-    esac
-  done
-  command+=("mesh.platform=${gpus:+gpu}${devices:+cpu}" "mesh.devices=$((processes * ${devices:-1}))")
-fi
+mesh_words "$gpus" "$devices" "$processes" "$@"
 
 # Below the range from which Linux takes the ports of outgoing connections.
 while [[ -z $port ]]; do
@@ -81,20 +71,20 @@ while [[ -z $port ]]; do
 done
 
 recjax=$(find_recjax)
-logs=${logs:-runs/logs/$(run_id "$@")}
+LOGS=${logs:-runs/logs/$(run_id "$@")}
 mapfile -t environment < <(RECJAX_CPU_DEVICES=${devices:-0} recjax_env 127.0.0.1)
 environment+=("RECJAX_COORDINATOR=127.0.0.1:$port" "RECJAX_PROCESSES=$processes")
 
 words_of() { # words_of INDEX: sets WORDS to what runs as this process
   # A session of its own, so that Ctrl-C reaches recjax through this script alone, and kill -9 all that it started.
-  WORDS=(env "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=$1"} setsid "$recjax" "${command[@]}")
+  WORDS=(env "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=$1"} setsid "$recjax" "${COMMAND[@]}")
 }
 
 if [[ -n $dry ]]; then
-  printf 'mkdir -p %s\n' "$(quoted "$logs")"
+  printf 'mkdir -p %s\n' "$(quoted "$LOGS")"
   for ((index = 0; index < processes; index++)); do
     words_of "$index"
-    log=$(quoted "$logs/process-$index.log")
+    log=$(quoted "$LOGS/process-$index.log")
     if ((index)); then
       printf '%s </dev/null >>%s 2>&1 &\n' "$(quoted "${WORDS[@]}")" "$log"
     else
@@ -105,21 +95,9 @@ if [[ -n $dry ]]; then
   exit
 fi
 
-start_process() { # start_process INDEX ATTEMPT
-  local log=$logs/process-$1.log out err
-  printf -- '--- %s attempt %s: %s\n' "$(date -u +%FT%TZ)" "$2" "$(quoted "$recjax" "${command[@]}")" >>"$log"
+run_process() {
   words_of "$1"
-  if (($1)); then
-    "${WORDS[@]}" </dev/null >>"$log" 2>&1 &
-    return
-  fi
-  # Its two streams stay apart here. A signal to all of our group must not take the readers before the writer ends.
-  exec {out}> >(trap '' TERM INT HUP && exec tee -a "$log")
-  TEES=("$!")
-  exec {err}> >(trap '' TERM INT HUP && exec tee -a "$log" >&2)
-  TEES+=("$!")
-  "${WORDS[@]}" </dev/null >&"$out" 2>&"$err" {out}>&- {err}>&- &
-  exec {out}>&- {err}>&-
+  exec "${WORDS[@]}"
 }
 
 signal_process() { # signal_process INDEX NAME
@@ -130,18 +108,8 @@ signal_process() { # signal_process INDEX NAME
   kill -s "$2" -- "$id" 2>/dev/null || true
 }
 
-after_attempt() { # lets tee write the last lines; not for ever, should something else still hold the streams
-  local tee tries
-  for tee in "${TEES[@]}"; do
-    for ((tries = 0; tries < 50; tries++)); do
-      kill -0 "$tee" 2>/dev/null || break
-      sleep 0.1
-    done
-  done
-}
-
-mkdir -p -- "$logs" || die "cannot make the folder of logs $logs."
-say "$processes processes, logs in $logs"
+mkdir -p -- "$LOGS" || die "cannot make the folder of logs $LOGS."
+say "$processes processes, logs in $LOGS"
 status=0
 supervise "$processes" "$restarts" || status=$?
 exit "$status"
