@@ -117,6 +117,7 @@ mesh_words() {
 # --- Attempts of several processes, for local.sh and ssh.sh, which define
 #   run_process INDEX          becomes the process (exec)
 #   signal_process INDEX NAME  sends it TERM or KILL; its id here is PIDS[INDEX]
+#   before_process INDEX, after_attempt   if there is anything to prepare or to tidy up
 # and set LOGS, the folder of logs, and COMMAND, what recjax is called with.
 
 declare -a PIDS=() STATUSES=() TEES=()
@@ -176,12 +177,28 @@ _await_all() {
   done
 }
 
+_hook() {
+  ! declare -F "$1" >/dev/null || "$@"
+}
+
+# redirected INDEX: how _start redirects the process, for dry runs.
+redirected() {
+  local log
+  log=$(quoted "$LOGS/process-$1.log")
+  if (($1)); then
+    echo ">>$log 2>&1"
+  else
+    echo "> >(tee -a $log) 2> >(tee -a $log >&2)"
+  fi
+}
+
 # Starts a process, whose id is then in $!. All that it prints goes to its log; what process 0 prints also comes here,
 # its two streams apart.
 _start() { # _start INDEX ATTEMPT
   local log=$LOGS/process-$1.log out err
   printf -- '--- %s attempt %s: recjax %s\n' "$(date -u +%FT%TZ)" "$2" "$(quoted "${COMMAND[@]}")" >>"$log"
   if (($1)); then
+    _hook before_process "$1"
     run_process "$1" </dev/null >>"$log" 2>&1 &
     return
   fi
@@ -190,6 +207,7 @@ _start() { # _start INDEX ATTEMPT
   TEES=("$!")
   exec {err}> >(trap '' TERM INT HUP && exec tee -a "$log" >&2)
   TEES+=("$!")
+  _hook before_process "$1"
   run_process "$1" </dev/null >&"$out" 2>&"$err" {out}>&- {err}>&- &
   exec {out}>&- {err}>&-
 }
@@ -221,6 +239,7 @@ supervise() {
     fi
     _await_all $((${RECJAX_LIMIT_S:-60} + 60))
     _await_tees
+    _hook after_attempt
     status=$(verdict "${STATUSES[@]}")
     if ((STOP_SIGNALS)); then
       if ((status == 4 || ${#STATUSES[@]} < $1)); then
@@ -235,7 +254,6 @@ supervise() {
     if ((status == 4 && attempt <= $2)); then
       say "a process was lost; starting all of them again (restart $attempt of $2)."
       attempt=$((attempt + 1))
-      sleep 1 || true
     else
       ((status != 4)) || say "a process was lost, and no restart is left. The same command goes on from the last checkpoint."
       return "$status"

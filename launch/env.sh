@@ -61,7 +61,7 @@ recjax_env() {
   fi
 }
 
-if [[ ${BASH_SOURCE[0]} != "$0" ]]; then
+if [[ ${BASH_SOURCE[0]} != "$0" ]]; then # sourced
   while IFS= read -r _recjax_line; do
     export "${_recjax_line?}"
   done < <(recjax_env "$@")

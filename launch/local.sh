@@ -84,12 +84,7 @@ if [[ -n $dry ]]; then
   printf 'mkdir -p %s\n' "$(quoted "$LOGS")"
   for ((index = 0; index < processes; index++)); do
     words_of "$index"
-    log=$(quoted "$LOGS/process-$index.log")
-    if ((index)); then
-      printf '%s </dev/null >>%s 2>&1 &\n' "$(quoted "${WORDS[@]}")" "$log"
-    else
-      printf '%s </dev/null > >(tee -a %s) 2> >(tee -a %s >&2) &\n' "$(quoted "${WORDS[@]}")" "$log" "$log"
-    fi
+    echo "$(quoted "${WORDS[@]}") </dev/null $(redirected "$index") &"
   done
   echo "wait # restarts: $restarts"
   exit

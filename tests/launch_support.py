@@ -52,7 +52,8 @@ class Desk:
         for folder in (self.folder, self.fake, self._bin):
             folder.mkdir()
         self.write("recjax", RECJAX)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RECJAX_", "SLURM_", "NPROC")) and "prox" not in k}
+        ours = ("RECJAX_", "SLURM_", "NPROC", "JAX_", "XLA_", "NCCL_", "CLOUDSDK_")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours) and "prox" not in k}
         self.env = kept | {"PATH": f"{self._bin}:{os.environ['PATH']}", "FAKE": str(self.fake), "HOME": str(root)}
 
     def write(self, name: str, text: str = RECORDER) -> None:

@@ -120,7 +120,7 @@ def test_a_second_signal_kills(desk: Desk) -> None:
 def test_a_killed_process_is_noticed_and_a_stuck_one_killed_after_the_limit(desk: Desk) -> None:
     for process in (0, 1):
         desk.does(process, "wait", "exit 0")
-    with desk.start("local.sh", "--restarts", 1, "--", "train", "p", env={"RECJAX_LIMIT_S": -58}) as script:  # so 2 s
+    with desk.start("local.sh", "--restarts", 1, "--", "train", "p", env={"RECJAX_LIMIT_S": -59}) as script:  # so 1 s
         until(lambda: len(list(desk.fake.glob("waits-*"))) == 2)
         os.kill(desk.attempts(1)[0], signal.SIGKILL)
         done = finish(script)

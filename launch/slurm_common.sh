@@ -1,0 +1,69 @@
+# shellcheck shell=bash
+# What slurm.sbatch and slurm_array.sbatch share, beside common.sh; sourced, never run.
+
+STOPPED=''
+
+# directive NAME: what this script's own line #SBATCH --NAME= says.
+directive() {
+  sed -n "s/^#SBATCH --$1=//p" "$0"
+}
+
+# The batch shell alone gets --signal=B:...: what runs must be told. Not through srun, which takes SIGTERM for an order
+# to kill its tasks. Of an array only this task is meant: its first one has the id of them all.
+_forward_term() {
+  STOPPED=yes
+  say "SIGTERM, the time limit is near: asking recjax to write a checkpoint and end."
+  scancel --signal=TERM "$(this_job)" || true
+}
+
+this_job() {
+  if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
+    echo "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-JOB}"
+  else
+    echo "${SLURM_JOB_ID:-JOB}"
+  fi
+}
+
+# slurm_run RESTARTS REQUEUES WORD...: runs srun (the words), again when a process was lost, at most RESTARTS times.
+# Stopped by the signal before the time limit, the job goes back to the queue, and resumes when its turn comes; at most
+# REQUEUES times.
+slurm_run() {
+  local restarts=$1 requeues=$2 attempt=1 status step
+  shift 2
+  trap _forward_term TERM
+  while :; do
+    "$@" &
+    step=$!
+    while :; do
+      status=0
+      wait "$step" || status=$?
+      # A signal to us interrupts wait; it has not ended then.
+      kill -0 "$step" 2>/dev/null || break
+    done
+    status=$(verdict "$status")
+    [[ $status == 4 && $attempt -le $restarts && -z $STOPPED ]] || break
+    say "attempt $attempt: a process was lost; starting all of them again (restart $attempt of $restarts)."
+    attempt=$((attempt + 1))
+  done
+  if [[ -n $STOPPED && ($status == 143 || $status == 4) ]]; then
+    status=143
+    # Not after scancel by the user, which may reach this shell too: then the job is no longer RUNNING.
+    if ((${SLURM_RESTART_COUNT:-0} < requeues)) && [[ $(squeue --noheader --format=%T --jobs="$(this_job)") == RUNNING ]]; then
+      say "back to the queue (${SLURM_RESTART_COUNT:-0} times before, at most $requeues)."
+      scontrol requeue "$(this_job)"
+      sleep 60 # Slurm ends this shell
+    else
+      say "stopped. Submit the same command again to go on from the last checkpoint."
+    fi
+  fi
+  return "$status"
+}
+
+slurm_dry_run() { # slurm_dry_run RESTARTS REQUEUES WORD...
+  local restarts=$1 requeues=$2
+  shift 2
+  printf 'mkdir -p %s\n%s\n' "$(quoted "$LOGS")" "$(quoted "$@")"
+  echo "# a process was lost: the same again, at most $restarts times"
+  echo "# at SIGTERM: scancel --signal=TERM $(this_job)"
+  echo "# then, at most $requeues times: scontrol requeue $(this_job)"
+}
