@@ -12,7 +12,7 @@ directive() {
 # to kill its tasks. Of an array only this task is meant: its first one has the id of them all.
 _forward_term() {
   STOPPED=yes
-  say "SIGTERM, the time limit is near: asking recjax to write a checkpoint and end."
+  say "SIGTERM (the time limit is near, or scancel): asking recjax to write a checkpoint and end."
   scancel --signal=TERM "$(this_job)" || true
 }
 
@@ -50,8 +50,8 @@ slurm_run() {
     # Not after scancel by the user, which may reach this shell too: then the job is no longer RUNNING.
     if ((${SLURM_RESTART_COUNT:-0} < requeues)) && [[ $(squeue --noheader --format=%T --jobs="$(this_job)") == RUNNING ]]; then
       say "back to the queue (${SLURM_RESTART_COUNT:-0} times before, at most $requeues)."
-      scontrol requeue "$(this_job)"
-      sleep 60 # Slurm ends this shell
+      trap 'exit 143' TERM
+      scontrol requeue "$(this_job)" # and Slurm ends this shell
     else
       say "stopped. Submit the same command again to go on from the last checkpoint."
     fi
