@@ -26,14 +26,14 @@ plain_name() { # plain_name OPTION VALUE: a name that is safe in a path, a DNS l
     die "$1 is '$2'; it takes at most 40 small letters, digits and hyphens, beginning and ending with none of the latter."
 }
 
-# quoted WORD...: one line that a shell reads back as these words.
+# quoted WORD...: one line that any shell of the Bourne family reads back as these words.
 quoted() {
   local word line=
   for word in "$@"; do
-    if [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then # what printf %q would sometimes quote without need
+    if [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then
       line+=" $word"
     else
-      line+=" ${word@Q}"
+      line+=" '${word//\'/\'\\\'\'}'"
     fi
   done
   printf '%s\n' "${line# }"
@@ -67,6 +67,22 @@ find_recjax() {
   else
     die "recjax is not on PATH, nor in .venv of the checkout. Install it (README.md), or name it in RECJAX_BIN."
   fi
+}
+
+# running ID: whether this child of ours still runs.
+running() {
+  local ids
+  ids=$(jobs -rp)
+  [[ $'\n'$ids$'\n' == *$'\n'"$1"$'\n'* ]]
+}
+
+# wait_for ID: its exit status, once it has ended. Signals to us are handled meanwhile, and do not end the waiting, as
+# they would that of wait.
+wait_for() {
+  while running "$1"; do
+    sleep 0.2 || true # Ctrl-C ends it too
+  done
+  wait "$1" 2>/dev/null # bash would announce a killed child
 }
 
 # verdict STATUS...: one exit status for the processes of an attempt, given in any order. What no restart mends comes
@@ -146,19 +162,18 @@ _signal_all() {
 # _await_all GRACE_S: waits until all have ended. After one has failed the others have GRACE_S seconds: recjax ends
 # them by itself within RECJAX_LIMIT_S, so the kill here is for a machine on which even that is stuck.
 _await_all() {
-  local running index status left deadline=0
+  local index status left deadline=0
   while :; do
-    running=$(jobs -rp)
     left=0
     for index in "${!PIDS[@]}"; do
       if [[ -n ${STATUSES[index]:-} ]]; then
         continue
-      elif [[ $'\n'$running$'\n' == *$'\n'"${PIDS[index]}"$'\n'* ]]; then
+      elif running "${PIDS[index]}"; then
         left=$((left + 1))
         continue
       fi
       status=0
-      wait "${PIDS[index]}" 2>/dev/null || status=$? # bash would announce a killed child
+      wait_for "${PIDS[index]}" || status=$?
       STATUSES[index]=$status
       if ((status != 0 && status != 143 && deadline == 0)); then
         deadline=$((SECONDS + $1))

@@ -28,18 +28,13 @@ this_job() {
 # Stopped by the signal before the time limit, the job goes back to the queue, and resumes when its turn comes; at most
 # REQUEUES times.
 slurm_run() {
-  local restarts=$1 requeues=$2 attempt=1 status step
+  local restarts=$1 requeues=$2 attempt=1 status
   shift 2
   trap _forward_term TERM
   while :; do
     "$@" &
-    step=$!
-    while :; do
-      status=0
-      wait "$step" || status=$?
-      # A signal to us interrupts wait; it has not ended then.
-      kill -0 "$step" 2>/dev/null || break
-    done
+    status=0
+    wait_for $! || status=$?
     status=$(verdict "$status")
     [[ $status == 4 && $attempt -le $restarts && -z $STOPPED ]] || break
     say "attempt $attempt: a process was lost; starting all of them again (restart $attempt of $restarts)."

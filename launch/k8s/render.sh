@@ -29,7 +29,8 @@
 # What to edit: nothing here; runs-pvc.yaml once. jobset.yaml says what needs to be installed in the cluster, and why the
 # manifest is as it is.
 #
-# Run for real: the rendering, and a check against the schema of JobSet; no cluster was at hand.
+# Run for real: the rendering, checked against the schemas of Kubernetes 1.30 and the types of JobSet v1alpha2. Never yet
+# applied to a cluster.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=launch/common.sh
@@ -123,7 +124,7 @@ else
 fi
 while IFS='=' read -r variable value; do # env.sh says why
   add_env "$variable" "$value"
-done < <("$here/../env.sh" "$name" | sed 's/^export //')
+done < <(env -u NPROC -u no_proxy -u no_grpc_proxy -u RECJAX_CPU_DEVICES "$here/../env.sh" "$name" | sed 's/^export //')
 if ((${#selectors[@]})); then
   add NODES "nodeSelector:"
   add NODES "${selectors[@]/#/  }"
