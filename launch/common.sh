@@ -23,7 +23,7 @@ whole_number() { # whole_number OPTION VALUE LEAST
 
 plain_name() { # plain_name OPTION VALUE: a name that is safe in a path, a DNS label and YAML
   [[ $2 =~ ^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-    die "$1 is '$2'; it takes at most 40 small letters, digits and hyphens, beginning and ending with none of the latter."
+    die "$1 is '$2'; it takes small letters, digits and inner hyphens, at most 40."
 }
 
 # quoted WORD...: one line that any shell of the Bourne family reads back as these words.

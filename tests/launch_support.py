@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,5 +150,5 @@ def scripts() -> Sequence[Path]:
     return sorted(p for p in LAUNCH.rglob("*") if p.suffix in (".sh", ".sbatch"))
 
 
-SHELLCHECK = shutil.which("shellcheck")
-STOP = signal.SIGTERM
+# Also from an environment that is not activated.
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

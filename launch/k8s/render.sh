@@ -61,8 +61,8 @@ need_verb "$@"
 name=${name:-$(run_id "$@")}
 plain_name --name "$name"
 plain_name --namespace "$namespace"
-plain_name --claim "$claim"
 [[ $image =~ ^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$ ]] || die "--image is '$image'; it takes the name of an image."
+plain_name --claim "$claim"
 [[ $cpus =~ ^[1-9][0-9]*(\.[0-9]+|m)?$ ]] || die "--cpus is '$cpus'; it takes a number, such as 8 or 500m."
 [[ $memory =~ ^[1-9][0-9]*([KMGT]i?)?$ ]] || die "--memory is '$memory'; it takes bytes, such as 32Gi."
 for option in processes slices port; do
@@ -77,9 +77,6 @@ done
 # A YAML string. Kubernetes would take $(NAME) in an argument for a variable of the pod; $$ is a plain $ there.
 yaml_text() {
   local text=$1
-  if [[ $text == *[[:cntrl:]]* ]]; then
-    die "an argument of the command holds a control character: $(quoted "$text")"
-  fi
   text=${text//\\/\\\\}
   text=${text//\"/\\\"}
   printf '"%s"\n' "${text//\$/\$\$}"
@@ -105,6 +102,7 @@ else
   add USER "runAsUser: 0"
 fi
 for word in "$@"; do
+  [[ $word != *[[:cntrl:]]* ]] || die "an argument of the command holds a control character: $(quoted "$word")."
   add ARGS "- $(yaml_text "$word")"
 done
 if ((tpus)); then

@@ -89,8 +89,9 @@ def test_the_end_of_the_launcher_stops_the_others(desk: Desk, how: signal.Signal
             script.send_signal(how)
             assert finish(script).returncode == 143
         until(lambda: not any(alive(desk.attempts(i)[0]) for i in range(3)))
-    logs = [next(desk.folder.rglob(f"process-{i}.log")).read_text() for i in range(3)]
-    assert all(f"checkpoint of {i}\n" in log for i, log in enumerate(logs))
+    for i in range(3):
+        log = next(desk.folder.rglob(f"process-{i}.log"))
+        until(lambda log=log, i=i: f"checkpoint of {i}\n" in log.read_text())
 
 
 @pytest.mark.parametrize(("hosts", "arguments", "says"), [
