@@ -76,7 +76,8 @@ def test_the_pod_has_no_rights(desk: Desk) -> None:
 
 
 def test_tpu_slices(desk: Desk) -> None:
-    text = desk.dry("k8s/render.sh", *POD, "--tpus", 4, "--slices", 2, "--user", 0, "--name", "my-run", "--", "train", "p")
+    options = ("--tpus", 4, "--slices", 2, "--user", 0, "--name", "my-run")
+    text = desk.dry("k8s/render.sh", *POD, *options, "--", "train", "p")
     golden("k8s_tpu.yaml", text)
     env = {e["name"]: e["value"] for e in container(text)["env"]}
     assert env["RECJAX_CLUSTER"] == "gke_tpu" and "RECJAX_COORDINATOR" not in env
@@ -85,7 +86,8 @@ def test_tpu_slices(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (("--claim", "c", "--", "train"), "--image"), (("--image", "i", "--", "train"), "--claim"), (POD, "nothing to run"),
-    ((*POD, "--gpus", "8", "--tpus", "4", "--", "train"), "exclude"), ((*POD, "--slices", "2", "--", "train"), "--slices"),
+    ((*POD, "--gpus", "8", "--tpus", "4", "--", "train"), "exclude"),
+    ((*POD, "--slices", "2", "--", "train"), "--slices"),
     ((*POD, "--memory", "much", "--", "train"), "--memory"), ((*POD, "--name", "A B", "--", "train"), "--name"),
     ((*POD, "--", "train", "a=\n"), "control"), ((*POD, "--select", "x", "--", "train"), "--select"),
 ])  # fmt: skip
@@ -97,8 +99,8 @@ def test_bad_usage_of_render(desk: Desk, arguments: tuple[str, ...], says: str) 
 def test_gke(desk: Desk) -> None:
     gpu = (*CLUSTER, *POD, "--gpu", "nvidia-h100-80gb", "--gpus", 8, "--again", "--", "train", "p")
     golden("gke_gpu.txt", desk.dry("gke.sh", *gpu))
-    tpu = ("--tpu", "tpu-v5-lite-podslice", "--topology", "4x4", "--tpus", 4)
-    golden("gke_tpu.txt", desk.dry("gke.sh", *CLUSTER, "--project", "p", "--build", "tpu", *POD, *tpu, "--", "train", "p"))
+    tpu = ("--project", "p", "--build", "tpu", "--tpu", "tpu-v5-lite-podslice", "--topology", "4x4", "--tpus", 4)
+    golden("gke_tpu.txt", desk.dry("gke.sh", *CLUSTER, *POD, *tpu, "--", "train", "p"))
     done = desk.run("gke.sh", *gpu, env={"FAKE_READS": 1}, stdin=None)
     assert done.returncode == 0, done.stderr
     assert desk.calls("gcloud") == [["container", "clusters", "get-credentials", "c", "--location=us-west4"]]
@@ -132,12 +134,14 @@ def slice_(desk: Desk) -> Desk:
 
 
 def test_tpu_vm(slice_: Desk) -> None:
-    golden("tpu_vm.txt", Desk.dry(slice_, "tpu_vm.sh", "--tpu", "t", "--zone", "z", "--dir", "/mnt/my runs", "--", "train",
-                                  "p", "a=it's"))  # fmt: skip
+    options = ("--tpu", "t", "--zone", "z", "--dir", "/mnt/my runs")
+    golden("tpu_vm.txt", slice_.dry("tpu_vm.sh", *options, "--", "train", "p", "a=it's"))
     done = slice_.run("tpu_vm.sh", "--tpu", "t", "--dir", slice_.folder, "--", "train", "p", "a=it's $HOME")
     assert done.returncode == 0, done.stderr
-    assert slice_.calls("gcloud")[0][:7] == ["compute", "tpus", "tpu-vm", "ssh", "t", "--worker=all", slice_.calls("gcloud")[0][6]]
-    assert slice_.environment(1)["RECJAX_CLUSTER"] == "gce_tpu" and slice_.arguments(1) == ["train", "p", "a=it's $HOME"]
+    call = (slice_.fake / "gcloud.calls").read_text().splitlines()
+    assert call[:6] == ["compute", "tpus", "tpu-vm", "ssh", "t", "--worker=all"]
+    assert slice_.environment(1)["RECJAX_CLUSTER"] == "gce_tpu"
+    assert slice_.arguments(1) == ["train", "p", "a=it's $HOME"]
     assert done.stdout == "out of 0\n"
     assert "out of 1\n" in next(slice_.folder.rglob("process-1.log")).read_text()
 

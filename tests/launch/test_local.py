@@ -17,7 +17,8 @@ def test_dry_run(desk: Desk) -> None:
     command = ("--", "train", "movietweetings", "plan=my plan.json", "--out", "runs/it's mine")
     text = desk.dry("local.sh", "--processes", 2, "--devices", 4, "--port", 9000, "--restarts", 3, *command)
     golden("local.txt", text)
-    gpus = desk.dry("local.sh", "--gpus", "--processes", 2, "--port", 9000, "--logs", "logs", "--", "bench", "bench_kaggle16")
+    options = ("--gpus", "--processes", 2, "--port", 9000, "--logs", "logs")
+    gpus = desk.dry("local.sh", *options, "--", "bench", "bench_kaggle16")
     golden("local_gpus.txt", gpus)
 
 
@@ -130,8 +131,8 @@ def test_a_killed_process_is_noticed_and_a_stuck_one_killed_after_the_limit(desk
 
 @pytest.mark.parametrize("arguments", [
     (), ("--",), ("train", "p"), ("--", "--processes", "2"), ("--processes", "0", "--", "train"), ("--processes",),
-    ("--devices", "two", "--", "train"), ("--gpus", "--devices", "2", "--", "train"), ("--restarts", "-1", "--", "train"),
-    ("--devices", "2", "--", "train", "p", "mesh.devices=3"), ("--port", "http", "--", "train"),
+    ("--devices", "two", "--", "train"), ("--gpus", "--devices", "2", "--", "train"),
+    ("--restarts", "-1", "--", "train"), ("--devices", "2", "--", "train", "p", "mesh.devices=3"), ("--port", "http", "--", "train"),
 ])  # fmt: skip
 def test_bad_usage(desk: Desk, arguments: tuple[str, ...]) -> None:
     done = desk.run("local.sh", *arguments)

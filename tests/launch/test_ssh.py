@@ -65,7 +65,7 @@ def test_restarts(desk: Desk) -> None:
 
 
 def test_a_machine_that_cannot_be_reached(desk: Desk) -> None:
-    desk.write("ssh", SSH.replace("cd /", 'if [[ $* == *node2* ]]; then echo no route >&2; exit 255; fi; cd /'))
+    desk.write("ssh", SSH.replace("cd /", "if [[ $* == *node2* ]]; then echo no route >&2; exit 255; fi; cd /"))
     done = desk.run("ssh.sh", "--hosts", "hosts", "--", "train", "p")
     assert done.returncode == 4 and "0 0 255" in done.stderr
     assert "no route" in next(desk.folder.rglob("process-2.log")).read_text()
@@ -96,7 +96,8 @@ def test_the_end_of_the_launcher_stops_the_others(desk: Desk, how: signal.Signal
 
 @pytest.mark.parametrize(("hosts", "arguments", "says"), [
     ("node1\n", (), "nothing to run"), ("node1\n", ("--", "--x"), "no verb"), ("", ("--", "train"), "no machine"),
-    ("node1 processes=0\n", ("--", "train"), "hosts:1: processes"), ("a\n-oProxyCommand=x\n", ("--", "train"), "hosts:2"),
+    ("node1 processes=0\n", ("--", "train"), "hosts:1: processes"),
+    ("a\n-oProxyCommand=x\n", ("--", "train"), "hosts:2"),
     ("node1 slots=2\n", ("--", "train"), "slots=2"), ("node1\n", ("--env", "NO_SUCH", "--", "train"), "NO_SUCH"),
 ])  # fmt: skip
 def test_bad_usage(desk: Desk, hosts: str, arguments: tuple[str, ...], says: str) -> None:
