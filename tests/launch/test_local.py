@@ -132,7 +132,8 @@ def test_a_killed_process_is_noticed_and_a_stuck_one_killed_after_the_limit(desk
 @pytest.mark.parametrize("arguments", [
     (), ("--",), ("train", "p"), ("--", "--processes", "2"), ("--processes", "0", "--", "train"), ("--processes",),
     ("--devices", "two", "--", "train"), ("--gpus", "--devices", "2", "--", "train"),
-    ("--restarts", "-1", "--", "train"), ("--devices", "2", "--", "train", "p", "mesh.devices=3"), ("--port", "http", "--", "train"),
+    ("--restarts", "-1", "--", "train"), ("--devices", "2", "--", "train", "p", "mesh.devices=3"),
+    ("--port", "http", "--", "train"),
 ])  # fmt: skip
 def test_bad_usage(desk: Desk, arguments: tuple[str, ...]) -> None:
     done = desk.run("local.sh", *arguments)
