@@ -85,6 +85,12 @@ wait_for() {
   wait "$1" 2>/dev/null # bash would announce a killed child
 }
 
+# limit_s: RECJAX_LIMIT_S in whole seconds.
+limit_s() {
+  local limit=${RECJAX_LIMIT_S:-60}
+  echo "${limit%.*}"
+}
+
 # verdict STATUS...: one exit status for the processes of an attempt, given in any order. What no restart mends comes
 # first: 2 (usage, config), 3 (data), then any other failure; then 4 (a process was lost: it said so, or a signal
 # killed it; a restart goes on), 143 (stopped by SIGTERM before its end, checkpoint written), and 0.
@@ -252,7 +258,7 @@ supervise() {
     if ((STOP_SIGNALS)); then
       _signal_all # the signal may have come before a process was in PIDS
     fi
-    _await_all $((${RECJAX_LIMIT_S:-60} + 60))
+    _await_all $(($(limit_s) + 60))
     _await_tees
     _hook after_attempt
     status=$(verdict "${STATUSES[@]}")

@@ -104,7 +104,6 @@ LOGS=${logs:-runs/logs/$(run_id "$@")}
 coordinator=${addresses[0]}
 [[ $coordinator != *:* ]] || coordinator="[$coordinator]" # IPv6
 mapfile -t environment < <(RECJAX_CPU_DEVICES=${devices:-0} "$launch/env.sh" "${addresses[@]}" | sed 's/^export //')
-RECJAX_LIMIT_S=${RECJAX_LIMIT_S:-60}
 environment+=("RECJAX_COORDINATOR=$coordinator:$port" "RECJAX_PROCESSES=$processes")
 for name in $(compgen -e); do
   case $name in
@@ -139,11 +138,11 @@ remote_script() { # remote_script INDEX: what bash on the other machine reads
       if [ "\$name" = KILL ]; then kill -s KILL -- "-\$child"; else kill -s "\$name" "\$child"; fi
     done
     kill -s TERM "\$child"
-    sleep $((RECJAX_LIMIT_S + 60))
+    sleep $(($(limit_s) + 60))
     kill -s KILL -- "-\$child"
   } <&0 >/dev/null 2>&1 &
   status=0
-  wait "\$child" || status=\$?
+  wait "\$child" 2>/dev/null || status=\$?
   kill "\$!"
   exit "\$status"
 }

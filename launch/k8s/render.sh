@@ -109,7 +109,7 @@ if ((tpus)); then
   add ACCELERATORS "google.com/tpu: $tpus"
   # One slice for each job of the set; GKE then tells each pod who it is, and JAX reads that.
   add ANNOTATIONS "annotations:" "  alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool"
-  add_env RECJAX_CLUSTER gke_tpu
+  add_env RECJAX_CLUSTER auto
 else
   if ((gpus)); then
     add ACCELERATORS "nvidia.com/gpu: $gpus"

@@ -80,7 +80,7 @@ def test_tpu_slices(desk: Desk) -> None:
     text = desk.dry("k8s/render.sh", *POD, *options, "--", "train", "p")
     golden("k8s_tpu.yaml", text)
     env = {e["name"]: e["value"] for e in container(text)["env"]}
-    assert env["RECJAX_CLUSTER"] == "gke_tpu" and "RECJAX_COORDINATOR" not in env
+    assert env["RECJAX_CLUSTER"] == "auto" and "RECJAX_COORDINATOR" not in env
     assert job_set(text)["spec"]["replicatedJobs"][0]["replicas"] == 2
 
 
@@ -140,7 +140,7 @@ def test_tpu_vm(slice_: Desk) -> None:
     assert done.returncode == 0, done.stderr
     call = (slice_.fake / "gcloud.calls").read_text().splitlines()
     assert call[:6] == ["compute", "tpus", "tpu-vm", "ssh", "t", "--worker=all"]
-    assert slice_.environment(1)["RECJAX_CLUSTER"] == "gce_tpu"
+    assert slice_.environment(1)["RECJAX_CLUSTER"] == "auto"
     assert slice_.arguments(1) == ["train", "p", "a=it's $HOME"]
     assert done.stdout == "out of 0\n"
     assert "out of 1\n" in next(slice_.folder.rglob("process-1.log")).read_text()
