@@ -103,7 +103,7 @@ mesh_words "$gpus" "$devices" "$processes" "$@"
 LOGS=${logs:-runs/logs/$(run_id "$@")}
 coordinator=${addresses[0]}
 [[ $coordinator != *:* ]] || coordinator="[$coordinator]" # IPv6
-mapfile -t environment < <(RECJAX_CPU_DEVICES=${devices:-0} "$launch/env.sh" "${addresses[@]}" | sed 's/^export //')
+mapfile -t environment < <(RECJAX_CPU_DEVICES=${devices:-0} "$launch/env.sh" | sed 's/^export //')
 environment+=("RECJAX_COORDINATOR=$coordinator:$port" "RECJAX_PROCESSES=$processes")
 for name in $(compgen -e); do
   case $name in
@@ -122,6 +122,8 @@ remote_script() { # remote_script INDEX: what bash on the other machine reads
   for assignment in "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=${LOCAL[$1]}"}; do
     printf '  export %s\n' "${assignment%%=*}=$(quoted "${assignment#*=}")"
   done
+  # shellcheck disable=SC2016 # what the other machine has
+  printf '  [ -z "$grpc_proxy$https_proxy$http_proxy" ] || export no_grpc_proxy="$no_proxy,"%s\n' "$(quoted "$(IFS=, && echo "${addresses[*]}")")"
   for name in ${secret[@]+"${secret[@]}"}; do
     printf '  export %s=%s\n' "$name" "$(if [[ -n $dry ]]; then echo "'(its value here)'"; else quoted "${!name}"; fi)"
   done

@@ -55,7 +55,7 @@ whole_number --restarts "$restarts" 0
 
 id=$(run_id "$@")
 on_all=(gcloud compute tpus tpu-vm ssh "$tpu" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} ${internal:+--internal-ip} --worker=all)
-mapfile -t environment < <(env -u NPROC -u no_proxy -u no_grpc_proxy "$launch/env.sh" | sed 's/^export //')
+mapfile -t environment < <(env -u NPROC "$launch/env.sh" | sed 's/^export //')
 environment+=(RECJAX_CLUSTER=auto)
 
 # The process gets the id of the shell that ssh starts, and keeps it in a file for --stop. Without a terminal nothing

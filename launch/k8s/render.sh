@@ -122,7 +122,7 @@ else
 fi
 while IFS='=' read -r variable value; do # env.sh says why
   add_env "$variable" "$value"
-done < <(env -u NPROC -u no_proxy -u no_grpc_proxy -u RECJAX_CPU_DEVICES "$here/../env.sh" "$name" | sed 's/^export //')
+done < <(env -u NPROC -u RECJAX_CPU_DEVICES "$here/../env.sh" | sed 's/^export //')
 if ((${#selectors[@]})); then
   add NODES "nodeSelector:"
   add NODES "${selectors[@]/#/  }"

@@ -41,11 +41,11 @@ def test_every_script_is_in_the_table() -> None:
 
 def test_environment(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    there = {"no_proxy": "metadata", "NPROC": 1, "RECJAX_CPU_DEVICES": 12}
+    there = {"http_proxy": "p", "no_proxy": "metadata", "NPROC": 1, "RECJAX_CPU_DEVICES": 12}
     golden("env.txt", desk.dry("env.sh", "n1", "n2", env=there))
     kept = desk.dry("env.sh", env={"NPROC": 64, "RECJAX_LIMIT_S": 5})
     assert "NPROC=64\n" in kept and "RECJAX_LIMIT_S=5\n" in kept and "proxy" not in kept
-    twice = f". {LAUNCH}/env.sh n1; . {LAUNCH}/env.sh n1; echo $no_grpc_proxy $RECJAX_LIMIT_S"
+    twice = f"http_proxy=p; . {LAUNCH}/env.sh n1; . {LAUNCH}/env.sh n1; echo $no_grpc_proxy $RECJAX_LIMIT_S"
     done = subprocess.run(["bash", "-euc", twice], env=desk.env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("n1 60\n", "")
 

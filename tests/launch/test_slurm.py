@@ -57,7 +57,7 @@ def test_dry_runs(desk: Desk) -> None:
 
 
 def test_tasks_and_logs(desk: Desk) -> None:
-    done = desk.run("slurm.sbatch", "--logs", "logs", "--", "train", "p", "a=b c", env=JOB)
+    done = desk.run("slurm.sbatch", "--logs", "logs", "--", "train", "p", "a=b c", env=JOB | {"http_proxy": "http://p"})
     assert done.returncode == 0, done.stderr
     assert desk.arguments(1) == ["train", "p", "a=b c"]
     assert desk.environment(0) == desk.environment(1) == {

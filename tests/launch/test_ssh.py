@@ -43,7 +43,7 @@ def test_each_process_is_told_who_it_is(desk: Desk) -> None:
     assert [s.pop("RECJAX_PROCESS") for s in seen] == ["0", "1", "2"]
     assert seen[0] == seen[1] == seen[2] == {
         "RECJAX_COORDINATOR": "node1:8476", "RECJAX_PROCESSES": "3", "RECJAX_LIMIT_S": "60", "PYTHONUNBUFFERED": "1",
-        "NPROC": "16", "no_grpc_proxy": "node1,10.0.0.2", "SECRET": "it's $HOME",
+        "NPROC": "16", "SECRET": "it's $HOME",
     }  # fmt: skip
     assert desk.arguments(2) == ["train", "p", "a=$HOME 'x'", "mesh.platform=cpu", "mesh.devices=6"]
     assert (desk.fake / "attempts-0").read_text().split()[1] == str(desk.folder)
