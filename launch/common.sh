@@ -6,8 +6,11 @@ show_help() {
   sed -n '2,/^[^#]/{s/^# \{0,1\}//;t keep;d;:keep;/^SBATCH /d;/^shellcheck /d;p}' "$0"
 }
 
+# Our standard error, also where bash must not write to it: it announces every child that a signal killed.
+exec {ERRORS}>&2
+
 say() {
-  printf '%s: %s\n' "${0##*/}" "$*" >&2
+  printf '%s: %s\n' "${0##*/}" "$*" >&"$ERRORS"
 }
 
 die() { # die MESSAGE: bad usage
@@ -81,8 +84,8 @@ running() {
 wait_for() {
   while running "$1"; do
     sleep 0.2 || true # Ctrl-C ends it too
-  done
-  wait "$1" 2>/dev/null # bash would announce a killed child
+  done 2>/dev/null
+  wait "$1" 2>/dev/null
 }
 
 # limit_s: RECJAX_LIMIT_S in whole seconds.
@@ -258,7 +261,7 @@ supervise() {
     if ((STOP_SIGNALS)); then
       _signal_all # the signal may have come before a process was in PIDS
     fi
-    _await_all $(($(limit_s) + 60))
+    _await_all $(($(limit_s) + 60)) 2>/dev/null
     _await_tees
     _hook after_attempt
     status=$(verdict "${STATUSES[@]}")

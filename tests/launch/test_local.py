@@ -58,6 +58,7 @@ def test_lost_processes_are_restarted(desk: Desk) -> None:
     desk.does(1, "die", "exit 0")
     done = desk.run("local.sh", "--restarts", 2, "--logs", "logs", "--", "train", "p")
     assert done.returncode == 0 and "restart 1 of 2" in done.stderr and "137" in done.stderr
+    assert "Killed" not in done.stderr
     assert [len(desk.attempts(i)) for i in (0, 1)] == [2, 2]
     assert "attempt 2: recjax train p" in (desk.folder / "logs/process-1.log").read_text()
 
