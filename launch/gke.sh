@@ -98,4 +98,5 @@ for line in "${steps[@]}"; do
   eval "$line" # it was quoted above
 done
 kubectl apply -f - <<<"$manifest"
-say "process 0: kubectl logs -f --namespace=$namespace job/$name-workers-0. Stop: kubectl delete jobset --namespace=$namespace $name"
+process_0=jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0
+say "process 0: kubectl logs -f --namespace=$namespace -l $process_0. Stop: kubectl delete jobset --namespace=$namespace $name"

@@ -46,7 +46,7 @@ slurm_run() {
     if ((${SLURM_RESTART_COUNT:-0} < requeues)) && [[ $(squeue --noheader --format=%T --jobs="$(this_job)") == RUNNING ]]; then
       say "back to the queue (${SLURM_RESTART_COUNT:-0} times before, at most $requeues)."
       trap 'exit 143' TERM
-      scontrol requeue "$(this_job)" # and Slurm ends this shell
+      scontrol requeue "$(this_job)" || say "that was refused: submit the same command again to go on." # else Slurm ends us
     else
       say "stopped. Submit the same command again to go on from the last checkpoint."
     fi

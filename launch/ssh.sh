@@ -140,7 +140,7 @@ remote_script() { # remote_script INDEX: what bash on the other machine reads
       if [ "\$name" = KILL ]; then kill -s KILL -- "-\$child"; else kill -s "\$name" "\$child"; fi
     done
     kill -s TERM "\$child"
-    sleep $(($(limit_s) + 60))
+    for second in {1..$(($(limit_s) + 60))}; do sleep 1; done
     kill -s KILL -- "-\$child"
   } <&0 >/dev/null 2>&1 &
   status=0

@@ -23,8 +23,9 @@
 #   --user UID         of the processes (default: 1000; 0, root, only if your nodes let nobody else open a TPU)
 #   --dry-run          the same as without: this script only prints
 #
-# kubectl logs -f job/NAME-workers-0 shows process 0; kubectl delete jobset NAME stops the run with a checkpoint. To
-# resume, delete the JobSet and apply it again: the run folder on the claim is the same.
+# kubectl logs -f -l jobset.sigs.k8s.io/jobset-name=NAME,batch.kubernetes.io/job-completion-index=0 shows process 0;
+# kubectl delete jobset NAME stops the run with a checkpoint. To resume, delete the JobSet and apply it again: the run
+# folder on the claim is the same.
 #
 # What to edit: nothing here; runs-pvc.yaml once. jobset.yaml says what needs to be installed in the cluster, and why the
 # manifest is as it is.
