@@ -46,7 +46,8 @@ quoted() {
 # of recjax is --out, or follows from the config, so the same command always resumes.
 run_id() {
   local name sum
-  name=$(basename -- "${2:-}" .py)
+  name=$(basename -- "${2:-}")
+  name=${name%.*} # of a preset's or a sweep's file
   name=$(printf '%s' "${1:-run}${name:+-$name}" | tr '[:upper:]_' '[:lower:]-' | tr -cd 'a-z0-9-' | cut -c 1-24)
   sum=$(printf '%s\0' "$@" | cksum)
   printf '%s-%s\n' "${name%-}" "${sum%% *}"
@@ -55,7 +56,8 @@ run_id() {
 # need_verb WORD...: refuses a command that does not begin with a verb of recjax.
 need_verb() {
   (($#)) || die "there is nothing to run. Give the recjax command behind --, as in \"-- train movietweetings\"."
-  [[ $1 =~ ^[a-z]+$ ]] || die "'$1' is no verb of recjax. Give the command behind --, as in \"-- train movietweetings\"."
+  [[ $1 =~ ^[a-z]+$ ]] ||
+    die "'$1' is no verb of recjax. Give the command behind --, as in \"-- train movietweetings\"."
 }
 
 # find_recjax: prints what to run: $RECJAX_BIN, or recjax on PATH, or that of the checkout's own environment.
@@ -279,7 +281,8 @@ supervise() {
       say "a process was lost; starting all of them again (restart $attempt of $2)."
       attempt=$((attempt + 1))
     else
-      ((status != 4)) || say "a process was lost, and no restart is left. The same command goes on from the last checkpoint."
+      ((status != 4)) ||
+        say "a process was lost, and no restart is left. The same command goes on from the last checkpoint."
       return "$status"
     fi
   done

@@ -77,7 +77,8 @@ environment+=("RECJAX_COORDINATOR=127.0.0.1:$port" "RECJAX_PROCESSES=$processes"
 
 words_of() { # words_of INDEX: sets WORDS to what runs as this process
   # A session of its own, so that Ctrl-C reaches recjax through this script alone, and kill -9 all that it started.
-  WORDS=(env "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=$1"} setsid "$recjax" "${COMMAND[@]}")
+  WORDS=(env "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=$1"})
+  WORDS+=(setsid "$recjax" "${COMMAND[@]}")
 }
 
 if [[ -n $dry ]]; then

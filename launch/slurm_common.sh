@@ -28,7 +28,7 @@ this_job() {
 # Stopped by the signal before the time limit, the job goes back to the queue, and resumes when its turn comes; at most
 # REQUEUES times.
 slurm_run() {
-  local restarts=$1 requeues=$2 attempt=1 status
+  local restarts=$1 requeues=$2 attempt=1 status state
   shift 2
   trap _forward_term TERM
   while :; do
@@ -43,10 +43,12 @@ slurm_run() {
   if [[ -n $STOPPED && ($status == 143 || $status == 4) ]]; then
     status=143
     # Not after scancel by the user, which may reach this shell too: then the job is no longer RUNNING.
-    if ((${SLURM_RESTART_COUNT:-0} < requeues)) && [[ $(squeue --noheader --format=%T --jobs="$(this_job)") == RUNNING ]]; then
+    state=$(squeue --noheader --format=%T --jobs="$(this_job)")
+    if [[ $state == RUNNING ]] && ((${SLURM_RESTART_COUNT:-0} < requeues)); then
       say "back to the queue (${SLURM_RESTART_COUNT:-0} times before, at most $requeues)."
-      trap 'exit 143' TERM
-      scontrol requeue "$(this_job)" || say "that was refused: submit the same command again to go on." # else Slurm ends us
+      trap 'exit 143' TERM # from Slurm, which ends this shell now
+      scontrol requeue "$(this_job)" ||
+        say "that was refused: submit the same command again to go on."
     else
       say "stopped. Submit the same command again to go on from the last checkpoint."
     fi

@@ -81,7 +81,8 @@ while read -r host rest || [[ -n $host ]]; do
   line_number=$((line_number + 1))
   host=${host%%#*}
   [[ -n $host ]] || continue
-  [[ $host =~ ^([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*$ ]] || die "$hosts_file:$line_number: '$host' is no name of a machine."
+  [[ $host =~ ^([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*$ ]] ||
+    die "$hosts_file:$line_number: '$host' is no name of a machine."
   count=1 address=${host#*@}
   for word in ${rest%%#*}; do
     case $word in
@@ -107,14 +108,15 @@ mapfile -t environment < <(RECJAX_CPU_DEVICES=${devices:-0} "$launch/env.sh" | s
 environment+=("RECJAX_COORDINATOR=$coordinator:$port" "RECJAX_PROCESSES=$processes")
 for name in $(compgen -e); do
   case $name in
-    NCCL_* | GLOO_* | XLA_* | LIBTPU_INIT_ARGS | CUDA_DEVICE_MAX_CONNECTIONS | JAX_OPTIMIZATION_LEVEL | JAX_COMPILATION_CACHE_DIR)
+    NCCL_* | GLOO_* | XLA_* | LIBTPU_INIT_ARGS | CUDA_DEVICE_MAX_CONNECTIONS | JAX_OPTIMIZATION_LEVEL | \
+      JAX_COMPILATION_CACHE_DIR)
       environment+=("$name=${!name}")
       ;;
   esac
 done
 
 remote_script() { # remote_script INDEX: what bash on the other machine reads
-  local assignment name
+  local assignment name machines
   echo "run() {"
   printf '  cd -- %s || exit 2\n' "$(quoted "$dir")"
   # shellcheck disable=SC2016
@@ -122,14 +124,18 @@ remote_script() { # remote_script INDEX: what bash on the other machine reads
   for assignment in "${environment[@]}" "RECJAX_PROCESS=$1" ${gpus:+"RECJAX_LOCAL_DEVICES=${LOCAL[$1]}"}; do
     printf '  export %s\n' "${assignment%%=*}=$(quoted "${assignment#*=}")"
   done
+  machines=$(IFS=, && echo "${addresses[*]}")
   # shellcheck disable=SC2016 # what the other machine has
-  printf '  [ -z "$grpc_proxy$https_proxy$http_proxy" ] || export no_grpc_proxy="$no_proxy,"%s\n' "$(quoted "$(IFS=, && echo "${addresses[*]}")")"
+  printf '  [ -z "$grpc_proxy$https_proxy$http_proxy" ] || export no_grpc_proxy="$no_proxy,"%s\n' "$(quoted "$machines")"
   for name in ${secret[@]+"${secret[@]}"}; do
     printf '  export %s=%s\n' "$name" "$(if [[ -n $dry ]]; then echo "'(its value here)'"; else quoted "${!name}"; fi)"
   done
   if ((${#addresses[@]} > 1)); then
-    # shellcheck disable=SC2016
-    echo '  case $(getent hosts "$(hostname)") in 127.*) echo "ssh.sh: warning: $(hostname) resolves to a loopback address here; other machines cannot reach it by that." >&2 ;; esac'
+    cat <<'END'
+  case $(getent hosts "$(hostname)") in
+    127.*) echo "ssh.sh: warning: the name $(hostname) is a loopback address here; others cannot reach it by that." >&2 ;;
+  esac
+END
   fi
   printf '  setsid %s </dev/null &\n' "$(quoted "${RECJAX_BIN:-recjax}" "${COMMAND[@]}")"
   # The name of a signal on each line of our input; its end, when the other side is gone, means TERM.

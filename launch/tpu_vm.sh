@@ -18,15 +18,16 @@
 # The workers need recjax with the extra tpu, on PATH or in DIR/.venv. Once, from the checkout in DIR on one worker:
 #   python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ".[tpu]"
 #
-# JAX finds coordinator, number and index of the workers in the metadata of the VM. Logs are DIR/runs/logs/ID/process-I.log;
-# what worker 0 prints also comes here. When the connection is lost the run goes on: --stop stops it. SIGTERM or Ctrl-C
-# stops it too. The same command resumes the run. Run ssh-add ~/.ssh/google_compute_engine first, as gcloud wants it for
-# several workers. TPU7x and later are not served by this part of gcloud: take gke.sh.
+# JAX finds coordinator, number and index of the workers in the metadata of the VM. Logs are
+# DIR/runs/logs/ID/process-I.log; what worker 0 prints also comes here. When the connection is lost the run goes on:
+# --stop stops it. SIGTERM or Ctrl-C stops it too. The same command resumes the run. Run
+# ssh-add ~/.ssh/google_compute_engine first, as gcloud wants it for several workers. TPU7x and later are not served by
+# this part of gcloud: take gke.sh.
 #
 # Edit nothing; env.sh says which variables are set for the processes, and why.
 #
-# Run for real: what the workers get to run, with a shell in place of gcloud, whose options were looked up in its release
-# 528. No TPU was at hand.
+# Run for real: what the workers get to run, with a shell in place of gcloud, whose options were looked up in its
+# release 528. No TPU was at hand.
 set -euo pipefail
 launch=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=launch/common.sh
@@ -54,7 +55,8 @@ need_verb "$@"
 whole_number --restarts "$restarts" 0
 
 id=$(run_id "$@")
-on_all=(gcloud compute tpus tpu-vm ssh "$tpu" ${zone:+"--zone=$zone"} ${project:+"--project=$project"} ${internal:+--internal-ip} --worker=all)
+on_all=(gcloud compute tpus tpu-vm ssh "$tpu" ${zone:+"--zone=$zone"} ${project:+"--project=$project"})
+on_all+=(${internal:+--internal-ip} --worker=all)
 mapfile -t environment < <(env -u NPROC "$launch/env.sh" | sed 's/^export //')
 environment+=(RECJAX_CLUSTER=auto)
 
@@ -92,7 +94,8 @@ end=("${on_all[@]}" "--command=$(as_command "$stop_script")")
 
 if [[ -n $dry ]]; then
   if [[ -z $stop ]]; then
-    printf '%s\n# a worker was lost: the same again, at most %s times; at SIGTERM, and with --stop:\n' "$(quoted "${start[@]}")" "$restarts"
+    quoted "${start[@]}"
+    echo "# a worker was lost: the same again, at most $restarts times; at SIGTERM, and with --stop:"
   fi
   quoted "${end[@]}"
   exit
@@ -113,7 +116,8 @@ for ((attempt = 1; ; attempt++)); do
   status=0
   wait_for $! || status=$?
   if ((status == 255)); then
-    say "lost the connection to a worker. The run may still go on there: the logs in $dir/runs/logs/$id tell; --stop stops it."
+    say "lost the connection to a worker. The run may still go on there, as the logs in $dir/runs/logs/$id tell;" \
+      "--stop stops it."
     exit 1
   fi
   status=$(verdict "$status")

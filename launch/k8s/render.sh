@@ -7,7 +7,7 @@
 #       -- train bench_mlperf_dcnv2 mesh.platform=gpu mesh.devices=0 | kubectl apply -f -
 #
 #   --image IMAGE      an image with recjax (Dockerfile)
-#   --claim CLAIM      a PersistentVolumeClaim that all pods can write (runs-pvc.yaml); mounted as /work, and runs/ is there
+#   --claim CLAIM      a PersistentVolumeClaim that all pods can write (runs-pvc.yaml), mounted as /work; runs/ is there
 #   --name NAME        of the job (default: an ID; the same command always has the same one)
 #   --namespace NAME   (default: default)
 #   --processes N      pods, one process each (default: 2; with --slices: pods of each slice)
@@ -27,11 +27,11 @@
 # kubectl delete jobset NAME stops the run with a checkpoint. To resume, delete the JobSet and apply it again: the run
 # folder on the claim is the same.
 #
-# What to edit: nothing here; runs-pvc.yaml once. jobset.yaml says what needs to be installed in the cluster, and why the
-# manifest is as it is.
+# What to edit: nothing here; runs-pvc.yaml once. jobset.yaml says what needs to be installed in the cluster, and why
+# the manifest is as it is.
 #
-# Run for real: the rendering, checked against the schemas of Kubernetes 1.30 and the types of JobSet v1alpha2. Never yet
-# applied to a cluster.
+# Run for real: the rendering, checked against the schemas of Kubernetes 1.30 and the types of JobSet v1alpha2. Never
+# yet applied to a cluster.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=launch/common.sh
@@ -41,14 +41,16 @@ image='' claim='' name='' namespace=default processes=2 gpus=0 tpus=0 slices=1 c
 port=8476 user=1000 selectors=()
 while (($#)); do
   case $1 in
-    --image | --claim | --name | --namespace | --processes | --gpus | --tpus | --slices | --cpus | --memory | --restarts | --grace | --port | --user)
+    --image | --claim | --name | --namespace | --processes | --gpus | --tpus | --slices | --cpus | --memory | \
+      --restarts | --grace | --port | --user)
       (($# > 1)) || die "$1 lacks its value."
       declare "${1#--}=$2"
       shift 2
       ;;
     --select)
       (($# > 1)) || die "$1 lacks its value."
-      [[ $2 =~ ^([a-zA-Z0-9./_-]+)=([a-zA-Z0-9._-]*)$ ]] || die "--select is '$2'; it takes KEY=VALUE, a label of nodes."
+      [[ $2 =~ ^([a-zA-Z0-9./_-]+)=([a-zA-Z0-9._-]*)$ ]] ||
+        die "--select is '$2'; it takes KEY=VALUE, a label of nodes."
       selectors+=("${BASH_REMATCH[1]}: \"${BASH_REMATCH[2]}\"")
       shift 2
       ;;
