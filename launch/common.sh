@@ -97,8 +97,9 @@ limit_s() {
 }
 
 # verdict STATUS...: one exit status for the processes of an attempt, given in any order. What no restart mends comes
-# first: 2 (usage, config), 3 (data), then any other failure; then 4 (a process was lost: it said so, or a signal
-# killed it; a restart goes on), 143 (stopped by SIGTERM before its end, checkpoint written), and 0.
+# first: 2 (usage, config), 3 (data), then any other failure; then 143 (stopped by SIGTERM before its end, which somebody
+# wanted, even if another process took the stopped one for lost), 4 (a process was lost: it said so, or a signal killed
+# it; a restart goes on), and 0.
 verdict() {
   local status worst=0 failed=0 lost=0 stopped=0
   for status in "$@"; do
@@ -114,10 +115,10 @@ verdict() {
     echo "$worst"
   elif ((failed)); then
     echo "$failed"
-  elif ((lost)); then
-    echo 4
   elif ((stopped)); then
     echo 143
+  elif ((lost)); then
+    echo 4
   else
     echo 0
   fi

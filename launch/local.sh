@@ -20,8 +20,8 @@
 # What process 0 prints also comes here. The same command resumes the run. SIGTERM or Ctrl-C makes every process write
 # a checkpoint and end; once more kills them. (kill -9 of this script alone leaves them running.)
 #
-# Exit status: that of recjax; of several the one that matters: 2 and 3 (config, data), then any other failure, then 4
-# (a process was lost, and no restart was left), then 143 (stopped by a signal; the run is not finished).
+# Exit status: that of recjax; of several the one that matters: 2 and 3 (config, data), then any other failure, then 143
+# (stopped by a signal; the run is not finished), then 4 (a process was lost, and no restart was left).
 #
 # Edit nothing; env.sh says which variables are set for the processes, and why.
 #
