@@ -9,8 +9,9 @@ rounds' ratios, with its quartiles. Memory that is freed stays with the process:
 time on fresh pages from the system.
 
 On two cores of an Intel Xeon with AVX-512 and AMX (JAX 0.10.2 and 0.12.0.1; not a quiet machine) layers in float32 took
-0.8 to 1.2 times XLA's time, interactions a ninth to two fifths, bags of 10 ids a quarter to a half. bfloat16 layers of
-width 256 and more took three to five times XLA's time, which multiplies them with AMX: `kernels.multiplies` says so.
+0.8 to 1.3 times XLA's time (one output: twice), interactions a tenth to two fifths, bags of 10 ids a quarter to three
+fifths. bfloat16 layers of width 256 and more took three to five times XLA's time, which multiplies them with AMX:
+`kernels.multiplies` says so.
 """
 
 import argparse
