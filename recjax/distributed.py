@@ -7,7 +7,7 @@ A process is told by its environment, never by config or command line, so that a
     RECJAX_PROCESS        which one this is, from 0
     RECJAX_LOCAL_DEVICES  accelerators of this machine that are its own, such as 0,1; all if it is not set
     RECJAX_BIND           HOST:PORT at which process 0 listens, if that is another than the first
-    RECJAX_CLUSTER        instead of the first three: slurm, openmpi, k8s, gke_tpu, ... or auto, by which JAX finds them
+    RECJAX_CLUSTER        instead of the first three: slurm, ompi, mpi4py, gketpu, gcetpu, by which JAX finds them, or auto
     RECJAX_LIMIT_S        seconds after which a lost or stalled peer ends the run
 
 Everything that processes tell each other outside of compiled programs goes through the key-value store of JAX's
@@ -23,11 +23,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
 DEFAULT_LIMIT_S = 60.0
 PATIENCE_S = 1800.0  # that one waits for a process that is at work; whether it still is, `watch.py` finds out
 _CLUSTERS = "RECJAX_CLUSTER"
+CLUSTERS = ("auto", "slurm", "ompi", "mpi4py", "gketpu", "gcetpu")  # JAX's names; Kubernetes has none, but auto finds it
 _EXPLICIT = ("RECJAX_COORDINATOR", "RECJAX_PROCESSES", "RECJAX_PROCESS")
 
 
@@ -69,6 +71,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
             f"{_CLUSTERS}={cluster} lets JAX find out which process this is, but {' and '.join(given)} say it too. "
             "Unset the one or the other."
         )
+    if cluster and cluster not in CLUSTERS:
+        raise ConfigError(f"{_CLUSTERS}={cluster} is not known. It may be {either(CLUSTERS)}.")
     if given and len(given) < len(_EXPLICIT):
         missing = " and ".join(name for name in _EXPLICIT if name not in given)
         raise ConfigError(f"{' and '.join(given)} are set, but {missing} not. A process of several needs all three.")

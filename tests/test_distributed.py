@@ -33,6 +33,7 @@ def test_the_environment_says_who_a_process_is():
         ({"RECJAX_COORDINATOR": "node1"}, "Write HOST:PORT"),
         ({"RECJAX_BIND": "node1:99999"}, "RECJAX_BIND='node1:99999' is no address"),
         ({"RECJAX_CLUSTER": "slurm"}, "Unset the one or the other"),
+        ({"RECJAX_CLUSTER": "openmpi"} | dict.fromkeys(TOLD, ""), "may be auto, slurm, ompi, mpi4py, gketpu or gcetpu"),
         ({"RECJAX_LIMIT_S": "1"}, "give at least 5"),
         ({"RECJAX_LOCAL_DEVICES": "all"}, "numbers such as 0,1"),
     ],

@@ -73,7 +73,7 @@ def _largest(mesh: Mesh) -> Any:
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Within it SIGTERM asks the run to stop at the next step; a second one ends the process as usual.
+    """Within it SIGTERM asks the run to stop after the next step. More of them ask no more: schedulers send several.
 
     Where Python does not allow to handle signals, in a thread other than the main one, nothing is asked.
     """
@@ -81,7 +81,6 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: object) -> None:
         asked.set()
-        signal.signal(signal.SIGTERM, before)
 
     try:
         before = signal.signal(signal.SIGTERM, ask)
