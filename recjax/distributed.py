@@ -7,7 +7,7 @@ A process is told by its environment, never by config or command line, so that a
     RECJAX_PROCESS        which one this is, from 0
     RECJAX_LOCAL_DEVICES  accelerators of this machine that are its own, such as 0,1; all if it is not set
     RECJAX_BIND           HOST:PORT at which process 0 listens, if that is another than the first
-    RECJAX_CLUSTER        instead of the first three: slurm, ompi, mpi4py, gketpu, gcetpu, by which JAX finds them, or auto
+    RECJAX_CLUSTER        instead of the first three: slurm, ompi, mpi4py, gketpu or gcetpu, or auto: JAX finds them
     RECJAX_LIMIT_S        seconds after which a lost or stalled peer ends the run
 
 Everything that processes tell each other outside of compiled programs goes through the key-value store of JAX's
@@ -29,7 +29,7 @@ from recjax.errors import ConfigError, DeviceError
 DEFAULT_LIMIT_S = 60.0
 PATIENCE_S = 1800.0  # that one waits for a process that is at work; whether it still is, `watch.py` finds out
 _CLUSTERS = "RECJAX_CLUSTER"
-CLUSTERS = ("auto", "slurm", "ompi", "mpi4py", "gketpu", "gcetpu")  # JAX's names; Kubernetes has none, but auto finds it
+CLUSTERS = ("auto", "slurm", "ompi", "mpi4py", "gketpu", "gcetpu")  # JAX's names; auto finds Kubernetes, too
 _EXPLICIT = ("RECJAX_COORDINATOR", "RECJAX_PROCESSES", "RECJAX_PROCESS")
 
 
