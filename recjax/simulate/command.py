@@ -1,0 +1,243 @@
+"""`recjax simulate ...`: options and what they run. Light to import; the work is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recjax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from recjax.simulate.system import System
+    from recjax.simulate.tcp import Tcp
+    from recjax.simulate.topology import Topology
+    from recjax.simulate.workload import Workload
+
+Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
+_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+
+
+def add(
+    verbs: Any,
+    verb: Callable[..., argparse.ArgumentParser],
+    show: Print,
+    read_trace: Callable[[Path, Topology], Workload],
+) -> None:
+    """Adds the verb.
+
+    Args:
+      verbs: the subparsers to add to.
+      verb: makes a parser: (of, name, run, what it does, example).
+      show: prints a result: (options, object for --json, text).
+      read_trace: the workload of a folder with a communication trace.
+    """
+    what = "predict collectives and whole iterations on a network, owned or not"
+    simulate = verbs.add_parser(
+        "simulate", help=what, description=what[0].upper() + what[1:] + ".",
+        epilog="example: recjax simulate collective --collective all_to_all --topology switch:8 --bytes 4MiB "
+        "--bandwidth 100Gb/s --latency 500ns",
+    )  # fmt: skip
+    actions = simulate.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    one = verb(actions, "collective", lambda o: _collective(o, show), "simulate one collective by itself",
+               "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
+               "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
+    one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
+    one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
+                     "ranks; or one for each dimension, as in ring,direct or hierarchical (default: ring, and direct "
+                     "for all_to_all)")  # fmt: skip
+    one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce: "
+                     "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
+                     "output")  # fmt: skip
+    _network_options(one)
+
+    whole = verb(actions, "workload", lambda o: _workload(o, show, read_trace), "simulate training iterations",
+                 "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
+                 "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
+    whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
+                       "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
+                       "(HOTI 2020)")  # fmt: skip
+    whole.add_argument("overrides", nargs="*", metavar="name=value", help="of a preset: shapes to change, such as "
+                       "parallelism=data tables=128 bottom=512-64")  # fmt: skip
+    _network_options(whole)
+    for collective in _COLLECTIVES:
+        whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
+                           help="algorithm, as in `recjax simulate collective`")  # fmt: skip
+    whole.add_argument("--scheduling", choices=("fifo", "lifo"), default="fifo", help="whether the chunks of the "
+                       "collective issued first or last go first (default: fifo)")  # fmt: skip
+    whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
+    whole.add_argument("--out", type=Path, metavar="DIR", help="also write simulation.png, simulation.json and "
+                       "trace.json (for ui.perfetto.dev) there")  # fmt: skip
+
+    study = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
+                 "simulate hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
+    study.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
+    study.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
+                       "not what varies (default: 128)")  # fmt: skip
+    study.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
+                       "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
+    study.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
+
+
+def _network_options(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--topology", required=True, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, the "
+                    "innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
+    to.add_argument("--bandwidth", required=True, metavar="RATE,...", help="of a link in one direction, one for all "
+                    "dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)")  # fmt: skip
+    to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
+    to.add_argument("--endpoint-delay", default="0ns", metavar="TIME",
+                    help="of a rank, for every message it receives (default: 0ns)")  # fmt: skip
+    to.add_argument("--copy-latency", default="0ns", metavar="TIME",
+                    help="from device memory to the network, for the messages of a step (default: 0ns)")  # fmt: skip
+    to.add_argument("--chunks", type=int, default=1, metavar="N", help="to cut each collective into (default: 1)")
+    to.add_argument("--in-flight", type=int, default=64, metavar="N",
+                    help="chunks that a rank works on at a time (default: 64)")  # fmt: skip
+    to.add_argument("--no-congestion", action="store_true",
+                    help="messages do not wait for each other, as in analytical models")  # fmt: skip
+    to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
+                    "has under way at most; with the options below")  # fmt: skip
+    to.add_argument("--ack-delay", default="0ns", metavar="TIME", help="of a receiver (default: 0ns)")
+    to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
+    to.add_argument("--segment", default="64KiB", metavar="SIZE", help="that is sent at once (default: 64KiB)")
+    to.add_argument("--tcp-timeout", default="10ms", metavar="TIME",
+                    help="until what was lost is sent again (default: 10ms)")  # fmt: skip
+    to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
+                    "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    from recjax.simulate.topology import read_topology
+    from recjax.simulate.units import read_rate, read_time
+
+    rates = [read_rate(text) for text in options.bandwidth.split(",")]
+    times = [read_time(text) for text in options.latency.split(",")]
+    return read_topology(options.topology, rates, times)
+
+
+def _system(options: argparse.Namespace, algorithms: dict[str, str | None], scheduling: Any = "fifo") -> System:
+    from recjax.simulate.system import System
+    from recjax.simulate.units import read_time
+
+    return System(
+        algorithms={collective: name for collective, name in algorithms.items() if name},
+        chunks=options.chunks,
+        in_flight=options.in_flight,
+        scheduling=scheduling,
+        endpoint_delay_ns=read_time(options.endpoint_delay, "--endpoint-delay"),
+        copy_latency_ns=read_time(options.copy_latency, "--copy-latency"),
+        congestion=not options.no_congestion,
+        tcp=_tcp(options),
+    )
+
+
+def _progress(every_s: float = 5.0) -> Callable[[float, float], None]:
+    """Prints to standard error how far a simulation is, where it takes long."""
+    from recjax.simulate.units import time_text
+
+    said = time.monotonic()
+
+    def watch(share: float, now_ns: float) -> None:
+        nonlocal said
+        if time.monotonic() - said > every_s:
+            said = time.monotonic()
+            print(f"simulate: {share:.0%} of the operations are done, at {time_text(now_ns)}", file=sys.stderr)
+
+    return watch
+
+
+def _tcp(options: argparse.Namespace) -> Tcp | None:
+    from recjax.simulate.tcp import Tcp
+    from recjax.simulate.units import read_bytes, read_time
+
+    if options.tcp_window is None:
+        if options.switch_buffer is not None:
+            raise ConfigError("--switch-buffer is one of the transport's: give --tcp-window, too.")
+        return None
+    buffer = math.inf if options.switch_buffer is None else read_bytes(options.switch_buffer, "--switch-buffer")
+    return Tcp(
+        read_bytes(options.tcp_window, "--tcp-window"),
+        read_time(options.ack_delay, "--ack-delay"),
+        buffer,
+        read_bytes(options.segment, "--segment"),
+        read_time(options.tcp_timeout, "--tcp-timeout"),
+    )
+
+
+def _collective(options: argparse.Namespace, show: Print) -> None:
+    from recjax.simulate import report
+    from recjax.simulate.execution import simulate
+    from recjax.simulate.units import read_bytes
+    from recjax.simulate.workload import Operation, from_operations
+
+    operation = Operation(
+        options.collective, "collective", collective=options.collective, bytes=read_bytes(options.bytes)
+    )
+    system = _system(options, {options.collective: options.algorithm})
+    result = simulate(
+        from_operations(options.collective, [operation]), _topology(options), system, options.shortcut, _progress()
+    )
+    found = report.of_collective(result)
+    show(options, found, lambda: report.collective_text(found))
+
+
+def _workload(options: argparse.Namespace, show: Print, read_trace: Callable[[Path, Topology], Workload]) -> None:
+    from recjax.simulate import draw, report
+    from recjax.simulate.execution import simulate
+
+    topology = _topology(options)
+    algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
+    system = _system(options, algorithms, options.scheduling)
+    result = simulate(_read(options, topology, read_trace), topology, system, options.shortcut, _progress())
+    found = report.of_workload(result)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        draw.draw_workload(result, found, options.out / "simulation.png")
+        (options.out / "simulation.json").write_text(json.dumps(found, indent=1))
+        (options.out / "trace.json").write_text(json.dumps(draw.chrome_trace(result)))
+    written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
+    show(options, found, lambda: report.workload_text(found) + written)
+
+
+def _hoti2020(options: argparse.Namespace, show: Print) -> None:
+    from recjax.simulate import hoti2020, hoti2020_observed
+    from recjax.simulate.hoti2020_draw import draw
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = options.experiments.split(",") if options.experiments else tuple(hoti2020.EXPERIMENTS)
+    say = functools.partial(print, "hoti2020:", file=sys.stderr)
+    found = hoti2020.run(options.ranks, options.chunks, names, say)
+    found["observations"] = hoti2020_observed.observations(found)
+    figures = draw(found, options.out)
+    (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))
+    show(
+        options,
+        found,
+        lambda: f"{hoti2020_observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}",
+    )
+
+
+def _read(
+    options: argparse.Namespace, topology: Topology, read_trace: Callable[[Path, Topology], Workload]
+) -> Workload:
+    from recjax import config
+    from recjax.simulate.astra_text import read_text
+    from recjax.simulate.dlrm import PRESETS, dlrm
+
+    if options.workload in PRESETS:
+        shape = config.override(PRESETS[options.workload], options.overrides)
+        return dlrm(shape, topology.size, options.iterations, options.workload)
+    path = Path(options.workload)
+    if not path.exists():
+        raise ConfigError(f"{path} is neither a file or folder nor one of the presets {', '.join(PRESETS)}.")
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: shapes can be changed of presets only, not of {path}.")
+    if path.is_dir():
+        return read_trace(path, topology)
+    return read_text(path, topology, options.iterations)

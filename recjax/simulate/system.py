@@ -1,0 +1,89 @@
+"""How ranks communicate, and what a simulation of it found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from recjax.errors import ConfigError
+from recjax.simulate.collectives import ALGORITHMS
+from recjax.simulate.lower import Network
+from recjax.simulate.tcp import Tcp
+from recjax.simulate.topology import Topology
+from recjax.simulate.workload import Workload
+
+DEFAULT_ALGORITHMS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "direct"}
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """How ranks communicate.
+
+    Attributes:
+      algorithms: collective -> algorithm, as `collectives.phases` reads it; DEFAULT_ALGORITHMS for those left out,
+        and in place of a hierarchical one for groups that are given by rank, which have no dimensions.
+      chunks: that each collective is cut into.
+      in_flight: chunks that a rank works on at a time, in each set of dimensions.
+      scheduling: which collective's chunks go first: "fifo", the one issued first, or "lifo", the one issued last.
+      endpoint_delay_ns: for every message received (see `collectives`).
+      copy_latency_ns: copying between device and network memory, before the messages of each step leave.
+      congestion: whether messages wait for each other at links; without, as in analytical models.
+      tcp: a transport in place of whole messages; None for none.
+    """
+
+    algorithms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    chunks: int = 1
+    in_flight: int = 64
+    scheduling: Literal["fifo", "lifo"] = "fifo"
+    endpoint_delay_ns: float = 0.0
+    copy_latency_ns: float = 0.0
+    congestion: bool = True
+    tcp: Tcp | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for values that mean nothing."""
+        if self.chunks < 1 or self.in_flight < 1:
+            raise ConfigError(f"chunks {self.chunks}, in flight {self.in_flight}: both must be 1 or more.")
+        if self.scheduling not in ("fifo", "lifo"):
+            raise ConfigError(f"scheduling {self.scheduling!r}: there are fifo and lifo.")
+        if self.tcp and not self.congestion:
+            raise ConfigError("without congestion there is no transport to simulate: leave out one of the two.")
+        if unknown := set(self.algorithms) - set(ALGORITHMS):
+            raise ConfigError(f"algorithm for {sorted(unknown)[0]!r}: there are {', '.join(ALGORITHMS)}.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """What happened. Times in ns, from the start.
+
+    Attributes:
+      workload, topology, system: as given.
+      shortcut: "" if every rank was played; else which rank stands for all.
+      refused: why not one rank stood for all, "" if it did or nobody asked.
+      time_ns: when the last rank was done.
+      ready, started, finished: float [operations, actors]: all it depended on was done; it began (a collective: its
+        first chunk was admitted); it was done. nan where a rank takes no part.
+      waited: float [operations, actors]: how long a rank's stream stood still for this operation's end.
+      bytes_on: link -> bytes, of the links that carried any.
+      network: which names the links.
+      events: that the engine played.
+      lost: segments that TCP lost and sent again.
+    """
+
+    workload: Workload
+    topology: Topology
+    system: System
+    shortcut: str
+    refused: str
+    time_ns: float
+    ready: np.ndarray
+    started: np.ndarray
+    finished: np.ndarray
+    waited: np.ndarray
+    bytes_on: dict[int, float]
+    network: Network
+    events: int
+    lost: int
