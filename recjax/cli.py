@@ -16,6 +16,7 @@ from typing import Any
 
 from recjax import __version__, distributed, supervise, together, watch
 from recjax.errors import ConfigError, RecjaxError
+from recjax.masking import masked
 from recjax.pages import restart_with_tunables
 from recjax.simulate import command as simulation
 from recjax.study import command as studies
@@ -100,7 +101,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"\nrecjax: error: {message}", file=sys.stderr)
+    print(f"\nrecjax: error: {masked(message)}", file=sys.stderr)
     return status
 
 
@@ -251,7 +252,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from recjax.data import datasets
 
     config = machinery.override(datasets.default(options.dataset), options.overrides)
-    made = datasets.prepare(config, options.source, Path(options.out), overwrite=options.overwrite)
+    made = datasets.prepare(config, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
     _print(options, made, lambda: f"prepared {options.dataset} in {options.out}")
 
 
@@ -399,9 +400,11 @@ def _parser() -> argparse.ArgumentParser:
     prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",
                    "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
     prepare.add_argument("dataset", help="name of a dataset")
-    prepare.add_argument("--from", dest="source", type=Path, help="folder of the raw files (default: shipped ones)")
+    prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
     prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
     prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
+    prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
+                         'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
     info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")

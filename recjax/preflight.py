@@ -41,7 +41,7 @@ def facts(setup: Setup) -> dict[str, str]:
         "devices of a process": str(len(devices)),
         "devices together": str(setup.mesh.devices.size),
         "mesh": json.dumps(dict(setup.mesh.shape)),
-        "config": machinery.config_hash(setup.config, ("data.path",)),
+        "config": machinery.config_hash(setup.config, ("data.path", "data.cache")),
         "data": setup.source.fingerprint,
     }
 

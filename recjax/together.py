@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from recjax import distributed, supervise, watch
 from recjax.errors import RecjaxError, StoppedError
+from recjax.masking import masked
 
 
 def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
@@ -29,7 +30,7 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
         watching.joined(place.limit_s)
         status = work(watching)
     except RecjaxError as error:
-        print(f"\nrecjax: error: {error}", file=sys.stderr)
+        print(f"\nrecjax: error: {masked(str(error))}", file=sys.stderr)
         status = error.exit_status
     except BaseException:
         traceback.print_exc()

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recjax import distributed
+from recjax.masking import masked
 
 LOST = 4  # exit status
 # Phases in which a process works alone, and after how many limits in one of them it counts as stuck. In the others it
@@ -90,7 +91,7 @@ class Watch:
     def end(self, message: str) -> None:
         """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
         with self._lock:
-            print(f"\nrecjax: error: process {distributed.process()}: {message}", file=sys.stderr, flush=True)
+            print(f"\nrecjax: error: process {distributed.process()}: {masked(message)}", file=sys.stderr, flush=True)
             os._exit(LOST)
 
     def _interval_s(self) -> float:

@@ -13,25 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds
+from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds, yelp
 from recjax.data.avazu import Avazu
-from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.chunk import Reader
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.options import prepare_as
+from recjax.data.places import is_remote, place
 from recjax.data.prepared import Prepared
 from recjax.data.ratings import RatingsReader, prepare_ratings
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.data.taobao import Taobao
 from recjax.data.tfds import Tfds
+from recjax.data.yelp import Yelp
 from recjax.data.zipf_stream import ZipfStream
 from recjax.errors import ConfigError
 
 Dataset = (
-    MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao | Tfds | Synthetic | ZipfStream | Prepared
+    MovieTweetings
+    | MovieLens
+    | CriteoKaggle
+    | Criteo1TB
+    | Avazu
+    | Taobao
+    | Yelp
+    | Tfds
+    | Synthetic
+    | ZipfStream
+    | Prepared
 )
 
 DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
@@ -44,6 +56,7 @@ _OPEN_RAW: dict[str, Callable[..., Reader]] = {
     Criteo1TB.kind: criteo.open_raw,
     Avazu.kind: avazu.open_raw,
     Taobao.kind: taobao.open_raw,
+    Yelp.kind: yelp.open_raw,
     Tfds.kind: tfds.open_raw,
 }
 
@@ -57,8 +70,31 @@ def default(name: str) -> Dataset:
     return DATASETS[name]()
 
 
+def open_raw(config: Dataset, source: str | os.PathLike[str] | None) -> Reader:
+    """The reader of a dataset's raw files.
+
+    Raises:
+      ConfigError: the dataset has none.
+      DataError: the raw files are at fault.
+    """
+    if config.kind not in _OPEN_RAW:
+        raise ConfigError(_nothing_to_prepare(config.kind))
+    return _OPEN_RAW[config.kind](config, source)
+
+
+def _nothing_to_prepare(kind: str) -> str:
+    return (
+        f"{kind} data have no raw files, so there is nothing to prepare. Datasets to prepare: {', '.join(_OPEN_RAW)}."
+    )
+
+
 def prepare(
-    config: Dataset, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+    config: Dataset,
+    source: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    beam: str | None = None,
 ) -> dict[str, Any]:
     """Raw files to prepared blocks.
 
@@ -67,6 +103,7 @@ def prepare(
       source: folder of the raw files; None for those that ship with recjax.
       out: the folder to make.
       overwrite: replace prepared data of other content in `out`.
+      beam: do it on Apache Beam, with these pipeline options; None: in this process.
 
     Returns:
       JSON values: dataset, path, fingerprint, rows (split -> rows), skipped (kind of malformed line -> lines left out).
@@ -77,12 +114,17 @@ def prepare(
       TrainingError: `out` cannot be written.
     """
     if isinstance(config, Synthetic | ZipfStream | Prepared):
+        raise ConfigError(_nothing_to_prepare(config.kind))
+    if beam is None and is_remote(place(out)):
         raise ConfigError(
-            f"{config.kind} data have no raw files, so there is nothing to prepare. "
-            f"Datasets to prepare: {', '.join(_OPEN_RAW)}."
+            f"{out} is object storage. Prepare to a folder of this machine and copy it there as it is, or prepare with "
+            "--beam, which writes there."
         )
-    reader = _OPEN_RAW[config.kind](config, source)
-    if isinstance(reader, RatingsReader):
+    if beam is not None:
+        from recjax.data.beam import prepare_on_beam
+
+        made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
+    elif isinstance(reader := open_raw(config, source), RatingsReader):
         made = prepare_ratings(config, reader, out, overwrite=overwrite)
     else:
         made = prepare_as(config, reader, out, overwrite=overwrite)
@@ -108,7 +150,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
       DataError: the data are missing or damaged.
     """
     source: BlockSource
-    if name_or_folder in DATASETS or not Path(name_or_folder).is_dir():
+    if name_or_folder in DATASETS or not (is_remote(name_or_folder) or Path(name_or_folder).is_dir()):
         source = machinery.override(default(name_or_folder), overrides).open()
     elif overrides:
         raise ConfigError(
@@ -118,7 +160,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
     else:
         source = open_prepared(name_or_folder)
     if isinstance(source, PreparedSource):
-        verify(source.path)
+        source.verify()
     return stats.describe(source)
 
 

@@ -146,13 +146,17 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"the sweep file {file} is no regular file.")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text ({error.reason}). A sweep file is TOML.") from error
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid TOML: nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError, and what int() raises at thousands of digits
         raise ConfigError(
             f"{file}: not valid TOML: {error}. Texts stand in quotes; so must a key below another key of the same "
             'table, as in "embedding.optimizer" and "embedding.optimizer.learning_rate".'
