@@ -7,14 +7,13 @@ before a verb runs, so `recjax --help` is quick and starts no device.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__, distributed, supervise, together, watch
+from recjax import __version__, distributed, supervise, together, verbs, watch
 from recjax.errors import ConfigError, RecjaxError
 from recjax.masking import masked
 from recjax.pages import restart_with_tunables
@@ -54,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("this verb runs in one process: unset RECJAX_PROCESSES and RECJAX_CLUSTER for it.", 2)
     if arguments is None and place is not None and supervise.PIPE not in os.environ:
         return supervise.supervise(place)
-    if arguments is None and (options.run in (_train, _eval, _predict, _bench) or "tunables" in options):
+    if arguments is None and (
+        options.run in (verbs.train, verbs.evaluate, verbs.predict, verbs.bench) or "tunables" in options
+    ):
         restart_with_tunables()
     status = _run(options) if place is None else together.run(place, lambda watching: _run(options, watching))
     together.settle()
@@ -105,187 +106,6 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _train(options: argparse.Namespace) -> None:
-    from recjax import main as runs
-    from recjax import presets
-    from recjax.train.summary import results
-
-    config = presets.load(options.preset, options.overrides)
-    out = options.out or presets.default_out(config)
-    summary = runs.train(config, out)
-    _print(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
-
-
-_DETAILS = ("top", "group", "calibration_bins", "calibration_by", "exact_rows")  # options that are settings of Details
-
-
-def _eval(options: argparse.Namespace) -> None:
-    from recjax import main as runs
-    from recjax.train import evaluation
-
-    given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
-    details = evaluation.Details(by=tuple(options.by), **given)
-    splits = tuple(dict.fromkeys(options.split or ["test"]))
-    result = runs.evaluate(options.run_folder, options.overrides, splits, options.step, details)
-    _print(options, result, lambda: evaluation.to_text(result))
-
-
-def _predict(options: argparse.Namespace) -> None:
-    from recjax.serving.predict import predict
-
-    result = predict(options.run_folder, options.input, options.out, options.overrides, options.split, options.step)
-    _print(
-        options,
-        result,
-        lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}: {result['out']}",
-    )
-
-
-def _show(options: argparse.Namespace) -> None:
-    from recjax import config as machinery
-    from recjax import presets
-    from recjax.config_values import written
-
-    default, config = presets.load(options.preset), presets.load(options.preset, options.overrides)
-    changed = {key: then for key, then, _ in machinery.diff(default, config)}
-
-    def text() -> str:
-        lines = []
-        for key, value in machinery.flatten(config).items():
-            note = f"   (preset: {written(changed[key])})" if key in changed else ""
-            lines.append(f"{key}={written(value)}{note}")
-        lines += ["", f"for single names: {', '.join(machinery.named_keys(config))}"]
-        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
-
-    _print(options, json.loads(machinery.to_json(config)), text)
-
-
-def _plan(options: argparse.Namespace) -> None:
-    from recjax import presets
-    from recjax.embedding.plan import make_plan
-    from recjax.embedding.report import describe_plan, plan_table
-    from recjax.train.setup import specs
-
-    if options.memory_gib is not None and not options.compile:
-        raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
-    config = presets.load(options.preset, options.overrides)
-    source = config.data.open()
-    config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema)
-    plan = make_plan(config.plan, tables, config.embedding.exchange)
-    if options.save:
-        try:
-            Path(options.save).write_text(plan.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
-            ) from error
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
-    replicas, hosts, each = config.mesh.shape
-    sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
-    described = describe_plan(plan, tables, features, *sizes)
-    if not options.compile:
-        _print(options, described, lambda: plan_table(described))
-        return
-    from recjax.bench import on_paper
-
-    found = on_paper.on_paper(config, options.memory_gib)
-    _print(options, described | {"compiled": found}, lambda: f"{plan_table(described)}\n\n{on_paper.to_text(found)}")
-
-
-def _bench(options: argparse.Namespace) -> None:
-    from recjax import presets
-    from recjax.bench import report
-    from recjax.bench.run import Options, bench
-
-    config = presets.load(options.preset, options.overrides)
-    how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
-    result = bench(config, how)
-    _print(options, result, lambda: report.to_text(result))
-
-
-def _preflight(options: argparse.Namespace) -> None:
-    from recjax import presets
-    from recjax.preflight import preflight, to_text
-
-    result = preflight(presets.load(options.preset, options.overrides), options.out)
-    _print(options, result, lambda: to_text(result))
-
-
-def _sweep(options: argparse.Namespace) -> None:
-    from recjax import preset_files
-    from recjax.sweep import report, run
-    from recjax.sweep.file import read_sweep
-    from recjax.train.files import write_whole
-
-    sweep = read_sweep(preset_files.find_sweep(options.file), options.out)
-    if options.dry_run:
-        lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
-        _print(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))
-        return
-    runs, results_file = sweep.runs, sweep.out / "results.jsonl"
-    if options.index is not None:
-        if not 0 <= options.index < len(runs):
-            raise ConfigError(f"--index {options.index}: {sweep.file} has the runs 0 to {len(runs) - 1}.")
-        results = run.train_all(runs[options.index : options.index + 1])
-    elif options.results:
-        results = [run.result(r) for r in runs]
-    else:
-        results = run.train_all(runs, results_file)
-    result: dict[str, Any] = {"out": str(sweep.out), "runs": report.ordered(sweep, results)}
-    text = report.table(sweep, results)
-    if options.index is None and sweep.out.is_dir():  # tasks that share the folder leave these files to --results
-        write_whole(results_file, run.results_text(results))
-        if report.draw(sweep, results, sweep.out / "sweep.png"):
-            text += f"\n\npicture: {sweep.out}/sweep.png"
-    _print(options, result, lambda: text)
-    if failed := [str(r["index"]) for r in results if r["status"] == "failed"]:
-        raise RecjaxError(
-            f"{len(failed)} of {len(results)} runs failed: {', '.join(failed)}. `recjax sweep FILE --dry-run` prints "
-            "their lines, counted from 0; what each said stands above. The same command tries them again, and skips "
-            "those that are done."
-        )
-
-
-def _prepare(options: argparse.Namespace) -> None:
-    from recjax import config as machinery
-    from recjax.data import datasets
-
-    config = machinery.override(datasets.default(options.dataset), options.overrides)
-    made = datasets.prepare(config, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
-    _print(options, made, lambda: f"prepared {options.dataset} in {options.out}")
-
-
-def _info(options: argparse.Namespace) -> None:
-    from recjax.data import datasets
-
-    described = datasets.describe(options.dataset, options.overrides)
-    _print(options, described, lambda: datasets.table(described))
-
-
-def _import_weights(options: argparse.Namespace) -> None:
-    from recjax import presets, weights
-
-    config = presets.load(options.preset, options.overrides)
-    made = weights.import_weights(options.file, config, options.out)
-    _print(options, made, lambda: f"{made['format']} weights, {made['values']:,} values, are step 0 of {options.out}")
-
-
-def _export_weights(options: argparse.Namespace) -> None:
-    from recjax import weights
-
-    made = weights.export_weights(options.run_folder, options.format, options.out, options.overrides, options.step)
-    _print(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
-
-
-def _print(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
-    from recjax.train.files import jsonable
-
-    if not distributed.is_main():
-        return
-    print(json.dumps(jsonable(result), allow_nan=False) if options.json else text())
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="recjax",
@@ -294,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"recjax {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    names = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     def verb(of: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = of.add_parser(
@@ -312,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
         to.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; see `recjax show`")
 
     preset = "name of a preset in configs/, or the path of one"
-    train = verb(verbs, "train", _train, "train a preset, or resume the run in --out",
+    train = verb(names, "train", verbs.train, "train a preset, or resume the run in --out",
                  "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
     train.add_argument("preset", help=preset)
     overrides(train)
     train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
     train.set_defaults(together=True)  # several processes may run it together
 
-    evaluate = verb(verbs, "eval", _eval, "evaluate a checkpoint of a run",
+    evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",
                     "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
     evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
     evaluate.set_defaults(together=True)
@@ -340,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     detail("--exact-rows", "samples up to which the AUC is exact; with more it comes from a histogram, with bounds "
            "(default: 10,000,000)", type=int, metavar="N")  # fmt: skip
 
-    predict = verb(verbs, "predict", _predict, "write the scores of a file of rows",
+    predict = verb(names, "predict", verbs.predict, "write the scores of a file of rows",
                    "predict runs/first --input rows.jsonl --out scores.csv")  # fmt: skip
     predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
     overrides(predict)
@@ -353,11 +173,11 @@ def _parser() -> argparse.ArgumentParser:
                          help="of a folder (default: test)")  # fmt: skip
     predict.add_argument("--step", type=int, help="step of the checkpoint (default: the one that validation chose)")
 
-    show = verb(verbs, "show", _show, "print the resolved config", "show movietweetings model.top=128-64-1")
+    show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)
     overrides(show)
 
-    plan = verb(verbs, "plan", _plan, "print where every table goes, bytes per device, and why",
+    plan = verb(names, "plan", verbs.plan, "print where every table goes, bytes per device, and why",
                 "plan movietweetings mesh.devices=4 --save plan.json")  # fmt: skip
     plan.add_argument("preset", help=preset)
     overrides(plan)
@@ -366,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
                       "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
 
-    bench = verb(verbs, "bench", _bench, "measure the training step and its parts, alone or against another library",
+    bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, alone or against another library",
                  "bench bench_kaggle16 --against torchrec")  # fmt: skip
     bench.add_argument("preset", help=preset)
     overrides(bench)
@@ -378,14 +198,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
 
-    check = verb(verbs, "preflight", _preflight, "check devices, mesh, versions, config and data of all processes",
+    check = verb(names, "preflight", verbs.preflight, "check devices, mesh, versions, config and data of all processes",
                  "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip
     check.add_argument("preset", help=preset)
     overrides(check)
     check.add_argument("--out", type=Path, help="run folder to be; all processes must see it")
     check.set_defaults(together=True, tunables=True)
 
-    sweep = verb(verbs, "sweep", _sweep, "train every run of a sweep file, skipping those that are done",
+    sweep = verb(names, "sweep", verbs.sweep, "train every run of a sweep file, skipping those that are done",
                  "sweep size --dry-run")  # fmt: skip
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
     sweep.add_argument("--out", type=Path, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
@@ -394,10 +214,10 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
     which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
 
-    studies.add(verbs, verb, _print)
-    data = verbs.add_parser("data", help="prepare raw files, or describe data")
+    studies.add(names, verb, verbs.write_result)
+    data = names.add_parser("data", help="prepare raw files, or describe data")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
-    prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",
+    prepare = verb(actions, "prepare", verbs.prepare, "turn raw files into prepared blocks",
                    "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
     prepare.add_argument("dataset", help="name of a dataset")
     prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
@@ -406,19 +226,19 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
                          'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
-    info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
+    info = verb(actions, "info", verbs.info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
     overrides(info)
 
-    weights = verbs.add_parser("weights", help="take weights from, or give them to, other libraries")
+    weights = names.add_parser("weights", help="take weights from, or give them to, other libraries")
     ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
-    take = verb(ways, "import", _import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
+    take = verb(ways, "import", verbs.import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
                 "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
     take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
     take.add_argument("preset", help=preset)
     overrides(take)
     take.add_argument("--out", type=Path, required=True, help="run folder to make; eval and train go on from there")
-    give = verb(ways, "export", _export_weights, "write the weights of a run as another library's state dict",
+    give = verb(ways, "export", verbs.export_weights, "write the weights of a run as another library's state dict",
                 "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
     give.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
     overrides(give)
@@ -426,8 +246,12 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
 
-    tracing.add(lambda name, work, *about: verb(verbs, name, lambda o: _print(o, *work(o)), *about), overrides, preset)
-    simulation.add(verbs, verb, _print, read_workload)
+    tracing.add(
+        lambda name, work, *about: verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about),
+        overrides,
+        preset,
+    )
+    simulation.add(names, verb, verbs.write_result, read_workload)
     return parser
 
 
