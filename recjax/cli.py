@@ -53,9 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("this verb runs in one process: unset RECJAX_PROCESSES and RECJAX_CLUSTER for it.", 2)
     if arguments is None and place is not None and supervise.PIPE not in os.environ:
         return supervise.supervise(place)
-    if arguments is None and (
-        options.run in (verbs.train, verbs.evaluate, verbs.predict, verbs.bench) or "tunables" in options
-    ):
+    if arguments is None and "tunables" in options:
         restart_with_tunables()
     status = _run(options) if place is None else together.run(place, lambda watching: _run(options, watching))
     together.settle()
@@ -137,12 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("preset", help=preset)
     overrides(train)
     train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
-    train.set_defaults(together=True)  # several processes may run it together
+    train.set_defaults(tunables=True, together=True)  # several processes may run it together
 
     evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",
                     "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
     evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
-    evaluate.set_defaults(together=True)
+    evaluate.set_defaults(tunables=True, together=True)
     overrides(evaluate)
 
     def detail(name: str, help: str, **more: Any) -> None:  # without a value it is the default of evaluation.Details
@@ -163,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     predict = verb(names, "predict", verbs.predict, "write the scores of a file of rows",
                    "predict runs/first --input rows.jsonl --out scores.csv")  # fmt: skip
     predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
+    predict.set_defaults(tunables=True)
     overrides(predict)
     predict.add_argument("--input", type=Path, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
@@ -186,9 +185,10 @@ def _parser() -> argparse.ArgumentParser:
                       "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
 
-    bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, alone or against another library",
+    bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, or against another library",
                  "bench bench_kaggle16 --against torchrec")  # fmt: skip
     bench.add_argument("preset", help=preset)
+    bench.set_defaults(tunables=True)
     overrides(bench)
     bench.add_argument("--against", choices=("torchrec", "torch"),
                        help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain")  # fmt: skip
@@ -246,11 +246,10 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
 
-    tracing.add(
-        lambda name, work, *about: verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about),
-        overrides,
-        preset,
-    )
+    def shown(name: str, work: Callable[..., Any], *about: str) -> argparse.ArgumentParser:
+        return verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about)
+
+    tracing.add(shown, overrides, preset)
     simulation.add(names, verb, verbs.write_result, read_workload)
     return parser
 
