@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import arrays, prepare, steps_of, write_preset
 from process_support import Job
 
-STEPS = 250
+STEPS = 150
 SETTINGS = [f"train.steps={STEPS}", "train.checkpoint_every=20", "train.eval_every=1000", "train.log_every=1"]
 SETTINGS += ["train.epochs=20", "mesh.devices=4"]
 HOSTS = ("recjaxa", "recjaxb")  # network namespaces, one for each process
