@@ -82,8 +82,8 @@ def _below(one: Mapping[str, Any]) -> list[str]:
     lines = [
         f"together: {one['count']:.4g} collectives, {size(one['padded_bytes'])}, of which "
         f"{size(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
-        f"useful bytes for other ranks: {size(min(one['sent']))} to {size(max(one['sent']))}, imbalance (max/mean) "
-        f"{one['imbalance']:.3f}",
+        f"a rank sends or receives {size(min(one['moved']))} to {size(max(one['moved']))} useful bytes, imbalance "
+        f"(max/mean) {one['imbalance']:.3f}",
     ]
     if one["time"] is None:
         return [*lines, "no times were measured"]
@@ -211,9 +211,9 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
     phases.set(title="bytes by phase", ylabel="MiB a rank and step")
     phases.legend(fontsize=6)
     for name, one in zip(names, found, strict=True):
-        mean = sum(one["sent"]) / len(one["sent"]) or 1
-        ranks.plot([b / mean for b in one["sent"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
-    ranks.set(title="useful bytes for other ranks, over their mean", xlabel="rank")
+        mean = sum(one["moved"]) / len(one["moved"]) or 1
+        ranks.plot([b / mean for b in one["moved"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
+    ranks.set(title="useful bytes sent or received, over their mean", xlabel="rank")
     ranks.set_ylim(bottom=0)
     ranks.legend(fontsize=6, title="max/mean", title_fontsize=6)
     _draw_times(times, found, names)
