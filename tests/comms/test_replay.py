@@ -10,6 +10,7 @@ from trace_support import ALL, HALVES, by_hand
 
 from recjax.comms import replay as replays
 from recjax.comms.compiled import collectives, members
+from recjax.comms.dependencies import dependencies
 from recjax.comms.slots import shrink, slots
 from recjax.comms.sweep import chain, fit, sweep
 from recjax.comms.trace import COMPUTE, Event, Trace
@@ -69,13 +70,6 @@ def mesh(ranks: int):
     return replays.ranks_mesh(jax.devices()[:ranks])
 
 
-def test_the_program_has_the_trace_s_collectives_and_each_waits():
-    found = slots(by_hand())
-    call, names = replays._program(found, mesh(4), "padded", 0.0, 0)
-    call().block_until_ready()
-    assert sorted(names) == [0, 1, 2, 3, 4] and len(set(names.values())) == 5
-
-
 def test_replay_measures_every_slot_on_every_rank(compiled_once):
     found = slots(by_hand())
     times = replays.replay(found, mesh(4), 3, gaps=True)
@@ -90,12 +84,17 @@ def test_replay_measures_every_slot_on_every_rank(compiled_once):
     assert lines["all_reduce", "dense_grads"]["original_us"] is None
 
 
-def test_sizes_and_groups_of_what_runs(monkeypatch):
-    """Read from the compiled program: groups, element types and bytes are the trace's."""
+def test_what_runs(monkeypatch):
+    """Read from the compiled program: groups, element types, bytes and what waits for what are the trace's."""
     texts = []
     real = replays._instructions
     monkeypatch.setattr(replays, "_instructions", lambda hlo: texts.append(hlo) or real(hlo))
-    replays._program(slots(by_hand()), mesh(4), "padded", 0.0, 0)
+    call, names = replays._program(slots(by_hand()), mesh(4), "padded", 0.0, 0)
+    call().block_until_ready()
+    assert sorted(names) == [0, 1, 2, 3, 4]
+    waits = {i: {j for j in names if names[j] in dependencies(texts[0])[name]} for i, name in names.items()}
+    # as in the trace, and the second all-reduce behind the first
+    assert waits == {0: set(), 1: set(), 2: set(), 3: {0}, 4: {1, 2, 3}}
     found = {int(re.search(rf"%{re.escape(c.name)} = .*{replays.SCOPE}(\d+)/", texts[0]).group(1)): c
              for c in collectives(texts[0])}  # fmt: skip
     expected = [("all-to-all", "f32", 256, [list(ALL)]), ("all-reduce", "f32", 400, [[0, 1], [2, 3]]),
@@ -117,6 +116,14 @@ def test_ragged_all_to_alls_compile_for_accelerators_and_not_here():
     # rank 2 sends 16, 24, 32, 40 bytes to the ranks, where ranks 0 and 1 sent 8 (0 + p) and 8 (1 + p) before it
     assert shape.sizes[2].tolist() == [[4, 6, 8, 10], [4, 6, 8, 10], [0, 4, 10, 18], [2, 6, 10, 14]]
     assert (shape.length, shape.ragged) == (36, 36)
+
+    def body(sizes):
+        return shape.run("all_to_all", jax.numpy.int32(0), sizes[0]).reshape(1)
+
+    spec = jax.sharding.PartitionSpec("rank")
+    mapped = jax.shard_map(body, mesh=mesh(4), in_specs=spec, out_specs=spec, check_vma=False)
+    text = jax.jit(mapped).trace(shape.sizes).lower(lowering_platforms=("cuda",)).as_text()
+    assert "ragged_all_to_all" in text
 
 
 def test_only_some_ranks():

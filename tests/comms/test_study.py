@@ -45,7 +45,7 @@ def test_sizes_shares_and_balance():
 
 
 def test_time_and_what_is_exposed():
-    """0-100 all-to-all, 50-150 computing, 150-200 all-reduce: a step of 200 us, 150 communicating, 100 of it exposed."""
+    """0-100 all-to-all, 50-150 computing, 150-200 all-reduce: of 200 us 150 communicate, 100 of them exposed."""
     time = figures(two_ranks())["time"]
     assert {k: time[k] for k in ("step_ms", "communication_ms", "exposed_ms", "computing_ms")} == {
         "step_ms": 0.2, "communication_ms": 0.15, "exposed_ms": 0.1, "computing_ms": 0.1}  # fmt: skip
