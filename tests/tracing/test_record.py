@@ -3,11 +3,13 @@
 import collections
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from recjax.comms.trace import Event
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import capacity
 from recjax.embedding.bound import ACROSS
@@ -41,7 +43,7 @@ def all_devices():
 class Traced:
     """The events of one step, and what the batch asks for, found without the router."""
 
-    def __init__(self, devices: int, plan: str, hosts: int = 1, **embedding) -> None:
+    def __init__(self, devices: int, plan: str, hosts: int = 1, **embedding: Any) -> None:
         mesh = MeshConfig(devices=devices, platform="cpu", hosts=hosts)
         own = dataclasses.replace(CONFIG.embedding, **embedding)
         config = dataclasses.replace(CONFIG, mesh=mesh, plan=plan, embedding=own)
@@ -52,7 +54,9 @@ class Traced:
         hlo = compile_step(self.setup, self.capacities).as_text()
         self.events = step_events(self.setup, hlo, true_counts(self.setup, counted))
         b = -(-B // devices)
-        self.wanted: list[set] = [set() for _ in range(devices)]  # (table, row) that each device's samples name
+        self.wanted: list[set[tuple[str, int]]] = [
+            set() for _ in range(devices)
+        ]  # (table, row) that each device's samples name
         for feature in self.setup.bound.features:
             bags = counted.batch.bags[feature.reads]
             lengths = np.full(len(bags.ids), bags.ids.shape[1]) if bags.lengths is None else bags.lengths
@@ -60,11 +64,11 @@ class Traced:
                 self.wanted[sample // b].add((feature.table, int(row)))
         self.group = self.setup.bound.groups[0]
 
-    def owner(self, key) -> int:
+    def owner(self, key: tuple[str, int]) -> int:
         """Where the plan puts a row: the device, or its place within a host."""
         return int(self.group.table(key[0]).locate(np.array([key[1]], np.int32))[0][0])
 
-    def exchanges(self, phase: str, neighbours: bool | None = None) -> list:
+    def exchanges(self, phase: str, neighbours: bool | None = None) -> list[Event]:
         """[event of each rank] of the exchanges of a phase; inside hosts, across them, or all."""
         found = []
         for rank, events in self.events.items():
@@ -75,7 +79,7 @@ class Traced:
         assert len(found) == self.N
         return [event for _, event in sorted(found, key=lambda one: one[0])]
 
-    def check(self, phase: str, truth, padded: int, neighbours: bool | None = None) -> None:
+    def check(self, phase: str, truth: Any, padded: int, neighbours: bool | None = None) -> None:
         """`truth(n, m)`: bytes that n has for m. `padded`: of the larger buffer."""
         for n, event in enumerate(self.exchanges(phase, neighbours)):
             assert event.sends == tuple(truth(n, m) for m in event.group), (phase, n)
