@@ -51,7 +51,7 @@ class Traced:
         self.N, self.hosts, self.E = devices, hosts, devices // hosts
         counted = next(self.setup.counted("train", B))
         self.capacities = capacity.grow({}, counted.needs)
-        hlo = compile_step(self.setup, self.capacities).as_text()
+        hlo = compile_step(self.setup, self.capacities).as_text() or ""
         self.events = step_events(self.setup, hlo, true_counts(self.setup, counted))
         b = -(-B // devices)
         self.wanted: list[set[tuple[str, int]]] = [
