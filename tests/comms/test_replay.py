@@ -92,7 +92,7 @@ def test_what_runs(monkeypatch):
     call, names = replays._program(slots(by_hand()), mesh(4), "padded", 0.0, 0)
     call().block_until_ready()
     assert sorted(names) == [0, 1, 2, 3, 4]
-    waits = {i: {j for j in names if names[j] in dependencies(texts[0])[name]} for i, name in names.items()}
+    waits = {i: {j for j in names if names[j][0] in dependencies(texts[0])[name]} for i, (name,) in names.items()}
     # as in the trace, and the second all-reduce behind the first
     assert waits == {0: set(), 1: set(), 2: set(), 3: {0}, 4: {1, 2, 3}}
     found = {int(re.search(rf"%{re.escape(c.name)} = .*{replays.SCOPE}(\d+)/", texts[0]).group(1)): c
@@ -124,6 +124,17 @@ def test_ragged_all_to_alls_compile_for_accelerators_and_not_here():
     mapped = jax.shard_map(body, mesh=mesh(4), in_specs=spec, out_specs=spec, check_vma=False)
     text = jax.jit(mapped).trace(shape.sizes).lower(lowering_platforms=("cuda",)).as_text()
     assert "ragged_all_to_all" in text
+
+
+def test_an_all_reduce_of_several_arrays_stays_one(monkeypatch):
+    """As the compiler made it: one collective of three arrays, whose sizes differ."""
+    texts = []
+    monkeypatch.setattr(replays, "_instructions", lambda hlo: texts.append(hlo) or {})
+    group = (0, 1)
+    event = Event(0, "all_reduce", dtype="float32", group=group, in_bytes=72, out_bytes=72, parts=(4, 28, 40))
+    replays._program(slots(Trace(2, dict.fromkeys(group, (event,)))), mesh(2), "padded", 0.0, 0)
+    (found,) = collectives(texts[0])
+    assert found.result_bytes == 72 and sorted(dims for _, dims in found.shapes) == [(1,), (7,), (10,)]
 
 
 def test_only_some_ranks():

@@ -50,7 +50,7 @@ def traces(draw) -> Trace:
             events.append(
                 Event(id, kind, draw(text), draw(text), draw(text), draw(st.integers(0, 3)),
                       draw(st.sampled_from(sorted(ITEM_BYTES))), group, draw(sizes), draw(sizes), draw(splits),
-                      draw(splits), deps, start, duration)
+                      draw(splits), deps, start, duration, draw(st.lists(sizes, max_size=3).map(tuple)))
             )  # fmt: skip
         ranks[rank] = tuple(events)
     return Trace(world, ranks)
