@@ -92,6 +92,7 @@ class Traced:
         parameters = (3 * 16 + 16) + (16 * 8 + 8) + ((8 + 6) * 16 + 16) + (16 + 1)
         found = [e for e in self.events[0] if e.phase == "dense_grads"]
         assert [(e.kind, e.padded_bytes, e.sends) for e in found] == [("all_reduce", (parameters + 2) * 4, ())]
+        assert sum(found[0].parts) == found[0].padded_bytes and len(found[0].parts) == 4 * 2 + 2
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
