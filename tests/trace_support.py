@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from recjax.comms.formats import FORMATS
 from recjax.comms.trace import COMPUTE, Event, Trace
@@ -36,3 +37,39 @@ def save(trace: Trace, folder: Path, format: str = "recjax") -> Path:
     for name, content in FORMATS[format].write(trace).items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def node(id: int, parent: int, name: str, inputs=(), types=(), outputs=(), output_types=()) -> dict[str, Any]:
+    """A node as PyTorch's own schema 1.0.1 has them."""
+    return {"name": name, "id": id, "rf_id": id, "parent": parent, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1,
+            "fw_tid": 0, "op_schema": "", "inputs": list(inputs), "input_types": list(types),
+            "input_shapes": [[] for _ in inputs], "outputs": list(outputs), "output_types": list(output_types),
+            "output_shapes": [[] for _ in outputs]}  # fmt: skip
+
+
+def pytorch(rank: int) -> dict[str, Any]:
+    """What a DLRM of TorchRec records in one step on two GPUs, cut down to what matters: ids, rows, gradients."""
+    ints = "GenericList[Int,Int]"
+    rows = [4, 6] if rank == 0 else [3, 5]
+    got = [4, 3] if rank == 0 else [6, 5]
+    nodes = [
+        node(2, 1, "[pytorch|profiler|execution_graph|thread]"),
+        node(3, 2, "## sparse_data_dist ##"),
+        node(4, 3, "## all2all_data:kjt values ##"),
+        # the operation around it is written behind it, as PyTorch does
+        node(6, 5, "record_param_comms", [[9, 9, 0, sum(rows), 8, "cuda:0"], 70, 940, rank, "all_to_allv", rows, got],
+             ["Tensor(long int)", "Int", "Int", "Int", "String", ints, ints],
+             [[10, 10, 0, sum(got), 8, "cuda:0"]], ["Tensor(long int)"]),
+        node(5, 4, "c10d::alltoall_base_"),
+        node(8, 2, "record_param_comms", [70, 0, rank, "wait", [], []], ["Int", "Int", "Int", "String"]),
+        node(9, 2, "All2All_Pooled_Req"),
+        node(10, 9, "## alltoall_fwd_single ##"),
+        node(11, 10, "record_param_comms", [[1, 1, 0, 64, 4, "cuda:0"], 71, 940, rank, "all_to_allv", [], [32, 32]],
+             ["Tensor(float)", "Int", "Int", "Int", "String", "GenericList[]", ints],
+             [[2, 2, 0, 64, 4, "cuda:0"]], ["Tensor(float)"]),
+        node(12, 2, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
+        node(13, 12, "record_param_comms", [[[3, 3, 0, 100, 4, "cuda:0"]], 72, 940, rank, "allreduce", [], []],
+             ["GenericList[Tensor(float)]", "Int", "Int", "Int", "String", "GenericList[]", "GenericList[]"],
+             [[[3, 3, 0, 100, 4, "cuda:0"]]], ["GenericList[Tensor(float)]"]),
+    ]  # fmt: skip
+    return {"schema": "1.0.1", "pid": 1, "time": "", "start_ts": 1, "nodes": nodes, "finish_ts": 2}

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from recjax.comms.compiled import phase_of
-from recjax.comms.profile import CONTAINERS
+from recjax.comms.profile import CONTAINERS, events
 
 OTHER = "other"
 HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/loop.py and train/setup.py
@@ -87,7 +85,7 @@ def read(trace: Path, hlo: str) -> dict[str, Any]:
     scope_of = scopes(hlo)
     intervals: list[tuple[float, float, str]] = []
     host: dict[str, list[tuple[float, float]]] = {name: [] for name in HOST}
-    for name, start, length, stats in _events(trace):
+    for name, start, length, stats in events(trace):
         operation = stats.get("hlo_op")
         if operation is None:
             if name in HOST:
@@ -156,11 +154,3 @@ def hidden_share(host: Sequence[tuple[float, float]], devices: Sequence[tuple[fl
     _, idle = split((*span, "device") for span in devices)
     _, neither = split([*((*span, "device") for span in devices), *((*span, "host") for span in host)])
     return 1 - (idle - neither) / total if total else None
-
-
-def _events(trace: Path) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
-    """(name, start, length in ns, statistics) of all events of a trace."""
-    for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
-        for line in plane.lines:
-            for event in line.events:
-                yield event.name, event.start_ns, event.duration_ns, dict(event.stats)

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,24 @@ def discard(trace: Path) -> None:
     shutil.rmtree(next(p for p in trace.parents if p.name.startswith(_PREFIX)))
 
 
+def events(trace: Path) -> list[tuple[str, float, float, dict[str, Any]]]:
+    """(name, start, length in ns, statistics) of all events of a trace.
+
+    Those of a device's plane have its number among their statistics, as "device_ordinal".
+    """
+    found = []
+    with warnings.catch_warnings():
+        # JAX 0.12 warns of a type of its own when it first makes one, and aborts the process if that is an error.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+            of_plane = re.search(r"device:\w+:(\d+)", plane.name)
+            device = {"device_ordinal": int(of_plane.group(1))} if of_plane else {}
+            for line in plane.lines:
+                for event in line.events:
+                    found.append((event.name, event.start_ns, event.duration_ns, device | dict(event.stats)))
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
     """When an operation ran, in ns."""
@@ -57,20 +76,14 @@ def timelines(profile: Path, module: str, devices: Sequence[Any], runs: int) -> 
     # Back ends number devices by their own ids, or by their place in this process.
     here = {d.local_hardware_id: rank for rank, d in mine} | {d.id: rank for rank, d in mine}
     found: dict[int, dict[int, list[Span]]] = {}  # run -> rank -> spans
-    for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
-        of_plane = re.search(r"device:\w+:(\d+)", plane.name)
-        for line in plane.lines:
-            for event in line.events:
-                stats = dict(event.stats)
-                if "hlo_op" not in stats or not str(stats.get("hlo_module", "")).startswith(module):
-                    continue
-                device = stats.get("device_ordinal", of_plane.group(1) if of_plane else None)
-                rank = here.get(int(device)) if device is not None else None
-                if rank is None or event.name.startswith(CONTAINERS):
-                    continue
-                start = int(event.start_ns)
-                span = Span(str(stats["hlo_op"]), start, start + int(event.duration_ns))
-                found.setdefault(int(stats.get("run_id", 0)), {}).setdefault(rank, []).append(span)
+    for name, start, length, stats in events(profile):
+        if "hlo_op" not in stats or not str(stats.get("hlo_module", "")).startswith(module):
+            continue
+        rank = here.get(int(stats["device_ordinal"])) if "device_ordinal" in stats else None
+        if rank is None or name.startswith(CONTAINERS):
+            continue
+        span = Span(str(stats["hlo_op"]), int(start), int(start) + int(length))
+        found.setdefault(int(stats.get("run_id", 0)), {}).setdefault(rank, []).append(span)
     if len(found) < runs:  # or the back end does not tell runs apart
         return {}
     first = [min(s.start for spans in run.values() for s in spans) for run in found.values()]

@@ -104,8 +104,8 @@ def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
 
 def _program(
     slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, number: int
-) -> tuple[Callable[[], jax.Array], dict[int, str]]:
-    """A call that runs slots, and slot -> the name of its instruction."""
+) -> tuple[Callable[[], jax.Array], dict[int, list[str]]]:
+    """A call that runs slots, and slot -> the names of its instructions."""
     ranks = mesh.devices.size
     shapes = [_Shape.of(slot, ranks, splits) for slot in slots]
     turns = np.zeros((ranks, len(slots)), np.int32)
@@ -146,15 +146,15 @@ def _named(mapped: Callable[..., Any], like: Callable[..., Any]) -> Callable[...
     return call
 
 
-def _instructions(hlo: str) -> dict[int, str]:
-    """Slot -> its collective in the program's text, by the scope."""
+def _instructions(hlo: str) -> dict[int, list[str]]:
+    """Slot -> its collectives in the program's text, by the scope: one, if the compiler combined all of it."""
     from recjax.comms.compiled import collectives
 
     names = {c.name for c in collectives(hlo)}
-    found = {}
+    found: dict[int, list[str]] = {}
     for name, slot in re.findall(rf'%(\S+) = .*op_name="[^"]*/{SCOPE}(\d+)/', hlo):
         if name in names:
-            found[int(slot)] = name
+            found.setdefault(int(slot), []).append(name)
     return found
 
 
@@ -190,6 +190,7 @@ class _Shape:
       sizes: [ranks, ...], what of it means something: send sizes, receive sizes and offsets of a ragged all-to-all,
         [ranks, 4, n]; otherwise [ranks, 1].
       ragged: elements of the result of a ragged all-to-all, else 0.
+      parts: elements of the arrays of an all-reduce, if it is of several.
     """
 
     groups: list[list[int]]
@@ -197,6 +198,7 @@ class _Shape:
     length: int
     sizes: np.ndarray
     ragged: int = 0
+    parts: tuple[int, ...] = ()
 
     @staticmethod
     def of(slot: Slot, ranks: int, splits: Splits) -> _Shape:
@@ -214,7 +216,8 @@ class _Shape:
         longest = max(e.in_bytes for e in slot.events.values())
         if slot.kind == "reduce_scatter":
             return _Shape(groups, dtype, n * max(1, -(-longest // (item * n))), none)
-        return _Shape(groups, dtype, max(1, -(-longest // item)), none)
+        parts = tuple(max(1, -(-size // item)) for size in first.parts)
+        return _Shape(groups, dtype, max(1, -(-longest // item)), none, parts=parts)
 
     def run(self, kind: str, ready: jax.Array, sizes: jax.Array) -> jax.Array:
         """The collective, after `ready`; a number of its result."""
@@ -230,6 +233,9 @@ class _Shape:
             y = jax.lax.all_gather(x, RANKS, axis=0, tiled=True, **groups)
         elif kind == "reduce_scatter":
             y = jax.lax.psum_scatter(x, RANKS, scatter_dimension=0, tiled=True, **groups)
+        elif self.parts:
+            arrays = [x[:1] + jnp.arange(size).astype(self.dtype) for size in self.parts]
+            y = sum(y[:1] for y in jax.lax.psum(arrays, RANKS, **groups))
         else:  # all_reduce, and what XLA has no collective for on all back ends: broadcast, reduce, barrier
             y = jax.lax.psum(x, RANKS, **groups)
         return y[0].astype(jnp.int32)
@@ -269,7 +275,7 @@ def _ragged(slot: Slot, groups: list[list[int]], dtype: Any, ranks: int) -> _Sha
 
 def _durations(
     lines: dict[tuple[int, int], tuple[profile.Span, ...]],
-    names: dict[int, str],
+    names: dict[int, list[str]],
     slots: Sequence[Slot],
     repeats: int,
     mesh: Mesh,
@@ -280,10 +286,10 @@ def _durations(
         starts = {span.name: span.start for span in reversed(spans)}
         ends = {span.name: span.end for span in spans}
         for i, slot in enumerate(slots):
-            name = names.get(i, "")
-            if name in starts and rank in slot.events:
-                end = ends.get(re.sub(r"-start\b", "-done", name), ends[name])
-                found[i, run, rank] = end - starts[name]
+            own = [name for name in names.get(i, ()) if name in starts]
+            if own and rank in slot.events:
+                end = max(ends.get(re.sub(r"-start\b", "-done", name), ends[name]) for name in own)
+                found[i, run, rank] = end - min(starts[name] for name in own)
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

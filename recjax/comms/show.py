@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recjax.columns import aligned
 from recjax.comms.study import labels
 
 if TYPE_CHECKING:
@@ -26,22 +27,11 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows of equal length as a table, the first `left` columns to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
 def to_text(found: Sequence[Mapping[str, Any]]) -> str:
     """Every trace's table; of several first the one that compares them."""
-    parts = [aligned(_compared(found))] if len(found) > 1 else []
+    parts = ["\n".join(aligned(_compared(found)))] if len(found) > 1 else []
     for name, one in zip(labels(found), found, strict=True):
-        parts.append("\n".join([_headline(name, one), "", aligned(_lines(one), left=2), "", *_below(one)]))
+        parts.append("\n".join([_headline(name, one), "", *aligned(_lines(one), left=(0, 1)), "", *_below(one)]))
     return "\n\n".join(parts)
 
 
@@ -82,8 +72,8 @@ def _below(one: Mapping[str, Any]) -> list[str]:
     lines = [
         f"together: {one['count']:.4g} collectives, {size(one['padded_bytes'])}, of which "
         f"{size(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
-        f"useful bytes for other ranks: {size(min(one['sent']))} to {size(max(one['sent']))}, imbalance (max/mean) "
-        f"{one['imbalance']:.3f}",
+        f"a rank sends or receives {size(min(one['moved']))} to {size(max(one['moved']))} useful bytes, imbalance "
+        f"(max/mean) {one['imbalance']:.3f}",
     ]
     if one["time"] is None:
         return [*lines, "no times were measured"]
@@ -136,7 +126,7 @@ def replay_text(result: Mapping[str, Any]) -> str:
         f"{result['label']}: {result['ranks']} ranks on {result['device']}, {result['repeats']} repeats, "
         f"{result['splits']} splits, {'with' if result['gaps'] else 'without'} computing between",
         "",
-        aligned(rows, left=2),
+        *aligned(rows, left=(0, 1)),
         "",
         "last: of the rank that came last and so waited for none",
         f"sum of the medians: {_us(sums['replayed'])} us replayed, {_us(sums['original'])} us in the trace; of the "
@@ -154,7 +144,7 @@ def sweep_text(result: Mapping[str, Any]) -> str:
         for p in found["points"]:
             rates = [f"{p[key] / 1e9:.3f}" for key in ("algorithm_bytes_per_s", "bus_bytes_per_s")]
             rows.append([size(p["bytes"]), *(_us(p[key]) for key in ("p50_us", "p95_us", "last_us")), *rates])
-        text = aligned(rows)
+        text = "\n".join(aligned(rows))
         if found["alpha_us"] is not None:
             rate = "no end" if found["bytes_per_s"] is None else f"{found['bytes_per_s'] / 1e9:.3f} GB/s"
             text += f"\nfit: {found['alpha_us']:.1f} us + bytes / {rate}, off by {found['fit_error']:.0%} on average"
@@ -211,9 +201,9 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
     phases.set(title="bytes by phase", ylabel="MiB a rank and step")
     phases.legend(fontsize=6)
     for name, one in zip(names, found, strict=True):
-        mean = sum(one["sent"]) / len(one["sent"]) or 1
-        ranks.plot([b / mean for b in one["sent"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
-    ranks.set(title="useful bytes for other ranks, over their mean", xlabel="rank")
+        mean = sum(one["moved"]) / len(one["moved"]) or 1
+        ranks.plot([b / mean for b in one["moved"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
+    ranks.set(title="useful bytes sent or received, over their mean", xlabel="rank")
     ranks.set_ylim(bottom=0)
     ranks.legend(fontsize=6, title="max/mean", title_fontsize=6)
     _draw_times(times, found, names)

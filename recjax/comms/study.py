@@ -25,7 +25,7 @@ def figures(trace: Trace) -> dict[str, Any]:
       "label", "source", "format", "config", "ranks" (how many the trace has), "world", "steps", "batch_size";
       "collectives": for each kind and phase, the most bytes first: see `_line`;
       "sizes": kind -> [[b, count, bytes], ...] of messages of 2^b to 2^(b + 1) - 1 bytes, padding included;
-      "sent": useful bytes that each rank has for others; "imbalance": of them;
+      "moved": useful bytes of each rank, see `moved_bytes`; "imbalance": of them;
       "time": None if nothing was measured, else see `_times`.
     """
     found = [(rank, event) for rank, event in trace.collectives()]
@@ -35,7 +35,7 @@ def figures(trace: Trace) -> dict[str, Any]:
         lines.setdefault((event.kind, event.phase), []).append((rank, event))
     total = sum(event.padded_bytes for _, event in found)
     collectives = [_line(key, members, trace, per, len(found), total) for key, members in lines.items()]
-    sent = _by_rank(trace, found, leaving_bytes)
+    moved = _by_rank(trace, found, moved_bytes)
     return {
         **{key: trace.about.get(key) for key in ("label", "source", "format", "config", "batch_size")},
         "ranks": len(trace.ranks),
@@ -46,8 +46,8 @@ def figures(trace: Trace) -> dict[str, Any]:
         "padded_bytes": total / per,
         "useful_bytes": sum(event.useful_bytes for _, event in found) / per,
         "sizes": _sizes(found, per),
-        "sent": sent,
-        "imbalance": imbalance(sent),
+        "moved": moved,
+        "imbalance": imbalance(moved),
         "time": _times(trace) if trace.measured else None,
     }
 
@@ -60,7 +60,7 @@ def _line(
     Returns:
       "kind", "phase", "groups" (sizes of the groups of ranks), "dtypes"; "count" and "count_share"; "padded_bytes",
       "useful_bytes", "bytes_share" (of padded ones); "smallest", "median", "largest": sizes of the messages, padded;
-      "imbalance": max/mean over ranks of the useful bytes for others; "time": None, or "ms" a rank and step, "p50_us"
+      "imbalance": max/mean over ranks of `moved_bytes`; "time": None, or "ms" a rank and step, "p50_us"
       and "p95_us" of one, "imbalance", and "bus_bytes_per_s" at the median (nccl-tests' convention).
     """
     events = [event for _, event in members]
@@ -93,16 +93,20 @@ def _line(
         "smallest": int(sizes.min()),
         "median": float(np.median(sizes)),
         "largest": int(sizes.max()),
-        "imbalance": imbalance(_by_rank(trace, members, leaving_bytes)),
+        "imbalance": imbalance(_by_rank(trace, members, moved_bytes)),
         "time": time,
     }
 
 
-def leaving_bytes(event: Event, rank: int) -> float:
-    """Useful bytes that a rank has for others; of reductions and all-gathers those that a ring sends."""
+def moved_bytes(event: Event, rank: int) -> float:
+    """Useful bytes that leave a rank or come to it, whichever are more; of other collectives those that a ring sends.
+
+    The larger one of both is what a rank's link is busy with (both ways go at a time).
+    """
     n = len(event.group)
-    if event.kind == "all_to_all" and event.sends:
-        return sum(b for to, b in zip(event.group, event.sends, strict=True) if to != rank)
+    if event.kind == "all_to_all" and (event.sends or event.receives):
+        ways = (event.sends or event.receives, event.receives or event.sends)
+        return max(sum(b for to, b in zip(event.group, way, strict=True) if to != rank) for way in ways)
     if event.kind == "all_to_all":
         return event.in_bytes * (n - 1) / n
     return event.useful_bytes * bus_factor(event.kind, n)

@@ -58,6 +58,8 @@ class Event:
       deps: ids of earlier events that this one waits for; what these wait for need not be named again.
       start_ns: when it began, on a clock that all events of this rank share; None if it was not measured.
       duration_ns: how long it took, waiting for other ranks included; None if it was not measured.
+      parts: of an all_reduce, the bytes of each of the arrays that a compiler combined in it, which a back end may send
+        one after the other; empty if it is one array.
     """
 
     id: int
@@ -75,6 +77,7 @@ class Event:
     deps: tuple[int, ...] = ()
     start_ns: int | None = None
     duration_ns: int | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def padded_bytes(self) -> int:
@@ -172,5 +175,5 @@ def _wrong(event: Event, rank: int, world: int) -> str:
     for what in (event.sends, event.receives):
         if what and len(what) != len(event.group):
             return f"it has splits for {len(what)} ranks, and its group has {len(event.group)}"
-    numbers = (event.in_bytes, event.out_bytes, *event.sends, *event.receives, event.duration_ns or 0)
+    numbers = (event.in_bytes, event.out_bytes, *event.sends, *event.receives, *event.parts, event.duration_ns or 0)
     return "a size or time is negative" if min(numbers) < 0 else ""

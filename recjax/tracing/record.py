@@ -21,7 +21,7 @@ from recjax.bench.parts import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
 from recjax.comms.dependencies import dependencies
-from recjax.comms.trace import Event, Trace, checked
+from recjax.comms.trace import ITEM_BYTES, Event, Trace, checked
 from recjax.config_values import written
 from recjax.embedding import route
 from recjax.embedding.route import GroupRouting
@@ -181,7 +181,12 @@ def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[
     kind = collective.kind.removeprefix("ragged-").removeprefix("collective-").replace("-", "_")
     kind = {"permute": "collective_permute"}.get(kind, kind)
     dtype = _DTYPES.get(largest[0], "")
-    return Event(id, kind, collective.phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
+    event = Event(id, kind, collective.phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
+    if kind != "all_reduce" or len(collective.shapes) == 1:
+        return event
+    item = {name: ITEM_BYTES[of] for name, of in _DTYPES.items()}
+    sizes = tuple(int(np.prod(dims, dtype=np.int64)) * item.get(name, 1) for name, dims in collective.shapes)
+    return dataclasses.replace(event, parts=sizes)
 
 
 def _about(setup: Setup, steps: int) -> dict[str, Any]:

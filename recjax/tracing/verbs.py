@@ -217,8 +217,9 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
         sizes.append(size)
         size *= options.factor
     mesh = ranks_mesh(list(make_mesh(MeshConfig(devices=options.devices)).devices.flat))
-    memory = available_bytes()
-    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 if memory else None)
+    # All processes must leave out the same sizes.
+    memory = int(distributed.from_main("its memory", str(available_bytes() or 0)))
+    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None)
 
 
 def _bytes(name: str, text: str) -> int:

@@ -3,18 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_support import ALL, HALVES, by_hand, save
+from trace_support import ALL, HALVES, by_hand, pytorch, save
 
-from recjax.comms.formats import FORMATS, read_trace
+from recjax.comms.formats import read_trace
 from recjax.comms.formats.issued import with_waits
 from recjax.comms.trace import COMPUTE, ITEM_BYTES, Event, Trace
-from recjax.errors import ConfigError, DataError
 
 QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -50,7 +48,7 @@ def traces(draw) -> Trace:
             events.append(
                 Event(id, kind, draw(text), draw(text), draw(text), draw(st.integers(0, 3)),
                       draw(st.sampled_from(sorted(ITEM_BYTES))), group, draw(sizes), draw(sizes), draw(splits),
-                      draw(splits), deps, start, duration)
+                      draw(splits), deps, start, duration, draw(st.lists(sizes, max_size=3).map(tuple)))
             )  # fmt: skip
         ranks[rank] = tuple(events)
     return Trace(world, ranks)
@@ -140,43 +138,6 @@ def test_a_foreign_param_trace(tmp_path):
             Event(3, "barrier", group=(0, 1, 2), deps=(2,)),
         )
     }
-
-
-def node(id: int, parent: int, name: str, inputs=(), types=(), outputs=(), output_types=()) -> dict[str, Any]:
-    """A node as PyTorch's own schema 1.0.1 has them."""
-    return {"name": name, "id": id, "rf_id": id, "parent": parent, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1,
-            "fw_tid": 0, "op_schema": "", "inputs": list(inputs), "input_types": list(types),
-            "input_shapes": [[] for _ in inputs], "outputs": list(outputs), "output_types": list(output_types),
-            "output_shapes": [[] for _ in outputs]}  # fmt: skip
-
-
-def pytorch(rank: int) -> dict[str, Any]:
-    """What a DLRM of TorchRec records in one step on two GPUs, cut down to what matters: ids, rows, gradients."""
-    ints = "GenericList[Int,Int]"
-    ids, rows = [[9, 9, 0, 10, 8, "cuda:0"]], [4, 6] if rank == 0 else [3, 5]
-    got = [4, 3] if rank == 0 else [6, 5]
-    nodes = [
-        node(2, 1, "[pytorch|profiler|execution_graph|thread]"),
-        node(3, 2, "## sparse_data_dist ##"),
-        node(4, 3, "## all2all_data:kjt values ##"),
-        # the operation around it is written behind it, as PyTorch does
-        node(6, 5, "record_param_comms", [[9, 9, 0, sum(rows), 8, "cuda:0"], 70, 940, rank, "all_to_allv", rows, got],
-             ["Tensor(long int)", "Int", "Int", "Int", "String", ints, ints],
-             [[10, 10, 0, sum(got), 8, "cuda:0"]], ["Tensor(long int)"]),
-        node(5, 4, "c10d::alltoall_base_"),
-        node(8, 2, "record_param_comms", [70, 0, rank, "wait", [], []], ["Int", "Int", "Int", "String"]),
-        node(9, 2, "All2All_Pooled_Req"),
-        node(10, 9, "## alltoall_fwd_single ##"),
-        node(11, 10, "record_param_comms", [[1, 1, 0, 64, 4, "cuda:0"], 71, 940, rank, "all_to_allv", [], [32, 32]],
-             ["Tensor(float)", "Int", "Int", "Int", "String", "GenericList[]", ints],
-             [[2, 2, 0, 64, 4, "cuda:0"]], ["Tensor(float)"]),
-        node(12, 2, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
-        node(13, 12, "record_param_comms", [[[3, 3, 0, 100, 4, "cuda:0"]], 72, 940, rank, "allreduce", [], []],
-             ["GenericList[Tensor(float)]", "Int", "Int", "Int", "String", "GenericList[]", "GenericList[]"],
-             [[[3, 3, 0, 100, 4, "cuda:0"]]], ["GenericList[Tensor(float)]"]),
-    ]  # fmt: skip
-    del ids
-    return {"schema": "1.0.1", "pid": 1, "time": "", "start_ts": 1, "nodes": nodes, "finish_ts": 2}
 
 
 def test_a_foreign_execution_trace_of_pytorch(tmp_path):
@@ -328,140 +289,3 @@ def test_a_foreign_protobuf_trace(tmp_path):
               duration_ns=3000),
         Event(2, "all_gather", name="AG", group=(0, 1), in_bytes=6, out_bytes=12, deps=(1,)),
     )  # fmt: skip
-
-
-GOOD = {"format": "recjax-trace", "version": 1, "rank": 0, "world": 1, "about": {}, "events": []}
-EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("0.json", b"", "not valid JSON"),
-        ("0.json", b"[" * 200_000, "nested too deeply"),
-        ("0.json", b"\xff\xfe\x00", "not text"),
-        ("0.json", b"[" + b"9" * 5000 + b"]", "not readable"),
-        ("0.json", b"17", "no trace that recjax knows"),
-        ("0.json", b"[17]", "should be an object"),
-        ("0.json", b'[{"comms": "fly"}]', "no collective that recjax knows"),
-        ("0.json", b'[{"comms": "all_reduce", "req": {}, "pg_id": 0}]', "req is"),
-        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": -1, "out_msg_size": 1, "dtype": "Int"}]', "in_msg_size"),
-        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Word"}]', "'Word'"),
-        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Int", "world_size": 3,'
-         b'"pg_id": {}}]', "pg_id"),
-        ("0.json", b'{"schema": "9.9", "nodes": []}', "schema '9.9' is not known"),
-        ("0.json", b'{"schema": "1.0.1", "nodes": [{}]}', "there is no 'id'"),
-        ("0.json", b'{"schema": "1.0.1", "nodes": [{"id": 1, "name": "record_param_comms", "inputs": [1]}]}',
-         "no collective's name"),
-        ("0.json", json.dumps(GOOD | {"version": 2}).encode(), "version 2 of the format.*reads version 1"),
-        ("0.json", json.dumps(GOOD | {"format": "x"}).encode(), "the format is 'x'"),
-        ("0.json", json.dumps(GOOD | {"world": 10**9}).encode(), "1 to 65,536 ranks"),
-        ("0.json", json.dumps(GOOD | {"rank": 5}).encode(), "only 1 ranks"),
-        ("0.json", json.dumps(GOOD | {"events": {}}).encode(), "events is a dict"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"danger": 1}]}).encode(), "unknown field 'danger'"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"kind": "fly"}]}).encode(), "the kind is none of"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"deps": [3]}]}).encode(), "waits for 3"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"group": [1]}]}).encode(), "not in its group"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"group": [0, 0]}]}).encode(), "twice"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"sends": [1, 2]}]}).encode(), "splits for 2 ranks"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"in_bytes": 1e30}]}).encode(), "in_bytes is 1e"),
-        ("0.json", json.dumps(GOOD | {"events": [EVENT, EVENT]}).encode(), "not above 0"),
-        ("0.et", b"", "version ''"),
-        ("0.et", b"\x07\x0a\x059.9.9", "version '9.9.9'"),
-        ("0.et", b"\xff" * 30, "number too long"),
-        ("0.et", b"\x07\x0a\x050.0.4\x05\x08", "cut off"),
-        ("0.et", b"\x07\x0a\x050.0.4\x02\x0b\x01", "wire type 3"),
-        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x07\x20\x01", "cut off|waits for itself"),
-        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x01\x06\x08\x01\x18\x04\x20\x01", "same id"),
-        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x02\x06\x08\x02\x18\x04\x20\x01", "waits for itself"),
-        ("0.et", b"\x07\x0a\x050.0.4\x04\x08\x01\x18\x07", "there is no 'comm_type'"),
-    ],
-)  # fmt: skip
-def test_damaged_files(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read_trace(tmp_path)
-
-
-def test_a_node_that_waits_for_itself(tmp_path):
-    (tmp_path / "0.et").write_bytes(b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x01")
-    with pytest.raises(DataError, match="waits for itself"):
-        read_trace(tmp_path)
-
-
-def test_folders_that_hold_no_trace(tmp_path):
-    with pytest.raises(DataError, match="no such folder"):
-        read_trace(tmp_path / "absent")
-    with pytest.raises(DataError, match="there is no trace in it"):
-        read_trace(tmp_path)
-    with pytest.raises(ConfigError, match="--format kineto is not known"):
-        read_trace(tmp_path, "kineto")
-    save(by_hand(), tmp_path)
-    (tmp_path / "other.0.json").write_text("[]")
-    with pytest.raises(DataError, match="both of rank 0"):
-        read_trace(tmp_path)
-
-
-def test_only_plain_files_of_the_folder_are_opened(tmp_path):
-    (tmp_path / "secret.json").write_text(json.dumps(GOOD))
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    (inside / "0.json").symlink_to(tmp_path / "secret.json")
-    with pytest.raises(DataError, match="not a plain file"):
-        read_trace(inside)
-    import os
-
-    (inside / "0.json").unlink()
-    os.mkfifo(inside / "0.json")  # reading this would wait for ever
-    with pytest.raises(DataError, match="not a plain file"):
-        read_trace(inside)
-
-
-def test_two_traces_in_one_folder(tmp_path):
-    save(by_hand(), tmp_path)
-    other = dataclasses.replace(by_hand(), world=5)
-    (tmp_path / "trace.1.json").write_bytes(FORMATS["recjax"].write(other)["trace.1.json"])
-    with pytest.raises(DataError, match="two traces are mixed"):
-        read_trace(tmp_path)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@settings(QUICK, max_examples=300)
-@given(st.data())
-def test_a_changed_value_is_an_error_or_a_trace(tmp_path_factory, data):
-    """One value anywhere in a good file becomes another: never anything but a DataError."""
-    format = data.draw(st.sampled_from(["recjax", "param", "chakra-json", "pytorch"]))
-    whole = pytorch(0) if format == "pytorch" else json.loads(FORMATS[format].write(by_hand()).popitem()[1])
-    at, key = [whole], 0
-    while True:
-        inner = at[key]
-        if not isinstance(inner, (list, dict)) or not inner or data.draw(st.integers(0, 5)) == 0:
-            break
-        at, key = inner, data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-    at[key] = data.draw(JSON)
-    folder = tmp_path_factory.mktemp("t")
-    (folder / "0.json").write_text(json.dumps(whole))
-    try:
-        read_trace(folder)
-    except DataError:
-        pass
-
-
-@settings(QUICK, max_examples=300)
-@given(st.data())
-def test_changed_bytes_of_protobuf_are_an_error_or_a_trace(tmp_path_factory, data):
-    content = bytearray(FORMATS["chakra-et"].write(by_hand())["trace.0.et"])
-    for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    folder = tmp_path_factory.mktemp("t")
-    (folder / "0.et").write_bytes(content[: data.draw(st.integers(1, len(content)))])
-    try:
-        read_trace(folder)
-    except DataError:
-        pass

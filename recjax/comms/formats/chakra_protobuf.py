@@ -33,7 +33,7 @@ _SIGNED = (5, 9)  # int32, int64: negative values wrap around
 _ZIGZAG = (15, 17)
 _OWN_TEXTS, _OWN_LISTS, _OWN_SIZES = (
     ("phase", "scope", "dtype"),
-    ("sends", "receives"),
+    ("sends", "receives", "parts"),
     ("step", "in_bytes", "out_bytes"),
 )
 

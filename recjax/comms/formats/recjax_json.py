@@ -75,7 +75,7 @@ def _event(values: Fields) -> Event:
     if unknown := values.values.keys() - _DEFAULTS:
         raise DataError(f"{values.place}: unknown field {min(unknown)!r}; the fields are {', '.join(_DEFAULTS)}.")
     texts: dict[str, Any] = {name: values.text(name, "") for name in ("phase", "scope", "name", "dtype")}
-    lists: dict[str, Any] = {name: values.wholes(name, ()) for name in ("group", "sends", "receives", "deps")}
+    lists: dict[str, Any] = {name: values.wholes(name, ()) for name in ("group", "sends", "receives", "deps", "parts")}
     sizes: dict[str, Any] = {name: values.whole(name, 0) for name in ("step", "in_bytes", "out_bytes")}
     times: dict[str, Any] = {name: values.maybe_whole(name) for name in ("start_ns", "duration_ns")}
     return Event(values.whole("id"), values.text("kind"), **texts, **lists, **sizes, **times)

@@ -1,0 +1,134 @@
+"""Figures of traces worked out by hand; what waits for what, read from HLO."""
+
+import dataclasses
+
+import pytest
+from trace_support import by_hand
+
+from recjax.comms import show
+from recjax.comms.bus import bus_factor
+from recjax.comms.dependencies import dependencies
+from recjax.comms.study import figures, imbalance, labels
+from recjax.comms.trace import COMPUTE, Event, Trace
+
+ALL = (0, 1)
+
+
+def two_ranks() -> Trace:
+    """An all-to-all of 100 us, half of it beside computing, and an all-reduce of 50 us; rank 1 sends three times."""
+    ranks = {}
+    for rank in ALL:
+        sends = (10, 30) if rank == 0 else (90, 10)
+        receives = (10, 90) if rank == 0 else (30, 10)
+        ranks[rank] = (
+            Event(0, "all_to_all", "row_exchange", dtype="uint8", group=ALL, in_bytes=256, out_bytes=256, sends=sends,
+                  receives=receives, start_ns=0, duration_ns=100_000),
+            Event(1, COMPUTE, start_ns=50_000, duration_ns=100_000),
+            Event(2, "all_reduce", "dense_grads", dtype="float32", group=ALL, in_bytes=64, out_bytes=64, deps=(0, 1),
+                  start_ns=150_000, duration_ns=50_000),
+        )  # fmt: skip
+    return Trace(2, ranks, {"label": "t"})
+
+
+def test_sizes_shares_and_balance():
+    found = figures(two_ranks())
+    exchange, reduce = found["collectives"]
+    assert (exchange["kind"], exchange["phase"], exchange["count"]) == ("all_to_all", "row_exchange", 1)
+    assert exchange["padded_bytes"] == 256 and exchange["bytes_share"] == pytest.approx(256 / 320)
+    assert exchange["useful_bytes"] == 100  # max(40, 100) and max(100, 40)
+    # 90 bytes come to rank 0 and leave rank 1: both move as much
+    assert exchange["imbalance"] == 1.0
+    assert reduce["count_share"] == 0.5 and reduce["imbalance"] == 1.0
+    assert found["sizes"] == {"all_reduce": [[6, 1, 64]], "all_to_all": [[8, 1, 256]]}
+    assert found["moved"] == [90 + 64, 90 + 64]  # an all-reduce of two moves 2 (2 - 1) / 2 of itself
+    assert (found["count"], found["padded_bytes"], found["useful_bytes"]) == (2, 320, 164)
+
+
+def test_time_and_what_is_exposed():
+    """0-100 all-to-all, 50-150 computing, 150-200 all-reduce: of 200 us 150 communicate, 100 of them exposed."""
+    time = figures(two_ranks())["time"]
+    assert {k: time[k] for k in ("step_ms", "communication_ms", "exposed_ms", "computing_ms")} == {
+        "step_ms": 0.2, "communication_ms": 0.15, "exposed_ms": 0.1, "computing_ms": 0.1}  # fmt: skip
+    assert (time["share"], time["exposed_share"]) == (0.75, 0.5)
+    assert time["phases"] == {"row_exchange": [0.1, 0.05], "dense_grads": [0.05, 0.05]}
+    exchange = figures(two_ranks())["collectives"][0]["time"]
+    assert exchange["p50_us"] == 100 and exchange["bus_bytes_per_s"] == pytest.approx(256 * 0.5 / 100e-6)
+
+
+def test_uneven_ranks():
+    assert imbalance([1, 2, 3]) == 1.5
+    trace = two_ranks()
+    idle = tuple(dataclasses.replace(e, sends=(10, 0), receives=(10, 0)) for e in trace.ranks[0][:1])
+    more = tuple(dataclasses.replace(e, sends=(30, 10), receives=(0, 10)) for e in trace.ranks[1][:1])
+    found = figures(Trace(2, {0: idle, 1: more}))
+    assert found["moved"] == [0, 30] and found["imbalance"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("all_reduce", 2 * 7 / 8), ("all_to_all", 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8),
+     ("broadcast", 1), ("reduce", 1), ("barrier", 0)],
+)  # fmt: skip
+def test_factors_of_nccl_tests(kind, factor):
+    assert bus_factor(kind, 8) == factor
+    assert bus_factor(kind, 1) == 0
+
+
+def test_traces_are_called_after_what_differs():
+    one, other = ({"label": n, "config": {"train.batch_size": n, "seed": "0"}} for n in ("64", "128"))
+    assert labels([one, other]) == ["train.batch_size=64", "train.batch_size=128"]
+    assert labels([one, {"label": "foreign", "config": None}]) == ["64", "foreign"]
+    assert labels([one]) == ["64"]
+
+
+def test_text_picture_and_page():
+    found = [figures(by_hand()), figures(two_ranks())]
+    text = show.to_text(found)
+    assert "exposed" in text and "row_exchange" in text
+    png = show.picture(found)
+    assert png.startswith(b"\x89PNG") and len(png) > 20_000
+    page = show.page(found)
+    assert page.count("<table>") == 3 and page.count("data:image/png;base64") == 3
+    assert "http" not in page and "<script" not in page  # it loads nothing
+    hostile = dataclasses.replace(two_ranks(), about={"label": "<script>alert(1)</script>"})
+    assert "<script" not in show.page([figures(hostile)])
+
+
+HLO = """
+HloModule step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %inner = f32[4]{0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add, metadata={op_name="x"}
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %a2a = f32[4]{0} all-to-all(%x), replica_groups={{0,1}}, metadata={op_name="%ar.1"}
+  %mul = f32[4]{0} multiply(%a2a, %x)
+  %ar.1 = f32[4]{0} all-reduce(%mul), replica_groups={{0,1}}, to_apply=%add
+  %ar.2 = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+  %both = f32[4]{0} add(%ar.1, %ar.2)
+  %called = f32[4]{0} call(%both), to_apply=%body
+  %ag-start = (f32[4]{0}, f32[8]{0}) all-gather-start(%a2a), replica_groups={{0,1}}, dimensions={0}
+  %ag-done = f32[8]{0} all-gather-done(%ag-start)
+  ROOT %last = f32[8]{0} all-reduce(%ag-done, %called), replica_groups={{0,1}}, to_apply=%add
+}
+"""
+
+
+def test_what_waits_for_what_in_a_program():
+    assert dependencies(HLO) == {
+        "a2a": (),
+        "ar.1": ("a2a",),
+        "ar.2": (),
+        "inner": ("ar.1", "ar.2"),
+        "ag-start": ("a2a",),
+        "last": ("inner", "ag-start"),
+    }
