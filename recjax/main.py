@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, StoppedError, TrainingError
 from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.agreement import asked_to_stop
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
 from recjax.train.folder import RunFolder, Visited
@@ -98,7 +97,17 @@ def _note(text: str) -> None:
 
 def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
     """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
-    resumed = checkpoints.newest(report=_note, use=functools.partial(resume, setup))
+
+    def use(restored: Restored) -> tuple[TrainState, Cursor]:
+        saved, groups = len(restored.arrays.get("replicas", ())), setup.bound.replicas
+        if saved > 1 and not (setup.bound.independent and groups == saved):
+            _note(
+                f"{saved} replica groups wrote checkpoint {restored.step}, each with tables of its own; now there "
+                f"{'is 1' if groups == 1 else f'are {groups}'} (mesh.replicas), so all go on with the means of these"
+            )
+        return resume(setup, restored)
+
+    resumed = checkpoints.newest(_note, use)
     if resumed is None:
         return setup.new_state(), Cursor(), []
     state, cursor = resumed

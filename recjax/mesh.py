@@ -6,9 +6,10 @@ Every mesh has three named axes, of size 1 where they are unused:
   host     machines within a group
   device   accelerators within a machine
 
-Tables are split over MODEL_AXES. The batch is split over BATCH_AXES, and so are dense parameters if they are not
-replicated (`recjax/train/dense.py`). Devices are numbered host by host: device d of host h is number
-h * (devices / hosts) + d.
+Tables are split over MODEL_AXES, in each replica group anew. The batch is split over BATCH_AXES, and so are dense
+parameters if they are not replicated (`recjax/train/dense.py`). Devices are numbered group by group and host by host:
+device d of host h of group r is number r * (devices / replicas) + h * (devices of a host) + d. So a group's machines
+stand side by side, and a machine's devices too.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
 AXES = ("replica", "host", "device")
+BATCH_AXES = AXES
 MODEL_AXES = ("host", "device")
+ACROSS_GROUPS = ("replica",)
 ACROSS_HOSTS, INSIDE_HOST = ("host",), ("device",)  # the two steps of an exchange
-BATCH_AXES = ("host", "device")  # there is one replica; its axis joins here when replica groups exist
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +42,21 @@ class MeshConfig:
     devices: int = 0  # total devices over all processes; 0 takes all there are
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto takes the best that JAX finds
     hosts: int = 1  # machines that they stand in, equally many in each; host devices of one process may play them
+    replicas: int = 1  # groups of equally many devices, each of which holds all tables: see train.replica_sync
 
     def __post_init__(self) -> None:
         if self.devices < 0:
             raise ConfigError(f"devices is {self.devices}; give a positive number, or 0 for all devices.")
         if self.hosts < 1:
             raise ConfigError(f"hosts is {self.hosts}; it must be at least 1.")
-        if self.devices:
-            per_host(self.devices, self.hosts)
+        if self.replicas < 1:
+            raise ConfigError(f"replicas is {self.replicas}; it must be at least 1.")
+        _ = self.shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sizes of AXES. Where all devices are to be taken, those of as few as there can be."""
+        return shape(self.devices or max(self.hosts, self.replicas), self.hosts, self.replicas)
 
 
 def per_host(devices: int, hosts: int) -> int:
@@ -63,6 +72,35 @@ def per_host(devices: int, hosts: int) -> int:
             "mesh.devices to a multiple of it."
         )
     return devices // hosts
+
+
+def shape(devices: int, hosts: int, replicas: int) -> tuple[int, int, int]:
+    """Sizes of AXES: replica groups, hosts within each, devices of each within a group.
+
+    A group has several whole hosts, or one host, or a part of one.
+
+    Args:
+      devices: how many in all.
+      hosts: machines that they stand in.
+      replicas: groups.
+
+    Raises:
+      ConfigError: one of them cannot be shared evenly.
+    """
+    if hosts % replicas and replicas % hosts:
+        raise ConfigError(
+            f"{replicas} replica groups on {hosts} hosts: a group must have whole hosts, or lie within one. Set "
+            "mesh.replicas to a divisor or a multiple of mesh.hosts."
+        )
+    per_host(devices, hosts)
+    if devices % replicas:
+        fitting = [str(r) for r in range(1, devices + 1) if devices % r == 0]
+        raise ConfigError(
+            f"{devices} devices cannot be shared evenly among {replicas} replica groups. Set mesh.replicas to "
+            f"{either(fitting)}, or mesh.devices to a multiple of it."
+        )
+    group_hosts = max(1, hosts // replicas)
+    return replicas, group_hosts, per_host(devices // replicas, group_hosts)
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
@@ -104,9 +142,9 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"mesh.devices={wanted}, but the {jax.process_count()} processes have {len(devices)} devices together, and "
             f"each of them must take part with all of its own. Set mesh.devices={len(devices)}, or 0."
         )
-    shape = (1, config.hosts, per_host(wanted, config.hosts))
+    sizes = shape(wanted, config.hosts, config.replicas)
     # In JAX's order, that is process by process, so that a process holds neighbours: see `Share`.
-    return Mesh(np.asarray(devices[:wanted]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(np.asarray(devices[:wanted]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def _backend_started() -> bool:

@@ -85,7 +85,7 @@ class RunConfig:
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
     small: SmallData = SmallData()  # how to train instead on a small training split
-    mesh: MeshConfig = MeshConfig()  # on which devices; changes no number
+    mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
     plan: str = (
         "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number (exchange apart)
     )
@@ -127,7 +127,10 @@ FREE_ON_RESUME = (
 
 def default_out(config: RunConfig) -> Path:
     """The run folder of a config when none is named: equal configs share it, so a repeated command resumes."""
-    return Path("runs") / f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
+    apart = config.train.replica_sync != "exact" and config.mesh.replicas > 1  # the one part of a mesh that counts
+    groups = f"-{config.mesh.replicas}-replicas" if apart else ""
+    run = f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
+    return Path("runs") / (run + groups)
 
 
 def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:

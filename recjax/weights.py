@@ -55,7 +55,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
             form, prefix = recognise(theirs.files)
             wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
-        arrays = states.export(setup.new_state(), setup.bound, setup.dense)
+        arrays = states.one_version(states.export(setup.new_state(), setup.bound, setup.dense))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
         folder.claim()
@@ -86,7 +86,7 @@ def export_weights(
     file = Path(file)
     setup, state, done = open_run(Path(run), overrides, (), step, report=_note)
     found = _entries(form, setup)
-    arrays = states.export(state, setup.bound, setup.dense)
+    arrays = states.one_version(states.export(state, setup.bound, setup.dense))
     values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
     return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
 

@@ -33,9 +33,9 @@ from recjax.train.step import StepOptions, make_predict, make_train_step, place
 ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))
 
 
-def mesh_of(devices: int, hosts: int = 1) -> Mesh:
-    """The first `devices` of the host's eight, which play `hosts` hosts."""
-    kinds, shape = (AxisType.Auto,) * 3, (1, hosts, devices // hosts)
+def mesh_of(devices: int, hosts: int = 1, replicas: int = 1) -> Mesh:
+    """The first `devices` of the host's eight, in `replicas` groups, each of which plays `hosts` hosts."""
+    kinds, shape = (AxisType.Auto,) * 3, (replicas, hosts, devices // hosts // replicas)
     return jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[:devices])
 
 
@@ -95,11 +95,15 @@ def run_sharded(
     start: Any = None,
     dedup: bool = True,
     hosts: int = 1,
+    replicas: int = 1,
 ) -> Result:
-    """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint."""
-    mesh = mesh_of(devices, hosts)
+    """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint.
+
+    `hosts` are those of each of the `replicas` groups.
+    """
+    mesh = mesh_of(devices, hosts, replicas)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    bound = bind(plan, problem.tables, problem.features, devices, dedup, hosts)
+    bound = bind(plan, problem.tables, problem.features, devices // replicas, dedup, hosts, replicas)
     model = problem.build(dtype)
     if start is None:
         state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)

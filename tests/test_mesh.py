@@ -39,7 +39,8 @@ def test_hosts_must_divide_the_devices():
 
 def test_shardings():
     mesh = make_mesh(MeshConfig(4, "cpu"))
-    assert sharded(mesh).spec == sharded(mesh, ("host", "device")).spec == P(("host", "device"))
+    assert sharded(mesh).spec == P(("replica", "host", "device"))
+    assert sharded(mesh, ("host", "device")).spec == P(("host", "device"))
     assert sharded(mesh).shard_shape((8, 3)) == (2, 3)
     assert replicated(mesh).shard_shape((8, 3)) == (8, 3)
 

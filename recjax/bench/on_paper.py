@@ -52,12 +52,12 @@ class Sample:
 def sample(setup: Setup) -> Sample:
     """Counts the first batch of a training, or of a large one the shares of some devices."""
     train, bound = setup.config.train, setup.bound
-    b = route.local_samples(train.batch_size, bound.devices, train.accumulate)
+    b = route.local_samples(train.batch_size, bound.all_devices, train.accumulate)
     ids_per_sample = _ids(block := setup.source.read("train", 0)) / block.size
-    devices = min(bound.devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
-    if bound.hosts > 1:  # whose devices ask together
-        per_host = bound.devices // bound.hosts
-        devices = max(1, devices // per_host) * per_host
+    devices = min(bound.all_devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
+    if bound.hosts > 1 or bound.replicas > 1:  # whose devices ask together, or add their gradients
+        together = bound.devices if bound.replicas > 1 else bound.devices // bound.hosts
+        devices = max(1, devices // together) * together
     stream = batches(
         setup.source,
         "train",
@@ -101,11 +101,12 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
     _tell("counting distinct rows")
     found = sample(setup)
     counted_s, started = time.monotonic() - started, time.monotonic()
-    _tell(f"compiling for {setup.bound.devices} device(s)")
+    _tell(f"compiling for {setup.bound.all_devices} device(s)")
     compiled = compile_step(setup, found.capacities)
     compiled_s = time.monotonic() - started
     item_bytes = np.dtype(setup.dtype).itemsize
-    lines = wire_bytes(compiled.as_text() or "", setup.bound, Routing(found.counts, {}), item_bytes)
+    counts, hosts = Routing(found.counts, {}), setup.config.mesh.hosts
+    lines = wire_bytes(compiled.as_text() or "", setup.bound, counts, item_bytes, hosts)
     memory = _memory(setup, found.capacities, compiled)
     kinds = ("padded_bytes", "useful_bytes")
     phases = {line["phase"]: dict.fromkeys(kinds, 0.0) for line in lines}
@@ -113,7 +114,7 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
         for kind in kinds:
             phases[line["phase"]][kind] += line[kind]
     return {
-        "devices": setup.bound.devices,
+        "devices": setup.bound.all_devices,
         "device": setup.mesh.devices.flat[0].device_kind,
         "batch_size": setup.config.train.batch_size,
         "counted": {"devices": found.devices, "samples": found.samples, "ids": found.ids},
@@ -143,7 +144,7 @@ def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compi
     bound, item_bytes = setup.bound, np.dtype(setup.dtype).itemsize
     stats: Any = compiled.memory_analysis()
     fetched = sum(g.lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
-    b = inputs.labels_B.shape[0] // bound.devices
+    b = inputs.labels_B.shape[0] // bound.all_devices
     return {
         "tables": _bytes(state.tables),
         "slots": _bytes(state.slots),

@@ -33,7 +33,7 @@ def part_of(scope: str) -> str:
     phase = phase_of(scope)
     if "transpose(" in scope:
         return "pool_backward" if phase == "pool" else "dense_backward"
-    return phase or ("dense_forward" if "jvp(" in scope else OTHER)  # the loss is in no phase
+    return phase or ("dense_forward" if "jvp(" in scope else OTHER)
 
 
 def scopes(hlo: str) -> dict[str, str]:

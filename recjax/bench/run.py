@@ -188,7 +188,7 @@ def _step(
         "step_ms": step_s * 1e3,
         "compilations": side.compilations,
         "profile": found,
-        "wire": work.wire_bytes(hlo, bound, inputs.routing, item_bytes),
+        "wire": work.wire_bytes(hlo, bound, inputs.routing, item_bytes, config.mesh.hosts),
         "flights": schedule.flights(hlo),
         "sparse": {
             "lookup_bytes": lookup,

@@ -72,7 +72,9 @@ def _fetched(group: Group, routing: Routing) -> int:
     return group.lists * int(lists.shape[2])
 
 
-def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) -> list[dict[str, Any]]:
+def wire_bytes(
+    hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int, hosts: int | None = None
+) -> list[dict[str, Any]]:
     """The collectives of a compiled step and the bytes that leave a device for another one, the mean over devices.
 
     Whether they cross hosts is read from the collectives' groups of devices.
@@ -82,6 +84,7 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       bound: the bound plan.
       routing: of one batch, which tells what of an exchange is useful; counts of the first devices alone will do.
       item_bytes: size of a table's element, if that is not bfloat16.
+      hosts: in which all devices stand; None: the bound plan's, which are those of one replica group.
 
     Returns:
       For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
@@ -91,12 +94,12 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
       host: an all-reduce 2 (N - 1) / N of its result, a reduce-scatter N - 1 times its result, 1/N of what it reduces.
     """
     useful = _useful(bound, routing, item_bytes)
+    per_host = bound.all_devices // (hosts or bound.hosts)
     found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for collective in collectives(hlo):
-        group = members(collective.groups, bound.devices)[0]  # all are alike
-        size = len(group)
-        hosts = 1 if bound.hosts == 1 else len({n * bound.hosts // bound.devices for n in group})
-        between = "devices" if hosts == 1 else "hosts" if hosts == size else "both"
+        group = members(collective.groups, bound.all_devices)[0]  # all are alike
+        size, spanned = len(group), len({n // per_host for n in group})
+        between = "devices" if spanned == 1 else "hosts" if spanned == size else "both"
         away = (size - 1) / size * _RING.get(collective.kind, lambda size: 1)(size)
         key = collective.phase, collective.kind, between, size
         new = {"phase": key[0], "kind": key[1], "group_size": size, "between": between, "count": 0}
@@ -104,9 +107,9 @@ def wire_bytes(hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int) ->
         line["count"] += 1
         line["padded_bytes"] += collective.result_bytes * away
         if collective.kind in _RING:
-            crossing = hosts / size if hosts > 1 else 0.0  # of the ring's links
+            crossing = spanned / size if spanned > 1 else 0.0  # of the ring's links
         else:
-            crossing = (size - size // hosts) / max(1, size - 1)  # of the other devices
+            crossing = (size - size // spanned) / max(1, size - 1)  # of the other devices
         line["across_padded_bytes"] += collective.result_bytes * away * crossing
     for (phase, kind, between, _), line in found.items():
         least = useful.get((phase, kind, between))
@@ -134,13 +137,14 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[s
         # E exchanges with owners go on side by side, and device n is number n // E in its own.
         E = group.per_host if group.two_step else 1
         device_N = np.arange(len(counts_NxA))
+        of_group_N = device_N % group.devices
         counted: dict[tuple[str, str, str], float] = {}
         if group.sharding == "rows":
-            ids = int(counts_NxA.sum() - counts_NxA[device_N, device_N // E].sum())
+            ids = int(counts_NxA.sum() - counts_NxA[device_N, of_group_N // E].sum())
             values = ids * group.dim
         else:  # every device sends all others its ids, and gets their columns
             ids = int(counts_NxA.sum()) * (group.devices // E - 1)
-            values = int(counts_NxA[:, 0] @ _columns(group, away=True)[device_N])
+            values = int(counts_NxA[:, 0] @ _columns(group, away=True)[of_group_N])
         outer = "hosts" if group.hosts > 1 else "devices"
         counted["id_exchange", "all-to-all" if group.sharding == "rows" else "all-gather", outer] = ids * 4
         held_bytes = 2 if group.dtype == "bfloat16" else item_bytes
@@ -153,7 +157,7 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[s
         if group.two_step:
             handed_NxE = np.asarray(of.handed_NxE, np.int64)
             away_N = handed_NxE.sum(axis=1) - handed_NxE[device_N, device_N % E]
-            columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[device_N]
+            columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[of_group_N]
             for phase in ("row_exchange", "grad_exchange"):  # decoded already, or not yet encoded
                 counted[phase, "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
         for key, sent in counted.items():

@@ -19,7 +19,7 @@ from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment
 from recjax.embedding.rows import RowOrder, Split, library
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, Held, Rounding, TableSpec, check_specs
 from recjax.errors import ConfigError
-from recjax.mesh import ACROSS_HOSTS, MODEL_AXES, per_host
+from recjax.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, MODEL_AXES, per_host
 
 Sharding = Literal["rows", "columns", "grid", "copies"]
 SHARDING: dict[str, Sharding] = {
@@ -31,6 +31,7 @@ SHARDING: dict[str, Sharding] = {
     "data_parallel": "copies",
 }
 ACROSS = " across hosts"  # behind a group's name: the name of the capacity of its exchange across hosts
+SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Group:
       features: the features that look them up.
       dedup: whether a row travels once however many of a device's ids ask for it.
       exchange: precision in which rows and gradients travel; of no meaning for "copies".
+      replicas: groups of N devices that each hold all of this; the batch is split over all of them.
+      independent: whether each group of devices holds values of its own, and updates them by its own samples alone.
     """
 
     name: str
@@ -105,6 +108,35 @@ class Group:
     features: tuple[FeatureSpec, ...]
     dedup: bool = True
     exchange: Exchange = EXACT
+    replicas: int = 1
+    independent: bool = False
+
+    @property
+    def all_devices(self) -> int:
+        """Devices of all replica groups."""
+        return self.devices * self.replicas
+
+    @property
+    def all_hosts(self) -> int:
+        """Hosts of all replica groups; where these lie within one, each has its own."""
+        return self.hosts * self.replicas
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether several groups of devices hold the same values, and agree on the gradients in each step."""
+        return self.replicas > 1 and not self.independent
+
+    @property
+    def versions(self) -> int:
+        """Versions of the values: each is a buffer of its own, and they stand one behind the other in the array."""
+        return 1 if self.synchronous else self.replicas
+
+    @property
+    def held_over(self) -> tuple[str, ...]:
+        """Mesh axes that the buffer's rows are split over."""
+        if self.sharding == "copies":
+            return ACROSS_GROUPS if self.independent else ()
+        return MODEL_AXES if self.synchronous else BATCH_AXES
 
     @property
     def dim(self) -> int:
@@ -128,7 +160,7 @@ class Group:
 
     @property
     def parts(self) -> int:
-        """Parts of the buffer [parts * R, width]: N, or 1 if every device holds all of it."""
+        """Parts of one version of the buffer, [parts * R, width]: N, or 1 if every device holds all of it."""
         return 1 if self.sharding == "copies" else self.devices
 
     @property
@@ -199,12 +231,33 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class BoundPlan:
-    """A plan bound to N devices in equal hosts."""
+    """A plan bound to N devices in equal hosts, or to as many in each of some replica groups.
+
+    Attributes:
+      devices: N.
+      hosts: in which these stand.
+      groups: the table groups.
+      features: all features.
+      replicas: groups of N devices.
+      independent: as `Group` has it.
+    """
 
     devices: int
     hosts: int
     groups: tuple[Group, ...]
     features: tuple[FeatureSpec, ...]
+    replicas: int = 1
+    independent: bool = False
+
+    @property
+    def all_devices(self) -> int:
+        """Devices of all replica groups, over which the batch is split."""
+        return self.devices * self.replicas
+
+    @property
+    def synchronous(self) -> bool:
+        """As `Group` has it."""
+        return self.replicas > 1 and not self.independent
 
 
 def bind(
@@ -214,10 +267,12 @@ def bind(
     devices: int,
     dedup: bool = True,
     hosts: int = 1,
+    replicas: int = 1,
+    independent: bool = False,
 ) -> BoundPlan:
     """Stacks the tables of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
 
-    `dedup` is as `Group` has it.
+    Both are those of one replica group. `dedup`, `replicas` and `independent` are as `Group` has them.
 
     Raises:
       ConfigError: what `check_specs` refuses, hosts that do not divide the devices, an owner that the mesh does not
@@ -252,16 +307,17 @@ def bind(
         )
         if exchange != EXACT:
             base = name = f"{base}_{exchange.forward}_{exchange.backward}"
-        while name in names or name + ACROSS in names:  # two optimizers of one kind that differ in a setting
+        while {name, name + ACROSS, name + SUMMED} & names:  # two optimizers of one kind that differ in a setting
             name = f"{base}_{len(names)}"
         names.add(name)
         looking = tuple(f for f in features if f.table in used)
-        groups.append(Group(name, sharding, devices, hosts, max(1, *ends), tuple(bound), looking, dedup, exchange))
+        size, groups_are = max(1, *ends), (replicas, independent and replicas > 1)
+        groups.append(Group(name, sharding, devices, hosts, size, tuple(bound), looking, dedup, exchange, *groups_are))
         if max(ends) > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."
             )
-    return BoundPlan(devices, hosts, tuple(groups), features)
+    return BoundPlan(devices, hosts, tuple(groups), features, replicas, independent and replicas > 1)
 
 
 def _owners(

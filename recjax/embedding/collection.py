@@ -1,12 +1,14 @@
 """The tables of a model as arrays: initial values, and the way out to checkpoints and back.
 
-A group's buffer is one array [parts * R, width], part by part (see `bound.Group`). On disk and in tests a
+A group's buffer is one array [parts * R, width], part by part (see `bound.Group`), and of independent replica groups
+one of [versions * parts * R, width]. On disk and in tests a
 table is one unpadded [V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,10 +24,11 @@ from recjax.embedding.narrow import held, locator, nearest
 from recjax.embedding.rows import row_at
 from recjax.errors import TrainingError
 from recjax.lazy import Index, LazyArray, Spread, as_lazy, block_of
-from recjax.mesh import MODEL_AXES, replicated, sharded
+from recjax.mesh import MODEL_AXES, sharded
 
-Tables = dict[str, jax.Array]  # group name -> [parts * R, width]
-GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [parts * R, ...]
+Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
+Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives it, or the same read from the disk
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 
 
@@ -53,12 +56,12 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
     tables: Tables = {}
     slots: GroupSlots = {}
     for group in bound.groups:
-        spec = P() if group.sharding == "copies" else P(MODEL_AXES)
+        spec = P(group.held_over)
         body = functools.partial(_initial_block, group, seed, held(group, dtype))
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
-        sharding = _sharding(group, mesh)
+        sharding = sharded(mesh, group.held_over)
         slots[group.name] = {
-            name: _filled((group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
+            name: _filled((group.versions * group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots
@@ -104,10 +107,6 @@ def _filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> ja
     return filled
 
 
-def _sharding(group: Group, mesh: Mesh) -> Any:
-    return replicated(mesh) if group.sharding == "copies" else sharded(mesh, MODEL_AXES)
-
-
 def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
     """(part of the buffer, index within `part`, start within the former) of all that a part of a table consists of.
 
@@ -123,8 +122,16 @@ def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[in
             yield piece.part, inside, at
 
 
-def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[str, dict[str, LazyArray | Spread]]:
+def export_tables(
+    bound: BoundPlan, tables: Tables, slots: GroupSlots, version: int = 0
+) -> dict[str, dict[str, LazyArray | Spread]]:
     """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
+
+    Args:
+      bound: the bound plan.
+      tables: the groups' buffers.
+      slots: beside them.
+      version: which replica group's, where these are independent.
 
     Returns:
       table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
@@ -136,11 +143,11 @@ def export_tables(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> dict[s
     for group in bound.groups:
         arrays = {"rows": tables[group.name], **slots[group.name]}
         for table in group.tables:
-            out[table.spec.name] = {name: _export(group, table, array) for name, array in arrays.items()}
+            out[table.spec.name] = {name: _export(group, table, array, version) for name, array in arrays.items()}
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray | Spread:
+def _export(group: Group, table: BoundTable, array: jax.Array, version: int) -> LazyArray | Spread:
     blocks = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
 
     def read(part: Index) -> np.ndarray:
@@ -150,12 +157,13 @@ def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray | Sp
                 continue  # the parts with the first columns hold all of it, and the others the same
             # The host's view is one of this copy, never of the buffer that the next step donates.
             size = [axis.stop - axis.start for axis in inside]
-            out[inside] = np.asarray(jax.lax.dynamic_slice(blocks[k], start, size)).view(dtype)
+            block = blocks[version * group.parts + k]
+            out[inside] = np.asarray(jax.lax.dynamic_slice(block, start, size)).view(dtype)
         return out
 
     shape = _shape(table, array.ndim - 1)
     dtype = _outside(array.dtype)
-    if array.is_fully_addressable or group.sharding == "copies":
+    if array.is_fully_addressable or not group.held_over:
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
     def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
@@ -166,7 +174,8 @@ def _export(group: Group, table: BoundTable, array: jax.Array) -> LazyArray | Sp
 
     where: Any = array.sharding.devices_indices_map(array.shape)
     first = {_part(group, index): device for device, index in reversed(where.items())}
-    mine = [k for k, device in sorted(first.items()) if device.process_index == jax.process_index()]
+    of_version = [(k, first[version * group.parts + k]) for k in range(group.parts)]
+    mine = [k for k, device in of_version if device.process_index == jax.process_index()]
     boxes = _boxes([piece for k in mine for piece in group.pieces(table, k)], array.ndim)
     return Spread(shape, dtype, tuple((at, rectangle(at, size)) for at, size in boxes))
 
@@ -200,33 +209,59 @@ def _shape(table: BoundTable, columns: int) -> tuple[int, ...]:
     return (table.spec.rows, table.spec.dim)[: 1 + columns]
 
 
-def _part(group: Group, index: Index) -> int:
-    """The part of the buffer that a shard with this index of the whole is."""
+def _part(group: Group, index: Any) -> int:
+    """The part of the buffers, version by version, that a shard with this index of the whole is."""
     return (index[0].start or 0) // group.rows
 
 
+def mean_tables(versions: Sequence[Saved]) -> Saved:
+    """The means of equal tables and slots of several replica groups, to be read a part at a time."""
+
+    def mean(arrays: list[LazyArray]) -> LazyArray:
+        wide = np.promote_types(arrays[0].dtype, np.float32)
+
+        def read(part: Index) -> np.ndarray:
+            total = arrays[0].read(part).astype(wide)
+            for array in arrays[1:]:
+                total += array.read(part)
+            return (total / len(arrays)).astype(arrays[0].dtype)
+
+        return LazyArray(arrays[0].shape, arrays[0].dtype, read, arrays[0].block)
+
+    return {
+        table: {name: mean([as_lazy(of[table][name]) for of in versions]) for name in arrays}
+        for table, arrays in versions[0].items()
+    }
+
+
 def import_tables(
-    bound: BoundPlan, mesh: Mesh, saved: dict[str, dict[str, np.ndarray | LazyArray]], dtype: Any = jnp.float32
+    bound: BoundPlan, mesh: Mesh, saved: Saved | Sequence[Saved], dtype: Any = jnp.float32
 ) -> tuple[Tables, GroupSlots]:
     """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
+
+    Args:
+      bound: the bound plan.
+      mesh: its devices.
+      saved: what all replica groups get; or, of independent groups, what each of them gets.
+      dtype: of tables that do not say otherwise, and of slots.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
     """
     tables: Tables = {}
     slots: GroupSlots = {}
+    sources = [saved] if isinstance(saved, dict) else list(saved)
     for group in bound.groups:  # all are checked before the first is read
         for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
-            _check(group, saved, name, columns, _outside(held(group, dtype) if name == "rows" else dtype))
+            for source in sources:
+                _check(group, source, name, columns, _outside(held(group, dtype) if name == "rows" else dtype))
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, saved, "rows", (group.width,), held(group, dtype))
-        slots[group.name] = {n: _import(group, mesh, saved, n, s.shape, dtype) for n, s in group.slots().items()}
+        tables[group.name] = _import(group, mesh, sources, "rows", (group.width,), held(group, dtype))
+        slots[group.name] = {n: _import(group, mesh, sources, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
 
-def _check(
-    group: Group, saved: dict[str, dict[str, np.ndarray | LazyArray]], name: str, columns: int, dtype: np.dtype[Any]
-) -> None:
+def _check(group: Group, saved: Saved, name: str, columns: int, dtype: np.dtype[Any]) -> None:
     for table in group.tables:
         array, shape = saved.get(table.spec.name, {}).get(name), _shape(table, columns)
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
@@ -240,27 +275,29 @@ def _check(
 def _import(
     group: Group,
     mesh: Mesh,
-    saved: dict[str, dict[str, np.ndarray | LazyArray]],
+    sources: Sequence[Saved],
     name: str,
     tail: tuple[int, ...],
     dtype: Any,
 ) -> jax.Array:
-    shape, sharding = (group.parts * group.rows, *tail), _sharding(group, mesh)
+    shape = (group.versions * group.parts * group.rows, *tail)
+    sharding = sharded(mesh, group.held_over)
     indices = sharding.addressable_devices_indices_map(shape)
     block = sharding.shard_shape(shape)
     blocks = {device: _filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}
-    parts: dict[int, list[Any]] = {}  # the devices of this process that hold each
+    holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
     for device, index in indices.items():
-        parts.setdefault(_part(group, index), []).append(device)
-    for table in group.tables:
+        holders.setdefault(_part(group, index), []).append(device)
+    for (version, saved), table in itertools.product(enumerate(sources), group.tables):
+        firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
         array = as_lazy(saved[table.spec.name][name])
         for part in array.parts():
-            here = [overlap for overlap in _overlaps(group, table, part) if overlap[0] in parts]
+            here = [o for o in _overlaps(group, table, part) if any(first + o[0] in holders for first in firsts)]
             if not here:
                 continue
             values = array.read(part)
             for k, inside, start in here:
-                for device in parts[k]:
+                for device in [device for first in firsts for device in holders.get(first + k, ())]:
                     piece = jax.device_put(values[inside].view(dtype), device)
                     blocks[device] = _write(blocks[device], piece, start)
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up

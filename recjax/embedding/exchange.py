@@ -40,3 +40,11 @@ def exchange_rows(x_NxCxD: jax.Array, precision: Precision, axes: tuple[str, ...
     if len(x_NxCxD) == 1:
         precision = "float32"
     return decode(all_to_all(encode(x_NxCxD, precision), axes), precision)
+
+
+def gather_rows(x_KxD: jax.Array, precision: Precision, axes: tuple[str, ...]) -> jax.Array:
+    """The rows of all devices along `axes`, [devices, K, D] on each, encoded on the way; those of its own, too.
+
+    So the result is the same on all of them, also for `jax.shard_map`.
+    """
+    return decode(jax.lax.all_gather(encode(x_KxD, precision), axes, to="invarying"), precision)

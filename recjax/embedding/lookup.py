@@ -1,7 +1,8 @@
 """What one device does with its part of the tables: fetch rows, send gradients, update.
 
-All functions run inside `jax.shard_map` over MODEL_AXES and see one device's block. The collectives
-per group and step are, for row-wise and table-wise tables, of which each device holds some rows:
+All functions run inside `jax.shard_map` over BATCH_AXES and see one device's block. N are the devices of one replica
+group, within which all exchanges stay but one. The collectives per group and step are, for row-wise and table-wise
+tables, of which each device holds some rows:
 
   id_exchange    all-to-all of the slots asked for      O * C * 4 bytes a device
   row_exchange   all-to-all of the rows                 O * C * D * itemsize
@@ -22,6 +23,11 @@ H, C is the capacity K across hosts. Inside a host there follows an all-to-all i
 in grad_exchange, of [E, C, D], or [E, C, H * W] where columns are spread: see `relay.py`. Tables in a grid, where a
 device holds ceil(D / H) columns of some rows, travel as column-wise ones; means over rows are summed across hosts.
 
+Where several replica groups hold the same tables, a device has summed the gradients of its rows over its own group.
+There follows, in replica_exchange, an all-gather over the groups of K slots and their sums, K * (4 + W * itemsize)
+bytes from each, which every group adds in the same order: so all make the same update, and none has to send a table. Of
+replicated tables the all-reduce is over all groups. Independent groups exchange nothing here: see `replicas.py`.
+
 Where a group's exchange has a reduced precision, rows or gradients travel encoded (`comms/quantize.py`), in as many
 collectives. Gradients are summed over a device's samples before, and over devices after; both sums are float32.
 On several hosts that is so across hosts alone: inside one, values travel as float32.
@@ -37,14 +43,14 @@ import jax.numpy as jnp
 
 from recjax import kernels
 from recjax.embedding.bound import Group
-from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.exchange import all_to_all, exchange_rows, gather_rows
 from recjax.embedding.narrow import values, write
 from recjax.embedding.optim import At, RowWiseAdagrad, Slots
 from recjax.embedding.relay import hand_in, hand_out
 from recjax.embedding.route import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
-from recjax.mesh import ACROSS_HOSTS, MODEL_AXES
+from recjax.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
 
 
 class Asked(NamedTuple):
@@ -54,19 +60,22 @@ class Asked(NamedTuple):
       slots_NxC: slots of its part of the buffer: [N, C] by all devices ([H, K] by a relay of each host in two steps),
         or its own [1, C] if the group is replicated.
       inside_ExC: None, or the rows that each device of its host asks of it as a relay.
+      summed: as `GroupRouting` has it.
     """
 
     slots_NxC: jax.Array
     inside_ExC: jax.Array | None
+    summed: int = 0
 
 
-def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, Asked]:
+def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False) -> tuple[jax.Array, Asked]:
     """Brings the rows that this device's samples need.
 
     Args:
       group: the table group.
       table_RxW: this device's part of the group's buffer.
       routing: with this device's slots [1, O, C].
+      mean: where replica groups are independent, take the mean of their rows instead of those of the own group.
 
     Returns:
       rows [O * C, D], float32 also of bfloat16 tables, zeros where nothing was asked for (O lists of C: see
@@ -79,11 +88,19 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
             asked = all_to_all(asked, group.axes)
         elif group.sharding != "copies":
             asked = jax.lax.all_gather(asked, group.axes, axis=0, tiled=True)
+    own, mean = asked, mean and group.independent
+    if mean:
+        with jax.named_scope("replica_exchange"):
+            asked = jax.lax.all_gather(asked, ACROSS_GROUPS)
     with jax.named_scope("gather"):
         if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
             rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
         else:
             rows = values(table_RxW.at[asked].get(mode="fill", fill_value=0))
+    if mean:
+        with jax.named_scope("replica_exchange"):
+            wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
+            rows = jax.lax.psum_scatter(wide, ACROSS_GROUPS) / group.replicas
     if group.sharding != "copies":
         with jax.named_scope("row_exchange"):
             rows = exchange_rows(rows, group.exchange.forward, group.axes)
@@ -93,7 +110,7 @@ def fetch(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[ja
                 rows = _join_columns(group, rows)
     elif group.dtype == "bfloat16":
         rows = rows.astype(jnp.float32)
-    return rows.reshape(-1, group.dim), Asked(asked, inside)
+    return rows.reshape(-1, group.dim), Asked(own, inside, routing.summed)
 
 
 def at_home(group: Group, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array] | None:
@@ -163,6 +180,8 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) ->
 def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Brings every row's gradient to where the row lives, summed over the global batch.
 
+    Where replica groups are independent, that is over the samples of the own group alone.
+
     Args:
       group: the table group.
       asked: as `fetch` returned it.
@@ -171,9 +190,10 @@ def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[ja
     Returns:
       Replicated tables: mask of touched rows [R] and dense sums [R, D]; their size is the replicated
       table's, which the plan keeps small.
-      All others: unique slots [M] and sums [M, W] of this device's rows or columns, M = N * C (or H * K).
+      All others: unique slots [M] and sums [M, W] of this device's rows or columns, M = N * C (or H * K; of several
+      synchronous groups, as many times `asked.summed` as these are).
     """
-    slots, inside = asked
+    slots, inside, summed = asked
     if group.sharding != "copies":
         with jax.named_scope("grad_exchange"):
             if group.sharding == "rows":
@@ -185,12 +205,20 @@ def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[ja
             arrived = exchange_rows(parts, group.exchange.backward, group.axes)
         with jax.named_scope("sparse_update"):
             lists = len(slots) if group.dedup else slots.size  # without dedup a list may hold a slot twice
-            return coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
+            touched, sums = coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
+        if not group.synchronous:
+            return touched, sums
+        with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
+            touched = jax.lax.all_gather(touched[:summed], ACROSS_GROUPS, to="invarying")
+            sums = gather_rows(sums[:summed], group.exchange.backward, ACROSS_GROUPS)
+        with jax.named_scope("sparse_update"):
+            touched = jnp.minimum(touched, group.rows)
+            return coalesce(touched.reshape(-1), sums.reshape(-1, group.width), group.rows, len(touched))
     with jax.named_scope("grad_exchange"):
         marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
         local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
         local_RxE = local_RxE.at[slots.reshape(-1)].add(marked_UxE, mode="drop")
-        sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES)
+        sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if group.independent else BATCH_AXES)
         return sums_RxE[:, -1] > 0, sums_RxE[:, :-1]
 
 

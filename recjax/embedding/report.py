@@ -20,18 +20,19 @@ def describe_plan(
     batch_size: int,
     item_bytes: int = 4,
     hosts: int = 1,
+    replicas: int = 1,
 ) -> dict[str, Any]:
-    """A plan bound to `devices` in `hosts`, as JSON values.
+    """A plan bound to `devices` in `hosts`, as JSON values. These are of each of the replica groups.
 
     Returns:
       "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
       None), exchange ("forward" and "backward" precision), rows, dim, dtype, optimizer, bytes of rows and slots over
-      all devices and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says whether
-      there is any), and why; "devices": how many; "hosts": how many; "bytes_per_device": what each holds;
-      "lookups_per_device": ids per step that each answers, if all rows were looked up equally often, of a column-wise
-      table in proportion to its columns; "imbalance": most bytes over mean bytes; "lookup_imbalance": the same of
-      lookups; "groups": names of the groups that exchange together. `item_bytes` is the size of a table's
-      element, if that is not bfloat16.
+      all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says
+      whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many groups of both;
+      "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all rows were looked
+      up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over mean bytes;
+      "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together. `item_bytes` is the
+      size of a table's element, if that is not bfloat16.
     """
     bound = bind(plan, tables, features, devices, hosts=hosts)
     bytes_N, lookups_N = [0] * devices, [0.0] * devices
@@ -43,14 +44,14 @@ def describe_plan(
             ids = batch_size * sum(f.bag or 1 for f in looking)
             values_bytes = group.width * (2 if spec.dtype == "bfloat16" else item_bytes)
             row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
-            held, answered = [0] * devices, [ids / devices] * devices
+            held, answered = [0] * devices, [ids / devices / replicas] * devices
             for piece in group.pieces(table):
                 on = range(devices) if group.sharding == "copies" else [piece.part]
                 for n in on:
                     held[n] = row_bytes * (piece.stop - piece.start)
                 if group.sharding != "copies":
                     cells = (piece.stop - piece.start) * (piece.last - piece.first)
-                    answered[piece.part] = ids * cells / (spec.rows * spec.dim)
+                    answered[piece.part] = ids / replicas * cells / (spec.rows * spec.dim)
             bytes_N = [a + b for a, b in zip(bytes_N, held, strict=True)]
             lookups_N = [a + b for a, b in zip(lookups_N, answered, strict=True)]
             described[spec.name] = {
@@ -70,6 +71,7 @@ def describe_plan(
     return {
         "devices": devices,
         "hosts": hosts,
+        "replicas": replicas,
         "tables": {t.name: described[t.name] for t in tables},
         "bytes_per_device": bytes_N,
         "lookups_per_device": [round(x) for x in lookups_N],
@@ -93,6 +95,7 @@ def plan_table(described: dict[str, Any]) -> str:
         cells.append([name, where, *sizes, t["why"]])
     lines = [*aligned(cells, left=(0, 1, 6)), ""]
     number = f"{described['devices']} device(s)" + (f" in {described['hosts']} hosts" if described["hosts"] > 1 else "")
+    number += f" in each of {described['replicas']} replica groups" if described["replicas"] > 1 else ""
     for what, per_device, imbalance in (
         ("bytes of tables and slots", described["bytes_per_device"], described["imbalance"]),
         ("lookups a step", described["lookups_per_device"], described["lookup_imbalance"]),

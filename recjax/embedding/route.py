@@ -20,7 +20,7 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import capacity
-from recjax.embedding.bound import ACROSS, BoundPlan, Group
+from recjax.embedding.bound import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.relay import Merged, lay_out, merge, relay_counts
 from recjax.embedding.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec
@@ -32,6 +32,8 @@ from recjax.mesh import Share
 class GroupRouting:
     """Which rows each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
 
+    Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
+
     In two steps a device asks as a relay (see `relay.py`): O is then `Group.asks`, C the capacity across hosts, and
     what a device fetches for itself are `Group.lists` lists of another capacity, C in the names below.
 
@@ -40,12 +42,15 @@ class GroupRouting:
       counts_NxO: int32, the true number of rows asked for: the useful part of C.
       inside_NxExC: None, or int32: for each device of its host the rows that the relay hands to it.
       handed_NxE: None, or int32: how many these are.
+      summed: capacity for the rows of one owner that the devices of one replica group ask for, each once; 0 where
+        gradients do not travel between such groups.
     """
 
     slots_NxOxC: Any
     counts_NxO: Any
     inside_NxExC: Any = None
     handed_NxE: Any = None
+    summed: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +110,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
       parts: in how many parts each device works on its samples, one after the other.
       share: the devices to count for; None: all.
     """
-    share = share or Share(bound.devices, 0, bound.devices)
+    share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
     needs: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
@@ -134,6 +139,8 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
             needs[group.name + ACROSS] = _largest(merged[group.name].counts)
+        if group.synchronous and group.sharding != "copies":
+            needs[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
     return Counted(batch, share.count, b, parts, needs, keys, counts, inverse, merged)
 
 
@@ -141,6 +148,22 @@ def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]
     """The samples of each batch that are for the devices of a share: from the first number to below the second."""
     b = local_samples(batch_size, share.total, parts)
     return share.first * b, (share.first + share.count) * b
+
+
+def _asked_of_owner(group: Group, keys_U: np.ndarray, share: Share) -> int:
+    """Rows that the devices of one replica group ask of one owner at most.
+
+    Distinct ones, where the share has all devices of a group. Else the distinct ones of its devices, times the shares
+    that may have devices of the group: the largest that any share finds is then enough for all together.
+    """
+    of_device = group.owners * group.rows
+    group_U = (share.first + keys_U // of_device) // group.devices - share.first // group.devices
+    groups = (share.first + share.count - 1) // group.devices - share.first // group.devices + 1
+    keys_M, _ = distinct(group_U * of_device + keys_U % of_device, groups * of_device)
+    found = _largest(np.bincount(keys_M // group.rows))
+    if share.count % group.devices == 0:
+        return found
+    return found * (-(-group.devices // share.count) + bool(group.devices % share.count))
 
 
 def local_samples(batch_size: int, devices: int, parts: int) -> int:
@@ -179,7 +202,12 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
             slots = np.full((N * lists, C), group.rows, np.int32)
             slots[list_U, rank_U] = keys_U % group.rows
             slots = slots.reshape(N, lists, C)
-        groups[group.name] = dataclasses.replace(true_counts(group, counted), slots_NxOxC=slots, inside_NxExC=inside)
+        groups[group.name] = dataclasses.replace(
+            true_counts(group, counted),
+            slots_NxOxC=slots,
+            inside_NxExC=inside,
+            summed=capacities.get(group.name + SUMMED, 0),
+        )
         place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         for feature in group.features:
             index_L = place_U[counted.inverse[feature.name]]

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bound import ACROSS, BoundPlan, Group
+from recjax.embedding.bound import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.route import (
     Counted,
     FeatureRouting,
@@ -29,10 +29,11 @@ from recjax.embedding.route import (
     local_samples,
     longest,
 )
-from recjax.mesh import BATCH_AXES, INSIDE_HOST, Share
+from recjax.mesh import ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
 
+Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
 Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows
 
 
@@ -82,7 +83,7 @@ class Relay:
 
 def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
     """What `route.count` finds, but for all that needs the distinct ids: the host's part, which is short."""
-    share = share or Share(bound.devices, 0, bound.devices)
+    share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
     needs = {
         feature.name: longest(feature, batch.bags[feature.reads], b // parts)
@@ -92,9 +93,13 @@ def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, sha
     return Counted(batch, share.count, b, parts, needs, {}, {}, {}, {})
 
 
-def sizes(bound: BoundPlan, capacities: dict[str, int]) -> tuple[tuple[int, int], ...]:
-    """The capacity of each group's lists and that across hosts (0 if it has none), as `make_layout` takes them."""
-    return tuple((capacities[g.name], capacities[g.name + ACROSS] if g.two_step else 0) for g in bound.groups)
+def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
+    """As `make_layout` takes them: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
+
+    def further(group: Group, key: str) -> int:
+        return capacities.get(group.name + key, 0)
+
+    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.groups)
 
 
 def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -120,10 +125,24 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
+        for group in bound.groups:
+            if group.synchronous and group.sharding != "copies":
+                largest[group.name + SUMMED] = _asked_of_owner(located[group.name])
         return located, jax.lax.pmax(largest, BATCH_AXES)
 
     spec = P(BATCH_AXES)
     return jax.jit(jax.shard_map(sort, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
+
+
+def _asked_of_owner(found: Located) -> jax.Array:
+    """Rows that the devices of this replica group ask of one owner at most, or its hosts if these ask: int32 [].
+
+    A row counts once for each that asks, so that this may be more than `route.count` finds; to know better they would
+    have to compare. It is the size of a buffer alone.
+    """
+    if found.relay is not None:
+        return jnp.max(jax.lax.psum(found.relay.counts_NxA, ACROSS_HOSTS), initial=0)
+    return jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0)
 
 
 def _locate(group: Group, features: Features) -> Located:
@@ -174,7 +193,7 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
 
-def _lay_out_relay(group: Group, relay: Relay, C: int, across: int) -> GroupRouting:
+def _lay_out_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
     """As `relay.lay_out` makes it on the host."""
     slots_AxK = jnp.full((group.asks, across), group.rows, jnp.int32)
     slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
@@ -182,25 +201,23 @@ def _lay_out_relay(group: Group, relay: Relay, C: int, across: int) -> GroupRout
     device_M = jnp.where(relay.owner_M < group.asks, relay.device_M, group.per_host)
     index_M = relay.owner_M * across + relay.rank_M
     inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
-    return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE)
+    return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-def make_layout(
-    bound: BoundPlan, mesh: Mesh
-) -> Callable[[Features, dict[str, Located], tuple[tuple[int, int], ...]], Routing]:
+def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, Located], Sizes], Routing]:
     """The jitted second program: (features, located, `sizes`, static) -> Routing."""
 
-    def layout(features: Features, located: dict[str, Located], capacities: tuple[tuple[int, int], ...]) -> Routing:
+    def layout(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
         groups, found = {}, {}
-        for group, (C, across) in zip(bound.groups, capacities, strict=True):
+        for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
             of, lists = located[group.name], group.lists
             list_M = of.bucket_M // group.asks
             if of.relay is not None:
-                groups[group.name] = _lay_out_relay(group, of.relay, C, across)
+                groups[group.name] = _lay_out_relay(group, of.relay, C, across, summed)
             else:
                 slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
                 slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
-                groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO)
+                groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
             place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
             start = 0
             for feature in group.features:
@@ -212,7 +229,7 @@ def make_layout(
 
     spec = P(BATCH_AXES)
 
-    def mapped(features: Features, located: dict[str, Located], capacities: tuple[tuple[int, int], ...]) -> Routing:
+    def mapped(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
         def body(features: Features, located: dict[str, Located]) -> Routing:
             return layout(features, located, capacities)
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.bound import ACROSS, Group
+from recjax.embedding.bound import ACROSS, SUMMED, Group
 from recjax.embedding.narrow import held
 from recjax.embedding.route import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
@@ -31,7 +31,7 @@ def abstract_state(setup: Setup) -> TrainState:
     tables: Any = {}
     slots: Any = {}
     for group in setup.bound.groups:
-        rows = group.parts * group.rows
+        rows = group.versions * group.parts * group.rows
         tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), held(group, setup.dtype))
         slots[group.name] = {
             name: jax.ShapeDtypeStruct((rows, *slot.shape), setup.dtype) for name, slot in group.slots().items()
@@ -49,7 +49,7 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
       setup: of the run.
       capacities: as `route.pad` takes them.
     """
-    train, devices = setup.config.train, setup.bound.devices
+    train, devices = setup.config.train, setup.bound.all_devices
     parts = devices * train.accumulate
     samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
     groups = {g.name: _group(g, capacities) for g in setup.bound.groups}
@@ -64,13 +64,13 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((group.devices, *shape), np.int32)
+        return jax.ShapeDtypeStruct((group.all_devices, *shape), np.int32)
 
-    C = capacities[group.name]
+    C, summed = capacities[group.name], capacities.get(group.name + SUMMED, 0)
     if not group.two_step:
-        return GroupRouting(ints(group.owners, C), ints(group.owners))
+        return GroupRouting(ints(group.owners, C), ints(group.owners), summed=summed)
     across, E = capacities[group.name + ACROSS], group.per_host
-    return GroupRouting(ints(group.asks, across), ints(group.asks), ints(E, C), ints(E))
+    return GroupRouting(ints(group.asks, across), ints(group.asks), ints(E, C), ints(E), summed)
 
 
 def _feature(

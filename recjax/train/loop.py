@@ -272,8 +272,10 @@ def training(
             inputs = setup.router.finish(begun, cursor.capacities)
         with jax.profiler.TraceAnnotation("dispatch"):
             state, result = setup.train_step(state, inputs)
+            cursor.step += 1
+            if setup.averages and cursor.step % train.average_every == 0:
+                state = setup.averaged(state)
         counted = begun.counted
-        cursor.step += 1
         cursor.position += min(train.batch_size, samples - cursor.position % samples)
         yield state, counted, result
 
@@ -291,6 +293,8 @@ def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
     layout = {"devices": bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}}
     if bound.hosts > 1:
         layout["hosts"] = bound.hosts
+    if bound.replicas > 1:
+        layout["replicas"] = bound.replicas
     return {
         "cursor": dataclasses.asdict(cursor),
         "config_hash": machinery.config_hash(setup.config, ignore=FREE_ON_RESUME),

@@ -130,6 +130,10 @@ class TrainConfig:
     bucket_mib: float = (
         0.0  # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end
     )
+    replica_sync: Literal["exact", "average", "never"] = (
+        "exact"  # how mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
+    )
+    average_every: int = 100  # steps between averages of all groups' tables, if replica_sync=average
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch
@@ -145,7 +149,8 @@ class TrainConfig:
     routing: Literal["auto", "host", "device"] = "auto"  # who finds a batch's distinct ids; the numbers are the same
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "eval_batch_size", "shuffle_blocks", "log_every", "epochs", "accumulate")
+        sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")
+        positive = (*sizes, "log_every", "epochs", "average_every")
         not_negative = ("steps", "eval_every", "patience", "checkpoint_every", "workers")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_not_negative(self, "clip_norm", "bucket_mib")

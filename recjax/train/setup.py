@@ -20,13 +20,13 @@ from recjax.config_values import either
 from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
-from recjax.embedding import route
+from recjax.embedding import replicas, route
 from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.capacity import grow
 from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.mesh import make_mesh, whole
+from recjax.mesh import AXES, make_mesh, whole
 from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import routers
@@ -168,6 +168,20 @@ class Setup:
         options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, self.config.seed)
         return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, options, self.dense)
 
+    @property
+    def averages(self) -> bool:
+        """Whether independent replica groups take the mean of their tables, every `train.average_every` steps."""
+        return self.bound.independent and self.config.train.replica_sync == "average"
+
+    def averaged(self, state: states.TrainState) -> states.TrainState:
+        """The state with the means of all replica groups' tables and slots; it takes the place of the given one."""
+        tables, slots = self._average(state.tables, state.slots, state.ok)
+        return dataclasses.replace(state, tables=tables, slots=slots)
+
+    @functools.cached_property
+    def _average(self) -> Any:
+        return replicas.make_average(self.bound, self.mesh)
+
     @functools.cached_property
     def predict(self) -> jax.stages.Wrapped:
         """See `make_predict`."""
@@ -303,7 +317,9 @@ def make_setup(
         seed=config.seed,
     )
     model = build() if weights else nnx.eval_shape(build)
-    bound = bind(plan, tables, features, mesh.devices.size, config.embedding.dedup, mesh.shape["host"])
+    groups, hosts, each = (mesh.shape[axis] for axis in AXES)
+    independent = config.train.replica_sync != "exact"
+    bound = bind(plan, tables, features, hosts * each, config.embedding.dedup, hosts, groups, independent)
     tx = config.train.optimizer.build()
     dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
     return Setup(config, source, mesh, plan, bound, model, tx, dtype, dense)

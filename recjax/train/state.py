@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from recjax.embedding.bound import BoundPlan
-from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise
+from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise, mean_tables
 from recjax.errors import TrainingError
 from recjax.lazy import LazyArray, as_lazy, load
 from recjax.mesh import put, replicated, whole
@@ -30,8 +30,8 @@ class TrainState:
       ok: bool [], false from the first non-finite step on; nothing changes any more.
       dense: parameters of the dense part (an nnx.State), replicated or split as `recjax.train.dense` says.
       opt: state of their optax optimizer, likewise.
-      tables: group buffers [O * R, D].
-      slots: their sparse optimizer slots [O * R].
+      tables: group buffers, see `recjax.embedding.collection`.
+      slots: their sparse optimizer slots.
     """
 
     step: Any
@@ -75,14 +75,27 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
     """The state as nested dicts of arrays, independent of mesh and plan.
 
     Keys: "tables" (table name -> rows and slots, lazy arrays that are good until the next step, see
-    `export_tables`), "dense" and "opt" (path of each leaf -> array).
+    `export_tables`), "dense" and "opt" (path of each leaf -> array). Of independent replica groups "replicas" (number
+    of the group -> what "tables" would hold) takes the place of "tables".
     """
     dense, opt = held.whole(state.dense, state.opt)
+    tables: dict[str, Any] = {"tables": export_tables(bound, state.tables, state.slots)}
+    if bound.independent:
+        versions = {str(v): export_tables(bound, state.tables, state.slots, v) for v in range(bound.replicas)}
+        tables = {"replicas": versions}
     return {
-        "tables": export_tables(bound, state.tables, state.slots),
+        **tables,
         "dense": _named_leaves(dense),
         "opt": _named_leaves(opt),
     }
+
+
+def one_version(saved: dict[str, Any]) -> dict[str, Any]:
+    """What `export` gave, with "tables": of independent replica groups the means, to be read a part at a time."""
+    if "replicas" not in saved:
+        return saved
+    rest = {key: value for key, value in saved.items() if key != "replicas"}
+    return {"tables": mean_tables(list(saved["replicas"].values())), **rest}
 
 
 def to_host(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
@@ -102,6 +115,8 @@ def from_host(
 ) -> TrainState:
     """The inverse of `export`, onto any mesh and plan.
 
+    What independent replica groups saved goes to as many of them as it is; in any other case all get the mean.
+
     Args:
       saved: what `export` or `to_host` gave, or the same read from the disk.
       done: steps done.
@@ -115,7 +130,11 @@ def from_host(
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
     """
-    tables, slots = import_tables(bound, mesh, saved["tables"], dtype)
+    apart = saved.get("replicas", {})
+    if bound.independent and len(apart) == bound.replicas:
+        tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype)
+    else:
+        tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype)
     dense, opt = _dense_part(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")

@@ -32,7 +32,8 @@ class StepOptions:
 
     Attributes:
       clip_norm: largest norm of the gradient of the mean loss, over all dense parameters and all coalesced rows
-        together, each distinct row counted once; a larger one is scaled down to it. 0 leaves all as they are.
+        together, each distinct row counted once (independent replica groups each have rows of their own); a larger one
+        is scaled down to it. 0 leaves all as they are.
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be counted with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
@@ -83,14 +84,14 @@ def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) ->
 
 
 def _forward(
-    graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Array], tables: Tables, inputs: Inputs
+    graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Array], tables: Tables | None, inputs: Inputs
 ) -> jax.Array:
-    """Logits [b] of one device's samples, from the rows that it fetched and its part of the tables."""
+    """Logits [b] of one device's samples, from the rows that it fetched and its part of the tables, if that will do."""
     samples = inputs.labels_B.shape[0]
     with jax.named_scope("pool"):
         pooled: dict[str, Any] = {}
         for group in bound.groups:
-            here = at_home(group, tables[group.name], inputs.routing.groups[group.name])
+            here = at_home(group, tables[group.name], inputs.routing.groups[group.name]) if tables else None
             pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples, here)
     with jax.named_scope("dense_forward"):
         return nnx.merge(graphdef, dense)(inputs.dense_BxK, pooled)
@@ -108,9 +109,10 @@ def make_train_step(
 
     Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
     in dense_grads, and, where tables are sharded, one of a single integer in finite_check, by which
-    all devices agree on whether the step counts; and, to clip, one of a single float in clip. `held` may
-    ask for an all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in
-    dense_gather and reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`.
+    all devices agree on whether the step counts; and, to clip, one of a single float in clip (both within each
+    replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of gradients instead of
+    the one; or for all-gathers of parameters in dense_gather and reduce-scatters of gradients in dense_grads, with an
+    all-reduce of the two sums: see `dense.py`.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -128,8 +130,9 @@ def make_train_step(
 
         def weighted_loss(dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
             logits_B = _forward(graphdef, bound, dense, rows, state.tables, inputs).astype(inputs.labels_B.dtype)
-            losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
-            return jnp.sum(inputs.weights_B * losses_B)
+            with jax.named_scope("loss"):
+                losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
+                return jnp.sum(inputs.weights_B * losses_B)
 
         def gradients(dense: Any, inputs: Inputs) -> Any:
             loss, backward = jax.vjp(functools.partial(weighted_loss, inputs=inputs), dense, rows)
@@ -158,18 +161,25 @@ def make_train_step(
             with jax.named_scope(group.name):
                 sent[group.name] = send_gradients(group, asked[group.name], row_grads[group.name])
         scale = 1 / weight  # of the tables' gradients
+        axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
 
         def over_tables(count: Callable[[jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
             """The sum of `count` of all scaled row gradients, over groups and devices, and of that of dense gradients.
 
-            What all devices hold alike is one device's part of the sum. So it depends on all buckets of dense
-            gradients, or XLA would combine it with one of them, which would then wait for the row gradients.
+            What all devices hold alike, or all of a replica group, is one device's part of the sum. So it depends on
+            all buckets of dense gradients, or XLA would combine it with one of them, which would then wait for the row
+            gradients.
             """
-            alike = sum((count(sent[g.name][1] * scale) for g in bound.groups if g.sharding == "copies"), dense)
-            spread = [count(sent[g.name][1] * scale) for g in bound.groups if g.sharding != "copies"]
-            if not spread:
+            found = {g.name: count(sent[g.name][1] * scale) for g in bound.groups}
+            spread = [found[g.name] for g in bound.groups if g.sharding != "copies"]
+            in_group = [found[g.name] for g in bound.groups if g.sharding == "copies" and g.independent]
+            alike = sum((found[g.name] for g in bound.groups if g.sharding == "copies" and not g.independent), dense)
+            if not spread and not in_group:
                 return alike
-            return jax.lax.psum(sum(spread) + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, alike, 0), MODEL_AXES)
+            total = sum(spread) + jnp.where(jax.lax.axis_index(axes) == 0, alike, 0)
+            if in_group:
+                total = total + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sum(in_group), 0)
+            return jax.lax.psum(total, axes)
 
         with jax.named_scope("finite_check"):
             bad = {
@@ -187,6 +197,8 @@ def make_train_step(
                 dense_grads = jax.tree.map(lambda g: g * clip, dense_grads)
                 scale = scale * clip
 
+        if bound.independent:  # see `replicas.py`
+            scale = scale * bound.replicas
         ok = state.ok & (sum(bad.values()) == 0)
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         tables, slots = {}, {}
@@ -226,24 +238,26 @@ def _accumulate(gradients: Callable[[Inputs], Any], zero: Any, inputs: Inputs, p
 
 
 def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, held: Dense = REPLICATED) -> jax.stages.Wrapped:
-    """The jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh."""
+    """The jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
+
+    Independent replica groups predict with the mean of their tables, row by row as these are looked up.
+    """
 
     def predict(state: TrainState, inputs: Inputs) -> jax.Array:
         rows = {
-            group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name])[0]
+            group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name], mean=True)[0]
             for group in bound.groups
         }
         dense = held.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
-        return _forward(graphdef, bound, dense, rows, state.tables, inputs)
+        return _forward(graphdef, bound, dense, rows, None if bound.independent else state.tables, inputs)
 
     specs = (state_specs(bound, held), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
 
 
 def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
-    """The PartitionSpecs of a TrainState: sharded tables split over MODEL_AXES, the dense part as `held` says."""
-    tables = {g.name: P() if g.sharding == "copies" else P(MODEL_AXES) for g in bound.groups}
-    specs: Any = tables
+    """The PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `held` says."""
+    specs: Any = {g.name: P(g.held_over) for g in bound.groups}
     return TrainState(P(), P(), *held.specs(), specs, specs)
 
 

@@ -70,8 +70,8 @@ def test_each_row_arrives_as_its_code_says_and_gradients_are_decoded_before_they
         for piece in group.pieces(group.tables[0]):
             buffer[piece.part, :, : piece.last - piece.first] = whole[:, piece.first : piece.last]
         buffer = buffer.reshape(-1, group.width)
-    at = P() if placement == "data_parallel" else P(("host", "device"))
-    each = P(("host", "device"))
+    at = P() if placement == "data_parallel" else P(("replica", "host", "device"))
+    each = P(("replica", "host", "device"))
 
     def exchange(table, slots, grads):
         out = []

@@ -24,7 +24,7 @@ from recjax.embedding.reference import bag_matrix
 from recjax.embedding.route import FeatureRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.mesh import MODEL_AXES, sharded
+from recjax.mesh import BATCH_AXES, sharded
 
 D = 3
 
@@ -208,14 +208,14 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
         rows, arrived = fetch(group, table, asked)
         return rows, *send_gradients(group, arrived, grads)
 
-    table_spec = P() if plan == "data_parallel" else P(MODEL_AXES)
+    table_spec = P() if plan == "data_parallel" else P(BATCH_AXES)
     mapped = jax.shard_map(
         exchange,
         mesh=mesh,
-        in_specs=(table_spec, P(MODEL_AXES), P(MODEL_AXES)),
-        out_specs=(P(MODEL_AXES), table_spec, table_spec),
+        in_specs=(table_spec, P(BATCH_AXES), P(BATCH_AXES)),
+        out_specs=(P(BATCH_AXES), table_spec, table_spec),
     )
-    on_mesh = jax.device_put((routing.groups[group.name], grads), sharded(mesh, MODEL_AXES))
+    on_mesh = jax.device_put((routing.groups[group.name], grads), sharded(mesh, BATCH_AXES))
     rows, touched, sums = map(np.asarray, jax.jit(mapped)(buffer, *on_mesh))
 
     held = slots < group.rows
@@ -295,11 +295,11 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         one = jnp.float32(1)
         return update(group, table, slots, touched, sums, one, jnp.int32(0), one, jnp.asarray(True))
 
-    spec = P(MODEL_AXES) if plan == "row_wise" else P()
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(MODEL_AXES)), out_specs=(spec, spec))
+    spec = P(BATCH_AXES) if plan == "row_wise" else P()
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(BATCH_AXES)), out_specs=(spec, spec))
     tables = {t.name: np.arange(t.rows * D, dtype=np.float32).reshape(-1, D) for t in TABLES}
     buffer = buffer_of(group, tables, -1)
-    asked = jax.device_put(routing.groups[group.name], sharded(mesh, MODEL_AXES))
+    asked = jax.device_put(routing.groups[group.name], sharded(mesh, BATCH_AXES))
     new, slots = jax.jit(mapped)(buffer, np.zeros(len(buffer), np.float32), asked)
     np.testing.assert_array_equal(new, buffer)
     in_batch = {}

@@ -12,7 +12,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.relay import hand_in, hand_out, merge
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.mesh import MODEL_AXES, sharded
+from recjax.mesh import BATCH_AXES, sharded
 
 H, E, C, K, D = 2, 3, 5, 7, 3
 
@@ -45,9 +45,9 @@ def test_rows_go_to_those_who_asked_and_gradients_come_back_summed(placement: st
         got = hand_out(group, rows[0], inside[0])
         return got[None], hand_in(group, grads[0].reshape(got.shape), inside[0], K)[None]
 
-    split = P(MODEL_AXES)
+    split = P(BATCH_AXES)
     mapped = jax.jit(jax.shard_map(both, mesh=mesh_of(N, H), in_specs=split, out_specs=split))
-    placed = jax.device_put((rows, inside, grads), sharded(mesh_of(N, H), MODEL_AXES))
+    placed = jax.device_put((rows, inside, grads), sharded(mesh_of(N, H), BATCH_AXES))
     got, sums = map(np.asarray, mapped(*placed))
 
     expected, back = np.zeros_like(grads), np.zeros_like(rows)
@@ -78,9 +78,9 @@ def test_gradients_are_added_in_the_order_of_the_devices() -> None:
     def summed(grads, inside):
         return hand_in(group, grads[0], inside[0], K)[None]
 
-    split = P(MODEL_AXES)
+    split = P(BATCH_AXES)
     mapped = jax.jit(jax.shard_map(summed, mesh=mesh_of(N, H), in_specs=split, out_specs=split))
-    placed = jax.device_put((grads, inside), sharded(mesh_of(N, H), MODEL_AXES))
+    placed = jax.device_put((grads, inside), sharded(mesh_of(N, H), BATCH_AXES))
     assert not np.asarray(mapped(*placed)).any()
 
 

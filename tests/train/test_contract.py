@@ -130,9 +130,9 @@ def start() -> dict[str, Any]:
     return states.to_host(state, bound)
 
 
-def check(problem: Problem, devices: int, plan: str | Plan, hosts: int = 1) -> None:
+def check(problem: Problem, devices: int, plan: str | Plan, hosts: int = 1, replicas: int = 1) -> None:
     with jax.enable_x64(True):
-        result = run_sharded(problem, devices, plan, np.float64, start(), hosts=hosts)
+        result = run_sharded(problem, devices, plan, np.float64, start(), hosts=hosts, replicas=replicas)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
@@ -158,6 +158,12 @@ def test_placements_mixed_on_several_hosts(parts: int, hosts: int, devices: int,
     else:
         assert placed["rowwise_adagrad"] == "grid"
     check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), devices, plan, hosts)
+
+
+def test_placements_mixed_in_replica_groups() -> None:
+    """Two groups of two hosts of two devices."""
+    turn = itertools.cycle(PLACEMENTS)
+    check(make(), 8, Plan({table.name: (Segment(next(turn)),) for table in make().tables}), hosts=2, replicas=2)
 
 
 def test_the_problem_shows_what_it_should() -> None:

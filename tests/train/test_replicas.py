@@ -1,0 +1,360 @@
+"""Replica groups: exact unless one asks for something else; and what independent ones are, step by step and on disk."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from support import Problem, compare, mesh_of, problem, run_oracle, run_sharded
+
+import recjax
+from recjax.comms.compiled import collectives, members
+from recjax.data.source import between
+from recjax.data.synthetic import Synthetic
+from recjax.embedding import capacity, route, route_device
+from recjax.embedding.bound import SUMMED, bind
+from recjax.embedding.collection import export_tables, initialise
+from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
+from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
+from recjax.embedding.replicas import make_average, make_distance
+from recjax.errors import ConfigError
+from recjax.lazy import load
+from recjax.mesh import MeshConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.train import state as states
+from recjax.train.setup import make_setup
+from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step, place
+
+B, D = 44, 8
+ADAGRAD = RowWiseAdagrad(0.1)
+
+
+@functools.cache
+def make(optimizer: Any = ADAGRAD, steps: int = 50, rows: tuple[int, ...] = (300, 37, 50, 41)) -> Problem:
+    """An epoch is 500 samples, so that its last batch is short and leaves the last devices without a sample."""
+    bags, weighted = (1, 3, 0, 1), (False, True, False, False)
+    source = Synthetic(rows=rows, ids_per_bag=bags, weighted=weighted, train_rows=500).open()
+    model = DLRMConfig(bottom=(16, D), top=(16, 1))
+    return problem(source, model, optimizer, D, steps=steps, batch_size=B, tx=optax.sgd(0.1))
+
+
+@functools.cache
+def start(tables: Any, features: Any, dtype: Any) -> dict[str, Any]:
+    """New tables, made once on one device: to compile that for each mesh would take longer than its steps."""
+    bound = bind(make_plan("row_wise", tables), tables, features, 1)
+    return {"tables": load(export_tables(bound, *initialise(bound, mesh_of(1), 0, dtype)))}
+
+
+def _dense(problem: Problem, dtype: Any) -> dict[str, Any]:
+    dense, opt = states._dense_part(problem.build(dtype), problem.tx, dtype)
+    return {"dense": states._named_leaves(dense), "opt": states._named_leaves(opt)}
+
+
+class Built:
+    """A problem on a mesh of replica groups."""
+
+    def __init__(
+        self, problem: Problem, devices: int, replicas: int, plan: str | Plan = "row_wise", *,
+        independent: bool = False, options: StepOptions = PLAIN, dtype: Any = np.float32, hosts: int = 1,
+    ) -> None:  # fmt: skip
+        self.problem, self.dtype, self.mesh = problem, dtype, mesh_of(devices, hosts, replicas)
+        plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
+        self.bound = bind(
+            plan, problem.tables, problem.features, devices // replicas, True, hosts, replicas, independent
+        )
+        self.model = problem.build(dtype)
+        self.step = make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, problem.tx, options)
+        self.predict = make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
+        self.counted = [route.count(b, self.bound, B) for b in problem.batches]
+        self.capacities: dict[str, int] = {}
+        for c in self.counted:
+            self.capacities = capacity.grow(self.capacities, c.needs)
+
+    def new(self) -> Any:
+        tables = start(self.problem.tables, self.problem.features, self.dtype)
+        return self.restored(tables | _dense(self.problem, self.dtype), 0)
+
+    def restored(self, saved: Any, step: int = 6) -> Any:
+        return states.from_host(saved, step, self.model, self.bound, self.mesh, self.problem.tx, self.dtype)
+
+    def inputs(self, i: int) -> Any:
+        c = self.counted[i]
+        return place(c.batch, route.pad(c, self.bound, self.capacities, self.dtype), c.local, self.mesh, self.dtype)
+
+    def steps(self, state: Any, first: int = 0, last: int | None = None) -> Any:
+        for i in range(first, len(self.counted) if last is None else last):
+            state, metrics = self.step(state, self.inputs(i))
+            assert bool(metrics["ok"])
+        return state
+
+
+PLACED = ("column_wise", "data_parallel", "row_wise", "table_wise")
+MIXED = Plan({f"sparse_{i}": (Segment(placement),) for i, placement in enumerate(PLACED)})
+
+
+@pytest.mark.parametrize(("devices", "replicas", "optimizer"), [(4, 2, ADAGRAD), (8, 4, Adam(0.01))])
+def test_synchronous_groups_give_the_numbers_of_any_mesh(devices: int, replicas: int, optimizer: Any) -> None:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        result = run_sharded(make(optimizer), devices, MIXED, np.float64, replicas=replicas)
+        compare(result, run_oracle(make(optimizer), np.float64), loss_rtol=1e-9, atol=1e-9)
+
+
+def test_copies_of_the_tables_are_equal_to_the_bit_and_work_in_place() -> None:
+    """All groups, in float32, where another order of additions would show; with clipping, and a table of 4 MB."""
+    built = Built(make(ADAGRAD, 12, (130_000, 37, 50, 41)), 8, 4, options=StepOptions(clip_norm=0.1))
+    state = states.create(built.model, built.bound, built.mesh, built.problem.tx, 0, np.float32)
+    state = built.steps(state)
+    for array in jax.tree.leaves((state.tables, state.slots)):
+        of_part = collections.defaultdict(list)
+        for shard in array.addressable_shards:
+            of_part[shard.index[0].start].append(np.asarray(shard.data))
+        assert [len(same) for same in of_part.values()] == [4, 4]
+        for first, *others in of_part.values():
+            assert first.std() > 0 and all(np.array_equal(first, other) for other in others)
+    compiled = built.step.lower(state, built.inputs(0)).compile()
+    memory = compiled.memory_analysis()
+    table = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.tables))
+    assert table > 2_000_000 > 4 * memory.temp_size_in_bytes  # and donated:
+    assert memory.alias_size_in_bytes > table
+
+
+def test_the_collectives_are_those_of_one_group_and_one_exchange_between_groups() -> None:
+    built = Built(make(steps=3), 8, 2)
+    compiled = built.step.lower(built.new(), built.inputs(0)).compile()
+    found = collections.defaultdict(list)
+    for c in collectives(compiled.as_text()):
+        found[c.phase, c.kind].append((members(c.groups, 8), c.result_bytes))
+    inside, across = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
+    (group,) = built.bound.groups
+    C, K = built.capacities[group.name], built.capacities[group.name + SUMMED]
+    assert K < 4 * C  # equal rows of a group's devices travel once to the other group
+    between = found.pop(("replica_exchange", "all-gather"))
+    assert all(groups == across for groups, _ in between)
+    assert sum(size for _, size in between) == 2 * K * (4 + D * 4)
+    assert {key: [groups for groups, _ in value] for key, value in found.items()} == {
+        ("id_exchange", "all-to-all"): [inside],
+        ("row_exchange", "all-to-all"): [inside],
+        ("grad_exchange", "all-to-all"): [inside],
+        ("dense_grads", "all-reduce"): [[list(range(8))]],
+        ("finite_check", "all-reduce"): [inside],
+    }
+    assert found["grad_exchange", "all-to-all"][0][1] == 4 * C * D * 4
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(8, 1), (8, 2)])
+@pytest.mark.parametrize("plan", [MIXED, "row_wise"])
+def test_devices_route_to_owners_of_their_own_group(devices: int, hosts: int, plan: Any) -> None:
+    built = Built(make(steps=3), devices, 2, plan, hosts=hosts)
+    counted = route_device.measure(built.problem.batches[1], built.bound, B)
+    features = route_device.lay_out(counted, built.bound, built.capacities, np.float32)
+    located, needs = route_device.make_sort(built.bound, built.mesh)(features)
+    for name, need in needs.items():
+        exactly = built.counted[1].needs[name]
+        assert int(need) == exactly or (name.endswith(SUMMED) and int(need) >= exactly)
+    capacities = capacity.grow(built.capacities, {name: int(need) for name, need in needs.items()})
+    sizes = route_device.sizes(built.bound, capacities)
+    found = route_device.make_layout(built.bound, built.mesh)(features, located, sizes)
+    truth = route.pad(built.counted[1], built.bound, capacities)
+    jax.tree.map(np.testing.assert_array_equal, found, truth)
+
+
+def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal() -> None:
+    exchange = Exchange("float32", "int8")
+    plan = Plan({f"sparse_{i}": (Segment("row_wise", exchange=exchange),) for i in range(4)})
+    built = Built(make(Sgd(0.1), 6), 4, 4, plan)  # a group is one device: nothing else is encoded
+    state = built.steps(built.new())
+    compiled = built.step.lower(state, built.inputs(0)).compile()
+    kinds = {c.shapes[0][0] for c in collectives(compiled.as_text()) if c.phase == "replica_exchange"}
+    assert kinds == {"u8", "s32"}
+    for array in jax.tree.leaves(state.tables):
+        first, *others = [np.asarray(s.data) for s in array.addressable_shards]
+        assert all(np.array_equal(first, other) for other in others)
+    exact = Built(make(Sgd(0.1), 6), 4, 4)
+    (truth,), (found,) = exact.steps(exact.new()).tables.values(), state.tables.values()
+    assert 1e-7 < np.abs(np.asarray(truth) - np.asarray(found)).max() < 1e-2
+
+
+# Independent groups.
+
+
+def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch() -> None:
+    """mean(w - lr * g) = w - lr * mean(g): also for short batches, of which a group has fewer samples or none."""
+    optimizer = Sgd(0.5)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        built = Built(make(optimizer, 15), 4, 2, MIXED, independent=True, dtype=np.float64)
+        assert {c.batch.size for c in built.counted} == {B, 500 % B}
+        average, state = make_average(built.bound, built.mesh), built.new()
+        for i in range(15):
+            state = built.steps(state, i, i + 1)
+            tables, slots = average(state.tables, state.slots, state.ok)
+            state = dataclasses.replace(state, tables=tables, slots=slots)
+        truth = run_oracle(make(optimizer, 15), np.float64)
+        saved = states.to_host(state, built.bound)
+    for version in saved["replicas"].values():
+        for name, arrays in truth.tables.items():
+            table = next(t for g in built.bound.groups for t in g.tables if t.spec.name == name)
+            rows = version[name]["rows"][table.order.position(np.arange(table.spec.rows))]
+            np.testing.assert_allclose(rows, arrays["rows"], rtol=0, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[tuple[Built, Any]]:
+    """Two groups of two devices that have trained for six steps, each by itself; with the state on the host."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        built = Built(make(steps=6), 4, 2, MIXED, independent=True, dtype=np.float64)
+        yield built, states.to_host(built.steps(built.new()), built.bound)
+
+
+def test_each_group_learns_from_its_part_of_the_batch_alone(apart: tuple[Built, Any]) -> None:
+    """With the dense part held still: as two runs, each of its half of every batch."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        still = dataclasses.replace(make(steps=6), tx=optax.set_to_zero())
+        built = Built(still, 4, 2, MIXED, independent=True, dtype=np.float64)
+        saved = states.to_host(built.steps(built.new()), built.bound)["replicas"]
+        for group in range(2):
+            local = built.counted[0].local * 2
+            batches = [between(b, group * local, min((group + 1) * local, b.size)) for b in still.batches]
+            own = dataclasses.replace(still, batches=batches)
+            truth = run_oracle(own, np.float64).tables
+            for table in (t for g in built.bound.groups for t in g.tables):
+                position = table.order.position(np.arange(table.spec.rows))
+                for key, array in truth[table.spec.name].items():
+                    found = saved[str(group)][table.spec.name][key][position]
+                    np.testing.assert_allclose(found, array, rtol=0, atol=1e-9)
+
+
+def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple[Built, Any]) -> None:
+    built, saved = apart
+    with jax.enable_x64(True):
+        state = built.restored(saved)
+        first, second = saved["replicas"]["0"], saved["replicas"]["1"]
+        found = make_distance(built.bound, built.mesh)(state.tables)
+        for group in built.bound.groups:
+            names = [t.spec.name for t in group.tables]
+            truth = np.sqrt(sum(np.square(first[n]["rows"] - second[n]["rows"]).sum() for n in names))
+            assert truth > 0.01 and float(found[group.name]) == pytest.approx(truth, rel=1e-12)
+        average = make_average(built.bound, built.mesh)
+        copied = jax.tree.map(jnp.copy, (state.tables, state.slots))
+        kept = average(copied[0], copied[1], jnp.asarray(False))
+        jax.tree.map(np.testing.assert_array_equal, kept, (state.tables, state.slots))
+        tables, slots = average(state.tables, state.slots, jnp.asarray(True))
+        assert all(float(x) == 0 for x in make_distance(built.bound, built.mesh)(tables).values())
+        state = dataclasses.replace(state, tables=tables, slots=slots)
+        after = states.to_host(state, built.bound)["replicas"]["1"]
+        means = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-15), after, means)
+
+
+def test_averages_and_distances_need_no_room_for_a_table() -> None:
+    built = Built(make(rows=(400_000, 37, 50, 41), steps=1), 4, 2, independent=True)
+    state = built.new()
+    table = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.tables))
+    average: Any = make_average(built.bound, built.mesh)
+    distance: Any = make_distance(built.bound, built.mesh)
+    for lowered in (average.lower(state.tables, state.slots, state.ok), distance.lower(state.tables)):
+        memory = lowered.compile().memory_analysis()
+        assert table > 6_000_000
+        assert memory.temp_size_in_bytes < 6 * 4 * 2**20  # chunks of 4 MiB, whatever the table's size
+
+
+def test_predictions_are_those_of_the_mean_tables(apart: tuple[Built, Any]) -> None:
+    """Equal to a single group that restored the checkpoint, which takes the means."""
+    built, saved = apart
+    with jax.enable_x64(True):
+        state = built.restored(saved)
+        found = np.asarray(built.predict(state, built.inputs(0)))[:B]
+        one = Built(built.problem, 3, 1, dtype=np.float64)
+        mean = one.restored(saved)
+        truth = np.asarray(one.predict(mean, one.inputs(0)))[:B]
+        np.testing.assert_allclose(found, truth, rtol=0, atol=1e-12)
+        own = one_group(built, saved, "0")
+        assert np.abs(found - own).max() > 1e-4
+        again = states.to_host(state, built.bound)
+    jax.tree.map(np.testing.assert_array_equal, again, saved)  # what was restored is what was saved, group by group
+
+
+def one_group(built: Built, saved: Any, version: str) -> np.ndarray:
+    """Logits of the first batch by the tables of one group."""
+    one = Built(built.problem, 1, 1, dtype=np.float64)
+    alone = {"tables": saved["replicas"][version], "dense": saved["dense"], "opt": saved["opt"]}
+    state = one.restored(alone)
+    return np.asarray(one.predict(state, one.inputs(0)))[:B]
+
+
+def test_clipping_counts_the_rows_of_every_group(apart: tuple[Built, Any]) -> None:
+    """The first step's norm, of which both groups see the same dense part; and their own rows, once each."""
+    built, _ = apart
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        sgd = make(Sgd(1.0), 1)
+        free = Built(sgd, 4, 2, MIXED, independent=True, dtype=np.float64)
+        before = states.to_host(free.new(), free.bound)
+        after = states.to_host(free.steps(free.new()), free.bound)
+        moved = jax.tree.map(lambda a, b: a - b, before, after)
+        # A learning rate of 1 shows gradients: the tables' doubled, see `replicas.py`; the dense ones' by a tenth.
+        rows = sum(np.square(t["rows"] / 2).sum() for v in moved["replicas"].values() for t in v.values())
+        norm = np.sqrt(rows + sum(np.square(x / 0.1).sum() for x in moved["dense"].values()))
+        options = StepOptions(clip_norm=float(norm) / 4)
+        clipped = Built(sgd, 4, 2, MIXED, independent=True, dtype=np.float64, options=options)
+        less = jax.tree.map(lambda a, b: a - b, before, states.to_host(clipped.steps(clipped.new()), clipped.bound))
+        for kind in ("replicas", "dense"):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 4 * b, atol=1e-12), moved[kind], less[kind])
+
+
+# Whole runs.
+
+SETTINGS = ("train.batch_size=100", "train.steps=9", "train.eval_every=4", "train.log_every=1", "plan=row_wise")
+
+
+def run(preset: Any, out: Any, *overrides: str) -> Any:
+    config = recjax.load(str(preset), *SETTINGS, *overrides)
+    return recjax.fit(config, out)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_run_of_groups_that_average_is_resumed_exactly(preset: Any, tmp_path: Any) -> None:
+    groups = ("mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=3")
+    whole = run(preset, tmp_path / "whole", *groups)
+    run(preset, tmp_path / "cut", *groups, "train.steps=5")
+    resumed = run(preset, tmp_path / "cut", *groups)
+    assert resumed["eval"] == whole["eval"] and resumed["steps"] == 9
+    with pytest.raises(ConfigError, match="train.replica_sync"):
+        run(preset, tmp_path / "cut", *groups, "train.replica_sync=exact")
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_another_number_of_groups_goes_on_with_the_means_and_says_so(
+    preset: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = ("train.replica_sync=never",)
+    run(preset, tmp_path, "mesh.devices=4", "mesh.replicas=2", *never, "train.steps=5")
+    assert "means" not in capsys.readouterr().err
+    there = recjax.evaluate(tmp_path)
+    elsewhere = recjax.evaluate(tmp_path, "mesh.devices=3", "mesh.replicas=1")
+    assert elsewhere["auc"] == pytest.approx(there["auc"], abs=1e-6)
+    summary = run(preset, tmp_path, "mesh.devices=3", "mesh.replicas=3", *never)
+    assert (
+        "2 replica groups wrote checkpoint 5, each with tables of its own; now there are 3" in capsys.readouterr().err
+    )
+    assert summary["steps"] == 9
+
+
+def test_settings_that_make_no_groups_are_refused() -> None:
+    for make_config, message in (
+        (lambda: MeshConfig(6, replicas=4), r"6 devices cannot be shared evenly among 4 replica groups\. Set mesh\."),
+        (lambda: MeshConfig(6, hosts=3, replicas=2), "2 replica groups on 3 hosts: a group must have whole hosts"),
+        (lambda: MeshConfig(replicas=0), "replicas is 0; it must be at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_config()
+    assert MeshConfig(8, hosts=4, replicas=2).shape == (2, 2, 2)
+    assert MeshConfig(8, hosts=2, replicas=4).shape == (4, 1, 2)
+    config = recjax.load("synthetic", "mesh.devices=4", "mesh.replicas=2")
+    bound = make_setup(config).bound
+    assert (bound.devices, bound.all_devices, bound.synchronous) == (2, 4, True)
