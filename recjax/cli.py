@@ -18,6 +18,7 @@ from recjax import __version__, distributed, supervise, together, watch
 from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
 from recjax.tracing import verbs as tracing
+from recjax.study import command as studies
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 
@@ -177,8 +178,9 @@ def _plan(options: argparse.Namespace) -> None:
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
     item_bytes = 8 if config.compute_dtype == "float64" else 4
-    devices, hosts = config.mesh.devices or config.mesh.hosts, config.mesh.hosts
-    described = describe_plan(plan, tables, features, devices, config.train.batch_size, item_bytes, hosts)
+    replicas, hosts, each = config.mesh.shape
+    sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
+    described = describe_plan(plan, tables, features, *sizes)
     if not options.compile:
         _print(options, described, lambda: plan_table(described))
         return
@@ -389,6 +391,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
     which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
 
+    studies.add(verbs, verb, _print)
     data = verbs.add_parser("data", help="prepare raw files, or describe data")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
     prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",

@@ -1,0 +1,1 @@
+"""Published studies, done again: `recjax study NAME` trains, measures, and draws the figures."""
