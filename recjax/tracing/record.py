@@ -65,7 +65,7 @@ def record(config: RunConfig, steps: int) -> Trace:
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; record at least 1.")
     setup = make_setup(config, splits=("train",))
-    _tell(f"training {UNTIMED} steps and recording {steps} on {setup.bound.devices} device(s)")
+    _tell(f"training {UNTIMED} steps and recording {steps} on {setup.bound.all_devices} device(s)")
     done: list[Step] = []
     loop = training(setup, setup.new_state(), cursor := Cursor())
 
@@ -82,7 +82,7 @@ def record(config: RunConfig, steps: int) -> Trace:
     profile.discard(taken)
     done, times = _gathered(done, times)
     programs: dict[tuple[tuple[str, int], ...], str] = {}
-    ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.devices)}
+    ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.all_devices)}
     for number, step in enumerate(done):
         key = tuple(sorted(step.capacities.items()))
         if key not in programs:
@@ -91,7 +91,7 @@ def record(config: RunConfig, steps: int) -> Trace:
         for rank, events in step_events(setup, programs[key], step.counts).items():
             line = Timeline(times.get((rank, number), ()))
             ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
-    trace = Trace(setup.bound.devices, {rank: tuple(events) for rank, events in ranks.items()}, _about(setup, steps))
+    trace = Trace(setup.bound.all_devices, {rank: tuple(events) for rank, events in ranks.items()}, _about(setup, steps))
     return checked(trace, "the trace")
 
 
@@ -147,14 +147,14 @@ def step_events(setup: Setup, hlo: str, counts: dict[str, GroupRouting]) -> dict
     scope_of, waits = scopes(hlo), dependencies(hlo)
     found = collectives(hlo)
     ids = {collective.name: number for number, collective in enumerate(found)}
-    ranks: dict[int, list[Event]] = {rank: [] for rank in range(bound.devices)}
+    ranks: dict[int, list[Event]] = {rank: [] for rank in range(bound.all_devices)}
     splits: dict[tuple[str, str, bool], np.ndarray] = {}
     for collective in found:
         scope = scope_of.get(collective.name, "").split("/")
         group = next((g for g in bound.groups if g.name in scope), None)
         deps = tuple(ids[name] for name in waits.get(collective.name, ()) if ids[name] < ids[collective.name])
         sent: np.ndarray | None = None
-        groups = members(collective.groups, bound.devices)
+        groups = members(collective.groups, bound.all_devices)
         exchange = collective.kind in ("all-to-all", "all-gather") and collective.phase in EXCHANGES
         if group is not None and group.name in counts and exchange:
             # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all
@@ -189,8 +189,8 @@ def _about(setup: Setup, steps: int) -> dict[str, Any]:
         "source": "recjax",
         "model": config.model.kind,
         "config": {key: written(value) for key, value in machinery.flatten(config).items()},
-        "devices": setup.bound.devices,
-        "hosts": setup.bound.hosts,
+        "devices": setup.bound.all_devices,
+        "hosts": config.mesh.hosts,
         "batch_size": config.train.batch_size,
         "steps": steps,
         "device": setup.mesh.devices.flat[0].device_kind,

@@ -38,7 +38,10 @@ HOW = {
                   *placed("grid", "data_parallel", "table_row_wise")],
     "routed by devices": ["mesh.devices=4", "train.routing=device", "train.accumulate=2",
                           *placed("row_wise", "data_parallel", "column_wise")],
+    "replica groups": ["mesh.devices=4", "mesh.replicas=2", "train.dense=sharded",
+                       *placed("row_wise", "data_parallel", "column_wise")],
 }  # fmt: skip
+AVERAGED = ["mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=7"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -47,8 +50,17 @@ def test_two_processes_of_two_devices(how: str, alone: Path, tmp_path: Path) -> 
     assert_equal(alone, tmp_path / "run", 1e-9)
 
 
-def test_four_processes_of_two_devices(alone: Path, tmp_path: Path) -> None:
+def test_groups_that_average_are_saved_by_two_processes_as_by_one(tmp_path: Path) -> None:
+    preset, overrides = write_preset(tmp_path), [*COMMON, *AVERAGED, *placed("row_wise", "data_parallel")]
+    for processes in (1, 2):
+        train_together(processes, tmp_path / f"by {processes}", preset, overrides)
+    assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_four_processes_of_two_devices(replicas: int, alone: Path, tmp_path: Path) -> None:
+    """In one group of four hosts, or two of two."""
     placements = placed("grid", "row_wise", "table_row_wise")
-    overrides = [*COMMON, "mesh.devices=8", "mesh.hosts=4", *placements]
+    overrides = [*COMMON, "mesh.devices=8", "mesh.hosts=4", f"mesh.replicas={replicas}", *placements]
     train_together(4, tmp_path / "run", write_preset(tmp_path), overrides)
     assert_equal(alone, tmp_path / "run", 1e-9)
