@@ -117,11 +117,6 @@ class Group:
         return self.devices * self.replicas
 
     @property
-    def all_hosts(self) -> int:
-        """Hosts of all replica groups; where these lie within one, each has its own."""
-        return self.hosts * self.replicas
-
-    @property
     def synchronous(self) -> bool:
         """Whether several groups of devices hold the same values, and agree on the gradients in each step."""
         return self.replicas > 1 and not self.independent

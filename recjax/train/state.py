@@ -79,12 +79,12 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
     of the group -> what "tables" would hold) takes the place of "tables".
     """
     dense, opt = held.whole(state.dense, state.opt)
-    tables: dict[str, Any] = {"tables": export_tables(bound, state.tables, state.slots)}
-    if bound.independent:
-        versions = {str(v): export_tables(bound, state.tables, state.slots, v) for v in range(bound.replicas)}
-        tables = {"replicas": versions}
+    versions = {
+        str(v): export_tables(bound, state.tables, state.slots, v)
+        for v in range(bound.replicas if bound.independent else 1)
+    }
     return {
-        **tables,
+        **({"replicas": versions} if bound.independent else {"tables": versions["0"]}),
         "dense": _named_leaves(dense),
         "opt": _named_leaves(opt),
     }
