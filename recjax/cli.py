@@ -17,8 +17,8 @@ from typing import Any
 from recjax import __version__, distributed, supervise, together, watch
 from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
-from recjax.tracing import verbs as tracing
 from recjax.study import command as studies
+from recjax.tracing import verbs as tracing
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 

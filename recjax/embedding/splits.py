@@ -12,7 +12,7 @@ EXCHANGES = ("id_exchange", "row_exchange", "grad_exchange")
 
 
 def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, inside: bool = False) -> np.ndarray:
-    """What of an exchange is no padding.
+    """What of an exchange is no padding. N are the devices of all replica groups, each of which keeps to itself.
 
     Args:
       group: the table group; not a replicated one, whose rows nobody sends.
@@ -41,20 +41,21 @@ def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, 
 def _asked(group: Group, counts: GroupRouting) -> np.ndarray:
     """Rows that device n asks of device m, [N, N]."""
     counts_NxA = np.asarray(counts.counts_NxO, np.int64)
-    N, E = group.devices, group.per_host if group.two_step else 1
+    N, E = group.all_devices, group.per_host if group.two_step else 1
     # Where columns are spread everyone is asked for the same rows; otherwise the m-th partner has its own number.
-    partners = N // E
+    partners = group.devices // E
     counts_NxP = np.broadcast_to(counts_NxA, (N, partners)) if counts_NxA.shape[1] == 1 else counts_NxA
     found = np.zeros((N, N), np.int64)
     for n in range(N):
-        found[n, n % E :: E] = counts_NxP[n]
+        first = n // group.devices * group.devices  # of its replica group
+        found[n, first + n % E : first + group.devices : E] = counts_NxP[n]
     return found
 
 
 def _handed(group: Group, counts: GroupRouting) -> np.ndarray:
     """Rows that device n asks of relay m of its host, [N, N]."""
     handed_NxE = np.asarray(counts.handed_NxE, np.int64)
-    N, E = group.devices, group.per_host
+    N, E = group.all_devices, group.per_host
     found = np.zeros((N, N), np.int64)
     for relay in range(N):
         first = relay // E * E
@@ -66,12 +67,12 @@ def _columns(group: Group) -> np.ndarray:
     """Columns of a row that each device holds, without padding, [N]."""
     split = group.columns
     widths = np.diff([int(split.start(k)) for k in range(split.owners + 1)])
-    return widths[[int(group.place(n)[1]) for n in range(group.devices)]]
+    return np.tile(widths[[int(group.place(n)[1]) for n in range(group.devices)]], group.replicas)
 
 
 def _relay_columns(group: Group) -> np.ndarray:
     """Columns of a row that each device has gathered as a relay, [N]: those of its number on all hosts."""
     if group.sharding == "rows":
-        return np.full(group.devices, group.dim)
-    gathered_E = _columns(group).reshape(group.hosts, group.per_host).sum(axis=0)
-    return np.tile(gathered_E, group.hosts)
+        return np.full(group.all_devices, group.dim)
+    gathered_E = _columns(group)[: group.devices].reshape(group.hosts, group.per_host).sum(axis=0)
+    return np.tile(gathered_E, group.hosts * group.replicas)

@@ -7,6 +7,7 @@ import math
 import jax
 
 from recjax.bench import parts
+from recjax.comms import profile
 from recjax.comms.quantize import Precision, encoded_bytes
 from recjax.embedding import capacity
 from recjax.embedding.bound import SUMMED, BoundPlan
@@ -43,12 +44,12 @@ def time_parts(setup: Setup, steps: int) -> dict[str, float]:
 
     advance(_WARM)
     sizes = cursor.capacities
-    trace = parts.profile(lambda: advance(steps), None)
+    trace = profile.profile(lambda: advance(steps), None)
     counted = next(setup.counted("train", setup.config.train.batch_size))
     inputs = setup.place(counted, sizes)
     hlo = setup.train_step.lower(state, inputs).compile().as_text() or ""
     found = parts.read(trace, hlo)["device_ms"]
-    parts.discard(trace)
+    profile.discard(trace)
     named = {name: sum(found.pop(phase, 0.0) for phase in phases) for name, phases in PARTS.items()}
     idle = found.pop("idle", 0.0)
     times = {**named, "other": sum(found.values()), "idle": idle}

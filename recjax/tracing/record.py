@@ -91,7 +91,8 @@ def record(config: RunConfig, steps: int) -> Trace:
         for rank, events in step_events(setup, programs[key], step.counts).items():
             line = Timeline(times.get((rank, number), ()))
             ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
-    trace = Trace(setup.bound.all_devices, {rank: tuple(events) for rank, events in ranks.items()}, _about(setup, steps))
+    all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
+    trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps))
     return checked(trace, "the trace")
 
 
