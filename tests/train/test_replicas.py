@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from recjax.embedding.collection import export_tables, initialise
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
 from recjax.embedding.replicas import make_average, make_distance
+from recjax.embedding.splits import sent_bytes
 from recjax.errors import ConfigError
 from recjax.lazy import load
 from recjax.mesh import MeshConfig
@@ -163,6 +165,35 @@ def test_devices_route_to_owners_of_their_own_group(devices: int, hosts: int, pl
     found = route_device.make_layout(built.bound, built.mesh)(features, located, sizes)
     truth = route.pad(built.counted[1], built.bound, capacities)
     jax.tree.map(np.testing.assert_array_equal, found, truth)
+
+
+@pytest.mark.parametrize(("hosts", "plan"), [(1, "row_wise"), (2, "row_wise"), (2, "column_wise")])
+def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
+    """Distinct rows that each device, or in two steps each host, asks of each owner of its group, counted anew."""
+    built = Built(make(steps=3), 8, 2, plan, hosts=hosts)
+    (group,) = built.bound.groups
+    counted = built.counted[0]
+    of_host: dict[tuple[int, int], set[tuple[str, int]]] = collections.defaultdict(set)
+    for feature in group.features:
+        bags = counted.batch.bags[feature.reads]
+        lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
+        device_L = np.repeat(np.arange(counted.batch.size), lengths) // counted.local
+        owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
+        for device, owner, row in zip(device_L.tolist(), np.broadcast_to(owner_L, device_L.shape), bags.ids.ravel(),
+                                      strict=True):  # fmt: skip
+            asker = device // group.per_host if group.two_step else device
+            of_host[asker, int(owner)].add((feature.table, int(row)))
+    truth = np.zeros((8, 8), np.int64)
+    for n, m in itertools.product(range(8), range(8)):
+        if n // 4 == m // 4 and (not group.two_step or n % group.per_host == m % group.per_host):
+            asker = n // group.per_host if group.two_step else n
+            truth[n, m] = len(of_host[asker, 0 if plan == "column_wise" else m % 4])
+    found = sent_bytes(group, route.true_counts(group, counted), "id_exchange", 4)
+    assert truth[:4, :4].any() and truth[4:, 4:].any()
+    np.testing.assert_array_equal(found, truth * 4)
+    (columns,) = {int(group.columns.start(1))}
+    rows = sent_bytes(group, route.true_counts(group, counted), "row_exchange", 4)
+    np.testing.assert_array_equal(rows, truth.T * columns * 4)
 
 
 def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal() -> None:
