@@ -29,7 +29,7 @@ from recjax.embedding.route import (
     local_samples,
     longest,
 )
-from recjax.mesh import ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
+from recjax.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
 
@@ -125,24 +125,24 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
-        for group in bound.groups:
-            if group.synchronous and group.sharding != "copies":
-                largest[group.name + SUMMED] = _asked_of_owner(located[group.name])
-        return located, jax.lax.pmax(largest, BATCH_AXES)
+        between = [g for g in bound.groups if g.synchronous and g.sharding != "copies"]
+        asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
+        return located, jax.lax.pmax(largest, BATCH_AXES) | asked
 
     spec = P(BATCH_AXES)
     return jax.jit(jax.shard_map(sort, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
 
 
 def _asked_of_owner(found: Located) -> jax.Array:
-    """Rows that the devices of this replica group ask of one owner at most, or its hosts if these ask: int32 [].
+    """Rows that the devices of a replica group ask of one owner at most, or its hosts if these ask: int32 [].
 
     A row counts once for each that asks, so that this may be more than `route.count` finds; to know better they would
     have to compare. It is the size of a buffer alone.
     """
     if found.relay is not None:
-        return jnp.max(jax.lax.psum(found.relay.counts_NxA, ACROSS_HOSTS), initial=0)
-    return jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0)
+        of_relays = jnp.max(jax.lax.psum(found.relay.counts_NxA, ACROSS_HOSTS), initial=0)
+        return jax.lax.pmax(of_relays, (*ACROSS_GROUPS, *INSIDE_HOST))
+    return jax.lax.pmax(jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0), ACROSS_GROUPS)
 
 
 def _locate(group: Group, features: Features) -> Located:

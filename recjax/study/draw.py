@@ -45,6 +45,12 @@ def _figure(panels: int, width: float = 5.6) -> tuple[Figure, Sequence[Axes]]:
     return figure, list(axes)
 
 
+def _legend(figure: Figure, of: Axes) -> None:
+    """Below the panels, where it hides nothing."""
+    handles, labels = of.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, edgecolor="none")
+
+
 def _saved(figure: Figure, path: Path) -> Path:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
@@ -73,7 +79,7 @@ def _accuracy(result: dict[str, Any], path: Path) -> Path:
             axis.plot(found["iteration"], found[name], style, color=colour, lw=1.6, label=label)
         axis.set_xlabel("iteration")
         axis.set_ylabel(f"test {'AUC' if name == 'auc' else name}")
-    axes[0].legend(fontsize=7, loc="lower right", edgecolor="none")
+    _legend(figure, axes[0])
     return _saved(figure, path)
 
 
@@ -93,7 +99,7 @@ def _distance(result: dict[str, Any], path: Path) -> Path:
     for axis, label in zip(axes, labels, strict=True):
         axis.set_xlabel("iteration")
         axis.set_ylabel(label)
-    axes[0].legend(fontsize=7, loc="lower right", edgecolor="none")
+    _legend(figure, axes[0])
     return _saved(figure, path)
 
 
@@ -116,7 +122,7 @@ def _times(result: dict[str, Any], path: Path) -> Path:
         axis.set_xticks(range(len(cases)), [f"{c[keys[what]]}\n{short[c['sync']]}" for c in cases], fontsize=8)
         axis.set_xlabel(f"{what}; tables own to each group, or exact")
         axis.set_ylabel("ms")
-    axes[-1].legend(fontsize=7, loc="upper left", edgecolor="none")
+    _legend(figure, axes[-1])
     return _saved(figure, path)
 
 
@@ -134,7 +140,7 @@ def _bytes(result: dict[str, Any], path: Path) -> Path:
         axis.set_xticks(range(len(names)), labels, fontsize=8)
         axis.set_yscale("log")
         axis.set_title(f"{groups} groups", fontsize=9)
-    axes[0].legend(fontsize=8, edgecolor="none")
+    _legend(figure, axes[0])
     return _saved(figure, path)
 
 

@@ -215,18 +215,25 @@ def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal()
 # Independent groups.
 
 
-def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch() -> None:
-    """mean(w - lr * g) = w - lr * mean(g): also for short batches, of which a group has fewer samples or none."""
-    optimizer = Sgd(0.5)
+@pytest.fixture(scope="module")
+def apart() -> Iterator[tuple[Built, Any]]:
+    """Two groups of two devices that have trained for six steps of SGD, each by itself; with the state on the host."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        built = Built(make(optimizer, 15), 4, 2, MIXED, independent=True, dtype=np.float64)
+        built = Built(make(Sgd(0.5), 15), 4, 2, MIXED, independent=True, dtype=np.float64)
+        yield built, states.to_host(built.steps(built.new(), last=6), built.bound)
+
+
+def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[Built, Any]) -> None:
+    """mean(w - lr * g) = w - lr * mean(g): also for short batches, of which a group has fewer samples or none."""
+    built, _ = apart
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         assert {c.batch.size for c in built.counted} == {B, 500 % B}
         average, state = make_average(built.bound, built.mesh), built.new()
         for i in range(15):
             state = built.steps(state, i, i + 1)
             tables, slots = average(state.tables, state.slots, state.ok)
             state = dataclasses.replace(state, tables=tables, slots=slots)
-        truth = run_oracle(make(optimizer, 15), np.float64)
+        truth = run_oracle(built.problem, np.float64)
         saved = states.to_host(state, built.bound)
     for version in saved["replicas"].values():
         for name, arrays in truth.tables.items():
@@ -235,15 +242,7 @@ def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch() -> None:
             np.testing.assert_allclose(rows, arrays["rows"], rtol=0, atol=1e-9)
 
 
-@pytest.fixture(scope="module")
-def apart() -> Iterator[tuple[Built, Any]]:
-    """Two groups of two devices that have trained for six steps, each by itself; with the state on the host."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        built = Built(make(steps=6), 4, 2, MIXED, independent=True, dtype=np.float64)
-        yield built, states.to_host(built.steps(built.new()), built.bound)
-
-
-def test_each_group_learns_from_its_part_of_the_batch_alone(apart: tuple[Built, Any]) -> None:
+def test_each_group_learns_from_its_part_of_the_batch_alone() -> None:
     """With the dense part held still: as two runs, each of its half of every batch."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         still = dataclasses.replace(make(steps=6), tx=optax.set_to_zero())
@@ -321,21 +320,21 @@ def one_group(built: Built, saved: Any, version: str) -> np.ndarray:
 
 def test_clipping_counts_the_rows_of_every_group(apart: tuple[Built, Any]) -> None:
     """The first step's norm, of which both groups see the same dense part; and their own rows, once each."""
-    built, _ = apart
+    free, _ = apart
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        sgd = make(Sgd(1.0), 1)
-        free = Built(sgd, 4, 2, MIXED, independent=True, dtype=np.float64)
-        before = states.to_host(free.new(), free.bound)
-        after = states.to_host(free.steps(free.new()), free.bound)
-        moved = jax.tree.map(lambda a, b: a - b, before, after)
-        # A learning rate of 1 shows gradients: the tables' doubled, see `replicas.py`; the dense ones' by a tenth.
-        rows = sum(np.square(t["rows"] / 2).sum() for v in moved["replicas"].values() for t in v.values())
-        norm = np.sqrt(rows + sum(np.square(x / 0.1).sum() for x in moved["dense"].values()))
+
+        def moved(built: Built) -> Any:
+            after = states.to_host(built.steps(built.new(), last=1), built.bound)
+            return jax.tree.map(lambda a, b: a - b, states.to_host(built.new(), built.bound), after)
+
+        whole = moved(free)
+        # Learning rates of 0.5 and 0.1 show gradients, of which those of two groups' tables are doubled.
+        rows = sum(np.square(t["rows"]).sum() for v in whole["replicas"].values() for t in v.values())
+        norm = np.sqrt(rows + sum(np.square(x / 0.1).sum() for x in whole["dense"].values()))
         options = StepOptions(clip_norm=float(norm) / 4)
-        clipped = Built(sgd, 4, 2, MIXED, independent=True, dtype=np.float64, options=options)
-        less = jax.tree.map(lambda a, b: a - b, before, states.to_host(clipped.steps(clipped.new()), clipped.bound))
+        less = moved(Built(free.problem, 4, 2, MIXED, independent=True, dtype=np.float64, options=options))
         for kind in ("replicas", "dense"):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 4 * b, atol=1e-12), moved[kind], less[kind])
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 4 * b, atol=1e-12), whole[kind], less[kind])
 
 
 # Whole runs.
