@@ -1,0 +1,96 @@
+"""`recjax simulate ...`: options and what they run. Light to import; the work is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recjax.simulate.system import System
+    from recjax.simulate.topology import Topology
+
+Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
+_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+
+
+def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -> None:
+    """Adds the verb.
+
+    Args:
+      verbs: the subparsers to add to.
+      verb: makes a parser: (of, name, run, what it does, example).
+      show: prints a result: (options, object for --json, text).
+    """
+    simulate = verbs.add_parser("simulate", help="predict collectives and whole iterations on a network, owned or not")
+    actions = simulate.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    one = verb(actions, "collective", lambda o: _collective(o, show), "simulate one collective by itself",
+               "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
+               "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
+    one.add_argument("--collective", required=True, choices=_COLLECTIVES)
+    one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
+                     "ranks; or one for each dimension, as in ring,direct or hierarchical (default: ring, and direct "
+                     "for all_to_all)")  # fmt: skip
+    one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce: "
+                     "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
+                     "output")  # fmt: skip
+    _network_options(one)
+
+
+def _network_options(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--topology", required=True, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, the "
+                    "innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
+    to.add_argument("--bandwidth", required=True, metavar="RATE,...", help="of a link in one direction, one for all "
+                    "dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)")  # fmt: skip
+    to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
+    to.add_argument("--endpoint-delay", default="0ns", metavar="TIME",
+                    help="of a rank, for every message it receives (default: 0ns)")  # fmt: skip
+    to.add_argument("--copy-latency", default="0ns", metavar="TIME",
+                    help="from device memory to the network, for the messages of a step (default: 0ns)")  # fmt: skip
+    to.add_argument("--chunks", type=int, default=1, metavar="N", help="to cut each collective into (default: 1)")
+    to.add_argument("--in-flight", type=int, default=64, metavar="N",
+                    help="chunks that a rank works on at a time (default: 64)")  # fmt: skip
+    to.add_argument("--no-congestion", action="store_true",
+                    help="messages do not wait for each other, as in analytical models")  # fmt: skip
+    to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
+                    "stand for all: where that is exact (default), never, or always: an error where it is not")  # fmt: skip
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    from recjax.simulate.topology import read_topology
+    from recjax.simulate.units import read_rate, read_time
+
+    rates = [read_rate(text) for text in options.bandwidth.split(",")]
+    times = [read_time(text) for text in options.latency.split(",")]
+    return read_topology(options.topology, rates, times)
+
+
+def _system(options: argparse.Namespace, algorithms: dict[str, str | None], scheduling: Any = "fifo") -> System:
+    from recjax.simulate.system import System
+    from recjax.simulate.units import read_time
+
+    return System(
+        algorithms={collective: name for collective, name in algorithms.items() if name},
+        chunks=options.chunks,
+        in_flight=options.in_flight,
+        scheduling=scheduling,
+        endpoint_delay_ns=read_time(options.endpoint_delay, "--endpoint-delay"),
+        copy_latency_ns=read_time(options.copy_latency, "--copy-latency"),
+        congestion=not options.no_congestion,
+    )
+
+
+def _collective(options: argparse.Namespace, show: Print) -> None:
+    from recjax.simulate import report
+    from recjax.simulate.system import simulate
+    from recjax.simulate.units import read_bytes
+    from recjax.simulate.workload import Operation, from_operations
+
+    operation = Operation(
+        options.collective, "collective", collective=options.collective, bytes=read_bytes(options.bytes)
+    )
+    system = _system(options, {options.collective: options.algorithm})
+    result = simulate(from_operations(options.collective, [operation]), _topology(options), system, options.shortcut)
+    found = report.of_collective(result)
+    show(options, found, lambda: report.collective_text(found))

@@ -1,0 +1,58 @@
+"""Quantities with units as people write them: 50GiB/s, 100Gb/s, 500ns, 1MiB."""
+
+from __future__ import annotations
+
+import re
+
+from recjax.errors import ConfigError
+
+_PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+             "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+_SIZES = {f"{p}B": float(f) for p, f in _PREFIXES.items()} | {"": 1.0}
+_RATES = {f"{p}{unit}/s": f / bits for p, f in _PREFIXES.items() for unit, bits in (("B", 1), ("b", 8))}
+_RATES |= {f"{p}bps": f / 8 for p, f in _PREFIXES.items()}
+_TIMES = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "": 1.0}
+
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([^0-9\s]*)\s*")
+
+
+def read_bytes(text: str, name: str = "--bytes") -> float:
+    """Bytes: a number alone, or with B, kB, MB, GB (powers of 1000), KiB, MiB, GiB (powers of 1024)."""
+    return _read(text, _SIZES, name, "1048576, 1MiB or 4MB")
+
+
+def read_rate(text: str, name: str = "--bandwidth") -> float:
+    """Bytes a second: GiB/s is 2^30 bytes, GB/s 10^9 bytes, Gb/s 10^9 bits, and so on. Never zero."""
+    rate = _read(text, _RATES, name, "50GiB/s, 12.5GB/s or 100Gb/s")
+    if not rate:
+        raise ConfigError(f"{name} {text}: nothing would ever arrive. Give a bandwidth above 0.")
+    return rate
+
+
+def read_time(text: str, name: str = "--latency") -> float:
+    """Nanoseconds: a number alone is ns; else with ns, us, ms or s."""
+    return _read(text, _TIMES, name, "500ns, 0.5us or 500")
+
+
+def _read(text: str, units: dict[str, float], name: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if not match or match[2] not in units:
+        known = ", ".join(unit for unit in units if unit)
+        raise ConfigError(f"{name} {text!r} is no quantity here. Write for example {example}; units: {known}.")
+    return float(match[1]) * units[match[2]]
+
+
+def time_text(time_ns: float) -> str:
+    """A duration for people: "41.3 us"."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= factor:
+            return f"{time_ns / factor:,.2f} {unit}"
+    return f"{time_ns:,.0f} ns"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people: "2.0 MiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:,.1f} {unit}"
+    return f"{size_bytes:,.0f} B"
