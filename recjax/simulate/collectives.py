@@ -235,6 +235,8 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
     """
     dims = tuple(range(len(shape)) if dims is None else dims)
     sizes = [shape[d] for d in dims]
+    if math.prod(sizes) == 1:
+        return []  # nobody to talk to
     word, _, rest = algorithm.partition(":")
     if word != "hierarchical" and "," not in algorithm:
         return [Phase(dims, schedules(collective, algorithm, sizes), 1.0)]

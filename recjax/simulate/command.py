@@ -54,7 +54,7 @@ def _network_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("--no-congestion", action="store_true",
                     help="messages do not wait for each other, as in analytical models")  # fmt: skip
     to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
-                    "stand for all: where that is exact (default), never, or always: an error where it is not")  # fmt: skip
+                    "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
 
 
 def _topology(options: argparse.Namespace) -> Topology:

@@ -9,12 +9,18 @@ Equal times are ordered by the message, never by the rank; `lower` relies on it.
 
 from __future__ import annotations
 
+import gc
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from recjax.simulate.lower import Message, Network, Program
 
+# (time, label, actor, run, message, step, hop). A message: about to enter its link number `hop` (1 or more; the first is
+# entered as it is sent). Without a message: the actor goes on with the step after `step`, `hop` -1 if its messages are
+# copied already. Without a run: `message` is a function to call.
+Event = tuple[int, int, int, Any, Any, int, int]
 _HOPS = 4096  # labels leave room for so many hops of a message
 
 
@@ -28,7 +34,7 @@ class Run:
       done: called with (actor, time) when an actor is through.
     """
 
-    __slots__ = ("done", "label", "latest", "left", "missing", "program", "stride", "waiting")
+    __slots__ = ("done", "label", "latest", "missing", "program", "stride", "waiting")
 
     def __init__(self, program: Program, label: int, actors: int, done: Callable[[int, int], None]) -> None:
         self.program, self.label, self.done = program, label, done
@@ -36,6 +42,10 @@ class Run:
         self.missing = program.receives.copy()
         self.latest = [0] * len(self.missing)
         self.waiting = [-1] * actors
+
+    def forget(self) -> None:
+        """Lets go of what only a run under way needs."""
+        self.missing, self.latest = [], []
 
     @property
     def labels(self) -> int:
@@ -66,7 +76,9 @@ class Engine:
         links = len(network.latency)
         self.bytes_on = [0.0] * links
         self._free = [0] * links
-        self._heap: list[tuple[int, int, int, Any, Any, int, int]] = []
+        self._latency, self._actors = network.latency, network.actors
+        self._heap: list[Event] = []  # of each link only what comes out of it next
+        self._outputs: list[deque[Event]] = [deque() for _ in range(links)]
         self._endpoint, self._copy, self._congestion = endpoint_ticks, copy_ticks, congestion
 
     def at(self, time: int, label: int, actor: int, call: Callable[[int, int], None]) -> None:
@@ -82,20 +94,38 @@ class Engine:
 
     def play(self) -> int:
         """Until nothing is left to happen; returns the time."""
-        heap, pop = self._heap, heapq.heappop
+        collects = gc.isenabled()
+        gc.disable()  # millions of live tuples without one cycle: the collector would take half the time
+        try:
+            self._play()
+        finally:
+            if collects:
+                gc.enable()
+        return self.now
+
+    def _play(self) -> None:
+        heap, outputs, enter = self._heap, self._outputs, self._enter
+        pop, replace = heapq.heappop, heapq.heapreplace
         count = 0
         while heap:
-            time, _, actor, run, what, step, hop = event = pop(heap)
+            time, label, actor, run, what, step, hop = heap[0]
             self.now = time
             count += 1
+            if hop > 0:  # a message has come out of a link; the next one that comes out takes its place in the heap
+                output = outputs[what[0][hop - 1]]
+                output.popleft()
+                if output:
+                    replace(heap, output[0])
+                else:
+                    pop(heap)
+                enter(time, label + 1, actor, run, what, step, hop)
+                continue
+            pop(heap)
             if run is None:
                 what(actor, time)
-            elif what is None:
-                self._next_step(run, actor, step, time, copied=hop == 1)
             else:
-                self._arrive(event)
+                self._next_step(run, actor, step, time, copied=hop < 0)
         self.events += count
-        return self.now
 
     def _next_step(self, run: Run, actor: int, step: int, now: int, copied: bool = False) -> None:
         """Goes on from a step that is complete until it has to wait."""
@@ -106,7 +136,7 @@ class Engine:
             messages = program.sends[step][actor]
             if messages:
                 if self._copy and not copied:
-                    self._resume_at(now + self._copy, run, actor, step - 1, 1)
+                    self._resume_at(now + self._copy, run, actor, step - 1, -1)
                     return
                 self._send(run, actor, step, now, messages)
             copied = False
@@ -128,29 +158,42 @@ class Engine:
 
     def _send(self, run: Run, actor: int, step: int, now: int, messages: Sequence[Message]) -> None:
         label = run.label + step * run.stride
+        if not self._congestion:
+            for links, ticks, receiver, size in messages:
+                for link in links:
+                    self.bytes_on[link] += size
+                self._deliver(run, step, receiver, now + sum(ticks) + sum(self._latency[link] for link in links))
+            return
         for message in messages:
-            self._arrive((now, label, actor, run, message, step, 0))
+            self._enter(now, label, actor, run, message, step, 0)
             label += _HOPS
 
-    def _arrive(self, event: tuple[int, int, int, Any, Any, int, int]) -> None:
-        """A message is at a link: it takes its place there, and is at the next one, or its receiver's, later."""
-        now, label, actor, run, message, step, hop = event
+    def _enter(self, now: int, label: int, actor: int, run: Run, message: Message, step: int, hop: int) -> None:
+        """A message is at a link: it takes its place there, and comes out of it later."""
         links, ticks, receiver, size = message
         link = links[hop]
-        end = now + ticks[hop]
-        if self._congestion:
-            if self._free[link] > now:
-                end = self._free[link] + ticks[hop]
-            self._free[link] = end
+        end = self._free[link]
+        if end < now:
+            end = now
+        end += ticks[hop]
+        self._free[link] = end
         self.bytes_on[link] += size
-        end += self.network.latency[link]
+        end += self._latency[link]
         hop += 1
-        if hop < len(links):
-            heapq.heappush(self._heap, (end, label + 1, actor, run, message, step, hop))
+        if hop == len(links):
+            self._deliver(run, step, receiver, end)
             return
-        at = step * self.network.actors + receiver
-        if end > run.latest[at]:
-            run.latest[at] = end
+        output = self._outputs[link]
+        event = (end, label, actor, run, message, step, hop)
+        if not output:
+            heapq.heappush(self._heap, event)
+        output.append(event)
+
+    def _deliver(self, run: Run, step: int, receiver: int, time: int) -> None:
+        """A message will be at its receiver at that time."""
+        at = step * self._actors + receiver
+        if time > run.latest[at]:
+            run.latest[at] = time
         run.missing[at] -= 1
         if not run.missing[at] and run.waiting[receiver] == step:
             run.waiting[receiver] = -1

@@ -132,12 +132,13 @@ class _Lane:
 class _Chunk:
     """A phase of a chunk of an operation."""
 
-    __slots__ = ("issue", "number", "operation", "phase", "run", "state")
+    __slots__ = ("issue", "left", "number", "operation", "phase", "run", "state")
     run: Run
 
     def __init__(self, operation: int, number: int, phase: int, issue: int, actors: int) -> None:
         self.operation, self.number, self.phase = operation, number, phase
         self.issue = issue  # the operation's place among those that its first rank has issued
+        self.left = actors
         self.state = bytearray(actors)  # of each actor: _NOT_YET, _READY, _ADMITTED
 
 
@@ -347,6 +348,9 @@ class _Execution:
         i, phase = chunk.operation, chunk.phase + 1
         lane = self.lanes[self.plans[i][chunk.phase].dims]
         lane.active[actor] -= 1
+        chunk.left -= 1
+        if not chunk.left:
+            chunk.run.forget()
         if phase < len(self.plans[i]):
             self._chunk_ready(i, chunk.number, phase, actor, chunk.issue)
             self._admit(self.lanes[self.plans[i][phase].dims], actor)
