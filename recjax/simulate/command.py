@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from recjax.errors import ConfigError
 
 if TYPE_CHECKING:
     from recjax.simulate.system import System
     from recjax.simulate.topology import Topology
+    from recjax.simulate.workload import Workload
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
@@ -36,6 +41,23 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
                      "output")  # fmt: skip
     _network_options(one)
+
+    whole = verb(actions, "workload", lambda o: _workload(o, show), "simulate iterations of a training loop",
+                 "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
+                 "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
+    whole.add_argument("workload", metavar="FILE|PRESET", help="a text workload of ASTRA-sim 1, or hoti2020, the DLRM "
+                       "of Rashidi et al. (HOTI 2020)")  # fmt: skip
+    whole.add_argument("overrides", nargs="*", metavar="name=value", help="of a preset: shapes to change, such as "
+                       "parallelism=data tables=128 bottom=512-64")  # fmt: skip
+    _network_options(whole)
+    for collective in _COLLECTIVES:
+        whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
+                           help="algorithm, as in `recjax simulate collective`")  # fmt: skip
+    whole.add_argument("--scheduling", choices=("fifo", "lifo"), default="fifo", help="whether the chunks of the "
+                       "collective issued first or last go first (default: fifo)")  # fmt: skip
+    whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
+    whole.add_argument("--out", type=Path, metavar="DIR", help="also write simulation.png, simulation.json and "
+                       "trace.json (for ui.perfetto.dev) there")  # fmt: skip
 
 
 def _network_options(to: argparse.ArgumentParser) -> None:
@@ -94,3 +116,37 @@ def _collective(options: argparse.Namespace, show: Print) -> None:
     result = simulate(from_operations(options.collective, [operation]), _topology(options), system, options.shortcut)
     found = report.of_collective(result)
     show(options, found, lambda: report.collective_text(found))
+
+
+def _workload(options: argparse.Namespace, show: Print) -> None:
+    from recjax.simulate import draw, report
+    from recjax.simulate.system import simulate
+
+    topology = _topology(options)
+    algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
+    system = _system(options, algorithms, options.scheduling)
+    result = simulate(_read(options, topology), topology, system, options.shortcut)
+    found = report.of_workload(result)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        draw.draw_workload(result, found, options.out / "simulation.png")
+        (options.out / "simulation.json").write_text(json.dumps(found, indent=1))
+        (options.out / "trace.json").write_text(json.dumps(draw.chrome_trace(result)))
+    written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
+    show(options, found, lambda: report.workload_text(found) + written)
+
+
+def _read(options: argparse.Namespace, topology: Topology) -> Workload:
+    from recjax import config
+    from recjax.simulate.astra_text import read_text
+    from recjax.simulate.dlrm import PRESETS, dlrm
+
+    if options.workload in PRESETS:
+        shape = config.override(PRESETS[options.workload], options.overrides)
+        return dlrm(shape, topology.size, options.iterations, options.workload)
+    path = Path(options.workload)
+    if not path.is_file():
+        raise ConfigError(f"{path} is neither a file nor one of the presets {', '.join(PRESETS)}.")
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: shapes can be changed of presets only, not of {path}.")
+    return read_text(path, topology, options.iterations)

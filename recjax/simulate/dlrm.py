@@ -9,7 +9,7 @@ tables are spread evenly, whatever their number; the update of rows reads and wr
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 from recjax.errors import ConfigError
 from recjax.simulate.layers import Comm, Layer, training_loop
@@ -20,7 +20,6 @@ from recjax.simulate.workload import Workload
 class DlrmShape:
     """A DLRM and the device it runs on."""
 
-    kind: ClassVar[str] = "dlrm"
     parallelism: Literal["data", "model", "hybrid"] = "hybrid"  # hybrid: tables by model, MLPs by data
     batch_per_rank: int = 512  # samples
     value_bytes: int = 2  # of activations, gradients and embeddings

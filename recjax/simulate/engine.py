@@ -17,9 +17,9 @@ from typing import Any
 
 from recjax.simulate.lower import Message, Network, Program
 
-# (time, label, actor, run, message, step, hop). A message: about to enter its link number `hop` (1 or more; the first is
-# entered as it is sent). Without a message: the actor goes on with the step after `step`, `hop` -1 if its messages are
-# copied already. Without a run: `message` is a function to call.
+# (time, label, actor, run, message, step, hop). A message: about to enter its link number `hop` (1 or more; the first
+# is entered as it is sent). Without a message: the actor goes on with the step after `step`, `hop` -1 if its messages
+# are copied already. Without a run: `message` is a function to call.
 Event = tuple[int, int, int, Any, Any, int, int]
 _HOPS = 4096  # labels leave room for so many hops of a message
 

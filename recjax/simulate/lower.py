@@ -120,6 +120,10 @@ class Network:
         """For people."""
         return self.topology.link_name(link)
 
+    def link_kind(self, link: int) -> tuple[int, str]:
+        """Its dimension, and what it is there, for people."""
+        return self.topology.link_kind(link)
+
     def ranks_of(self, link: int) -> int:
         """How many links of the topology this one stands for."""
         return 1
@@ -179,6 +183,10 @@ class Quotient(Network):
     def link_name(self, link: int) -> str:
         """Of one link of the class."""
         return self.topology.link_name(self._first[link])
+
+    def link_kind(self, link: int) -> tuple[int, str]:
+        """Of one link of the class."""
+        return self.topology.link_kind(self._first[link])
 
     def ranks_of(self, link: int) -> int:
         """As many as there are ranks."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from recjax.simulate.system import DEFAULT_ALGORITHMS, Result
 from recjax.simulate.units import size_text, time_text
@@ -49,6 +52,126 @@ def collective_text(found: dict[str, Any]) -> str:
         how_text(found),
     ]
     return "\n".join(lines)
+
+
+def of_workload(result: Result) -> dict[str, Any]:
+    """What a simulation of a workload found.
+
+    Of every rank's time, computation and exposed communication make up the whole: a rank's stream either computes or
+    stands still for the end of a collective. Shown is the rank that ends last. A collective's raw latency is from the
+    moment when a rank could start it until it is done there, waiting for other collectives' chunks included; of the
+    ranks the longest.
+    """
+    operations = result.workload.operations
+    last = int(result.finished.max(axis=0, initial=0).argmax()) if operations else 0
+    computes = np.array([operation.kind == "compute" for operation in operations], bool)
+    spans = result.finished - result.started
+    layers: dict[str, dict[str, Any]] = {}
+    for i, operation in enumerate(operations):
+        layer = layers.setdefault(
+            operation.layer or operation.name, {"compute_ns": 0.0, "exposed_ns": 0.0, "collectives": []}
+        )
+        layer["exposed_ns"] += float(result.waited[i, last])
+        if operation.kind == "compute":
+            layer["compute_ns"] += float(spans[i, last])
+            continue
+        latency = float((result.finished[i] - result.ready[i]).max())
+        layer["collectives"].append({
+            "name": operation.name,
+            "collective": operation.collective,
+            "phase": operation.phase,
+            "bytes": operation.bytes or max((sum(row) for row in operation.splits), default=0.0),
+            "raw_latency_ns": rounded(latency),
+            "queued_ns": rounded(float((result.started[i] - result.ready[i]).max())),
+            "exposed_ns": rounded(float(result.waited[i, last])),
+        })  # fmt: skip
+    compute = float(spans[computes, last].sum())
+    exposed = float(result.waited[:, last].sum())
+    raw = sum(c["raw_latency_ns"] for layer in layers.values() for c in layer["collectives"])
+    system = result.system
+    return {
+        "workload": result.workload.name,
+        "topology": _topology(result),
+        "ranks": result.topology.size,
+        "chunks": system.chunks,
+        "in_flight": system.in_flight,
+        "scheduling": system.scheduling,
+        "algorithms": DEFAULT_ALGORITHMS | dict(system.algorithms),
+        "time_ns": rounded(result.time_ns),
+        "compute_ns": rounded(compute),
+        "exposed_communication_ns": rounded(exposed),
+        "raw_communication_ns": rounded(raw),
+        "layers": [{"layer": name, **layer} for name, layer in layers.items()],
+        "links": links(result),
+        "busiest_link": busiest_link(result),
+        "bytes_on_links": bytes_on_links(result),
+        **how(result),
+    }
+
+
+def workload_text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    total = found["time_ns"] or 1.0
+    rows = [["layer", "compute", "exposed", "collective", "phase", "bytes", "raw latency", "queued"]]
+    for layer in found["layers"]:
+        row = [layer["layer"], time_text(layer["compute_ns"]), time_text(layer["exposed_ns"])]
+        for c in layer["collectives"] or [None]:
+            cells = ["", "", "", "", ""]
+            if c:
+                cells = [c["collective"], c["phase"], size_text(c["bytes"]), time_text(c["raw_latency_ns"]),
+                         time_text(c["queued_ns"])]  # fmt: skip
+            rows.append([*row, *cells])
+            row = ["", "", ""]
+    busy = [["links", "count", "bytes on all", "busy: mean", "most"]]
+    for row in found["links"]:
+        shares = [f"{row['mean_utilisation']:.1%}", f"{row['most_utilisation']:.1%}"]
+        busy.append([f"{row['dimension']}: {row['links']}", f"{row['count']:,}", size_text(row["bytes"]), *shares])
+    return "\n".join([
+        f"{found['workload']} on {found['topology']}: {time_text(found['time_ns'])} = computation "
+        f"{time_text(found['compute_ns'])} ({found['compute_ns'] / total:.0%}) + exposed communication "
+        f"{time_text(found['exposed_communication_ns'])} ({found['exposed_communication_ns'] / total:.0%})",
+        f"{found['chunks']} chunk(s), {found['in_flight']} in flight, {found['scheduling']}; "
+        + ", ".join(f"{collective} {name}" for collective, name in found["algorithms"].items()),
+        "",
+        table(rows),
+        "",
+        table(busy),
+        link_text(found["busiest_link"]),
+        how_text(found),
+    ])  # fmt: skip
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns; the first row is their heads. Words stand to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = [i == 0 or not any(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(widths))]
+    lines = [
+        "  ".join(
+            c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def links(result: Result) -> list[dict[str, Any]]:
+    """How busy the links of each dimension and kind are: those that carried anything, and over the whole time."""
+    kinds: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
+    for link, size in result.bytes_on.items():
+        busy = size / result.network.bandwidth[link] * 1e9 / result.time_ns if result.time_ns else 0.0
+        kinds.setdefault(result.network.link_kind(link), []).append((size, busy, result.network.ranks_of(link)))
+    found = []
+    for (dimension, kind), used in sorted(kinds.items()):
+        count = sum(n for *_, n in used)
+        found.append({
+            "dimension": dimension,
+            "links": kind,
+            "count": count,
+            "bytes": sum(size * n for size, _, n in used),
+            "mean_utilisation": sum(busy * n for _, busy, n in used) / count,
+            "most_utilisation": max(busy for _, busy, _ in used),
+        })  # fmt: skip
+    return found
 
 
 def rounded(time_ns: float) -> float:

@@ -119,16 +119,27 @@ class Topology:
 
     def link_name(self, link: int) -> str:
         """For people: where a link is, and what it joins."""
+        d, rank, which = self._place(link)
+        dim, stride = self.dims[d], math.prod(self.shape[:d])
+        here = rank // stride % dim.size
+        name = f"{dim.kind}:{dim.size}" + (f" (dimension {d})" if len(self.dims) > 1 else "")
+        if dim.kind == "switch":
+            return f"{name}, " + (f"switch -> rank {rank}" if which else f"rank {rank} -> switch")
+        there = which if dim.kind == "fully_connected" else (here + (-1 if which else 1)) % dim.size
+        return f"{name}, rank {rank} -> rank {rank + (there - here) * stride}"
+
+    def link_kind(self, link: int) -> tuple[int, str]:
+        """A link's dimension, and what it is there, for people: one text for all links alike."""
+        d, _, which = self._place(link)
+        kind, size = self.dims[d].kind, self.dims[d].size
+        kinds = {"switch": ("uplinks", "downlinks"), "ring": ("to the next", "to the previous")}
+        return d, f"{kind}:{size}" + (f", {kinds[kind][which]}" if kind in kinds else "")
+
+    def _place(self, link: int) -> tuple[int, int, int]:
+        """Dimension, rank, and number among that rank's links of the dimension."""
         for d, dim in enumerate(self.dims):
             if link < self.size * dim.links_per_rank:
-                rank, which = divmod(link, dim.links_per_rank)
-                stride = math.prod(self.shape[:d])
-                here = rank // stride % dim.size
-                name = f"{dim.kind}:{dim.size}" + (f" (dimension {d})" if len(self.dims) > 1 else "")
-                if dim.kind == "switch":
-                    return f"{name}, " + (f"switch -> rank {rank}" if which else f"rank {rank} -> switch")
-                there = which if dim.kind == "fully_connected" else (here + (-1 if which else 1)) % dim.size
-                return f"{name}, rank {rank} -> rank {rank + (there - here) * stride}"
+                return d, *divmod(link, dim.links_per_rank)
             link -= self.size * dim.links_per_rank
         raise ValueError(f"no link {link}")
 

@@ -1,0 +1,137 @@
+"""Pictures of a simulation, and a trace for chrome://tracing or ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recjax.simulate.system import Result
+from recjax.simulate.units import time_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_RANKS = 16  # whose operations the trace shows at most
+COLOURS = {"compute": "#4c72b0", "exposed": "#c44e52", "all_reduce": "#dd8452", "all_to_all": "#55a868",
+           "all_gather": "#8172b3", "reduce_scatter": "#937860"}  # fmt: skip
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure that needs no display."""
+    from matplotlib.figure import Figure  # here, so that importing recjax stays light
+
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
+
+
+def save(drawn: Figure, path: Path) -> None:
+    """Writes a figure as PNG."""
+    picture = io.BytesIO()
+    drawn.savefig(picture, format="png")
+    path.write_bytes(picture.getvalue())
+
+
+def draw_workload(result: Result, found: dict[str, Any], path: Path) -> None:
+    """Computation and exposed communication of every layer, raw latencies, and the time line of a rank.
+
+    Args:
+      result: of `simulate`.
+      found: `report.of_workload` of it.
+      path: of the PNG.
+    """
+    drawn = figure(11, 9)
+    drawn.suptitle(f"{found['workload']} on {found['topology']}: {time_text(found['time_ns'])}")
+    layers, raw, line = drawn.subplots(3, 1)
+    names = [layer["layer"] for layer in found["layers"]]
+    places = np.arange(len(names))
+    compute = np.array([layer["compute_ns"] for layer in found["layers"]]) / 1e3
+    exposed = np.array([layer["exposed_ns"] for layer in found["layers"]]) / 1e3
+    layers.bar(places, compute, color=COLOURS["compute"], label="computation")
+    layers.bar(places, exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication")
+    layers.set_ylabel("us")
+    layers.legend(fontsize=8)
+    kinds = dict.fromkeys(c["collective"] for layer in found["layers"] for c in layer["collectives"])
+    below = np.zeros(len(names))
+    for kind in kinds:
+        sums = [
+            [c["raw_latency_ns"] for c in layer["collectives"] if c["collective"] == kind] for layer in found["layers"]
+        ]
+        height = np.array([sum(values) for values in sums]) / 1e3
+        raw.bar(places, height, bottom=below, color=COLOURS[kind], label=kind)
+        below += height
+    raw.set_ylabel("raw latency, us")
+    if kinds:
+        raw.legend(fontsize=8)
+    for panel in (layers, raw):
+        panel.set_xticks(places, names, rotation=60, ha="right", fontsize=7)
+        panel.spines[["top", "right"]].set_visible(False)
+    rows = 1
+    for i, row, start, end in spans(result, int(result.finished.max(axis=0).argmax())):
+        operation = result.workload.operations[i]
+        colour = COLOURS["compute"] if operation.kind == "compute" else COLOURS[operation.collective]
+        line.barh(row, (end - start) / 1e3, left=start / 1e3, height=0.8, color=colour)
+        rows = max(rows, row + 1)
+    line.set_yticks(range(rows), ["computation", *[f"collectives {i}" for i in range(1, rows)]], fontsize=7)
+    line.invert_yaxis()
+    line.set_xlabel("time, us")
+    save(drawn, path)
+
+
+def spans(result: Result, actor: int) -> list[tuple[int, int, float, float]]:
+    """(operation, row, start, end) of an actor, in ns: row 0 holds computations, a collective takes the first free."""
+    free: list[float] = []
+    found = []
+    order = np.argsort(np.nan_to_num(result.started[:, actor]), kind="stable")
+    for i in order.tolist():
+        start, end = float(result.started[i, actor]), float(result.finished[i, actor])
+        if not end > start:
+            continue
+        row = 0
+        if result.workload.operations[i].kind == "collective":
+            row = next((r for r, until in enumerate(free) if until <= start), len(free)) + 1
+            free[row - 1 : row] = [end]
+        found.append((i, row, start, end))
+    return found
+
+
+def chrome_trace(result: Result) -> dict[str, Any]:
+    """What happened, in the trace event format: a process for each rank (16 at most), a thread for each row."""
+    events: list[dict[str, Any]] = []
+    for actor in range(min(result.finished.shape[1], _RANKS)):
+        rows = 0
+        for i, row, start, end in spans(result, actor):
+            operation = result.workload.operations[i]
+            kind = operation.collective or "compute"
+            details: dict[str, Any] = {"layer": operation.layer, "phase": operation.phase}
+            if operation.kind == "collective":
+                ready = float(result.ready[i, actor])
+                details |= {"bytes": operation.bytes, "queued_us": (start - ready) / 1e3}
+            details["exposed_us"] = float(result.waited[i, actor]) / 1e3
+            events.append({"name": operation.name, "cat": kind, "ph": "X", "pid": actor, "tid": row,
+                           "ts": start / 1e3, "dur": (end - start) / 1e3, "args": details})  # fmt: skip
+            rows = max(rows, row)
+        whole = f"rank {actor}" + (" (stands for all)" if result.shortcut else "")
+        events.append({"name": "process_name", "ph": "M", "pid": actor, "args": {"name": whole}})
+        for row in range(rows + 1):
+            name = f"collectives {row}" if row else "computation"
+            events.append({"name": "thread_name", "ph": "M", "pid": actor, "tid": row, "args": {"name": name}})
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def curves(
+    panel: Any, x: Sequence[float], lines: dict[str, Sequence[float]], x_label: str, y_label: str, log: bool = True
+) -> None:
+    """Lines over a common x."""
+    for name, y in lines.items():
+        panel.plot(x, y, marker="o", markersize=4, label=name)
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    if log:
+        panel.set_xscale("log", base=2)
+    panel.set_ylim(bottom=0)
+    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=8)
