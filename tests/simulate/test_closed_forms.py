@@ -1,0 +1,187 @@
+"""Collectives by themselves against the formulas of the literature, exact to a nanosecond.
+
+alpha: latency of a link, e: endpoint delay, B: bandwidth, M: bytes, s = M / (N B): the time of one rank's share.
+"""
+
+import itertools
+import math
+
+import pytest
+from simulating import GIB, collective
+
+RANKS = (2, 3, 4, 7, 8, 16, 32)
+POWERS = (2, 4, 8, 16, 64)
+SIZES = (4096, 1_048_576, 100_000_000)
+ALPHA, E, BANDWIDTH = 500.0, 10.0, 50 * GIB
+SHORTCUTS = ("always", "never")
+
+
+def cases(*values):
+    return list(itertools.product(*values))
+
+
+def time_of(name, algorithm, text, size, shortcut="auto", **more):
+    how = {"bandwidth": BANDWIDTH, "latency": ALPHA, "endpoint_delay_ns": E} | more
+    return collective(name, algorithm, text, size, shortcut=shortcut, **how).time_ns
+
+
+def near(expected):
+    return pytest.approx(expected, abs=1, rel=0)
+
+
+def part(n, size):
+    """s, in ns."""
+    return size / n / BANDWIDTH * 1e9
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+@pytest.mark.parametrize("kind", ["ring", "fully_connected"])
+def test_ring_all_reduce_over_neighbours(kind, n, size, shortcut):
+    expected = 2 * (n - 1) * (ALPHA + part(n, size) + E) + E
+    assert time_of("all_reduce", "ring", f"{kind}:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_ring_all_reduce_through_a_switch_has_two_hops(n, size, shortcut):
+    expected = 2 * (n - 1) * (2 * (ALPHA + part(n, size)) + E) + E
+    assert time_of("all_reduce", "ring", f"switch:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_ring_reduce_scatter_and_all_gather_are_halves_of_it(name, n, size, shortcut):
+    expected = (n - 1) * (ALPHA + part(n, size) + E) + E
+    assert time_of(name, "ring", f"ring:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_direct_all_to_all_through_a_switch_is_bound_by_the_port(n, size, shortcut):
+    expected = n * part(n, size) + 2 * ALPHA + 2 * E
+    assert time_of("all_to_all", "direct", f"switch:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_direct_all_to_all_fully_connected_is_one_message(n, size, shortcut):
+    expected = ALPHA + part(n, size) + 2 * E
+    assert time_of("all_to_all", "direct", f"fully_connected:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_direct_all_reduce_fully_connected_is_two_messages(n, size, shortcut):
+    expected = 2 * (ALPHA + part(n, size) + E) + E
+    assert time_of("all_reduce", "direct", f"fully_connected:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("size, shortcut", cases([80_000_000, 1_048_576 * 8, 400_000_000], SHORTCUTS))
+def test_direct_all_to_all_on_a_ring_of_eight(size, shortcut):
+    """Clockwise go distances 1 to 4 (ties too): each link carries 1+2+3+4 messages, without a gap while alpha < s."""
+    expected = 10 * part(8, size) + 2 * ALPHA + 2 * E
+    assert part(8, size) > ALPHA
+    assert time_of("all_to_all", "direct", "ring:8", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
+def test_ring_all_to_all(n, size, shortcut):
+    expected = n * (n - 1) / 2 * (ALPHA + part(n, size) + E) + E
+    assert time_of("all_to_all", "ring", f"ring:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size, shortcut", cases(POWERS, SIZES, SHORTCUTS))
+def test_halving_doubling(n, size, shortcut):
+    steps = range(1, n.bit_length())
+    expected = sum(2 * (ALPHA + size / 2**i / BANDWIDTH * 1e9 + E) for i in steps) + E
+    assert time_of("all_reduce", "halving_doubling", f"fully_connected:{n}", size, shortcut) == near(expected)
+
+
+@pytest.mark.parametrize("n, size", cases(POWERS, SIZES))
+def test_double_binary_tree_in_one_chunk(n, size):
+    expected = 2 * math.log2(n) * (ALPHA + size / BANDWIDTH * 1e9 + E)
+    assert time_of("all_reduce", "double_binary_tree", f"fully_connected:{n}", size) == near(expected)
+
+
+def test_double_binary_tree_gains_with_chunks_and_spreads_the_work_over_both_trees():
+    """16 ranks: one chunk crosses 8 links one after the other; 64 chunks fill them.
+
+    In one tree a leaf sends M, an inner rank 3 M. The leaves of one are inner in the other, except the roots, so with
+    both every rank but those two sends M/2 + 3 M/2.
+    """
+    size = 64_000_000
+    one = collective("all_reduce", "double_binary_tree", "fully_connected:16", size)
+    many = collective("all_reduce", "double_binary_tree", "fully_connected:16", size, chunks=64)
+    assert one.time_ns == near(8 * size)
+    assert many.time_ns < one.time_ns / 4
+    sent = [sum(many.bytes_on.get(16 * rank + to, 0) for to in range(16)) for rank in range(16)]
+    assert sent == [size, *[2 * size] * 14, size]
+
+
+@pytest.mark.parametrize("inner, outer, size", cases((2, 4, 8), (2, 3, 4), SIZES))
+def test_hierarchical_all_reduce_is_its_three_phases(inner, outer, size):
+    """Reduce-scatter inside over M, all-reduce across over M / inner, all-gather inside over M; each starts with e."""
+    slow, far = 10e9, 2000.0
+    s_inside = part(inner, size)
+    s_across = size / inner / outer / slow * 1e9
+    inside = (inner - 1) * (ALPHA + s_inside + E) + E
+    across = 2 * (outer - 1) * (2 * (far + s_across) + E) + E
+    for shortcut in SHORTCUTS:
+        found = time_of("all_reduce", "hierarchical", f"fully_connected:{inner},switch:{outer}", size, shortcut,
+                        bandwidth=[BANDWIDTH, slow], latency=[ALPHA, far])  # fmt: skip
+        assert found == near(2 * inside + across)
+
+
+def test_hierarchical_algorithms_are_chosen_by_dimension():
+    """Direct inside (one message each way), halving-doubling across."""
+    size, inner, outer = 1_048_576, 8, 4
+    inside = ALPHA + part(inner, size) + 2 * E
+    across = sum(2 * (ALPHA + size / inner / 2**i / BANDWIDTH * 1e9 + E) for i in (1, 2)) + E
+    for name in ("direct,halving_doubling", "hierarchical:direct,halving_doubling"):
+        found = time_of("all_reduce", name, f"fully_connected:{inner},fully_connected:{outer}", size)
+        assert found == near(2 * inside + across)
+
+
+@pytest.mark.parametrize("name, order", [("reduce_scatter", (1, 1 / 8)), ("all_gather", (1, 1 / 8))])
+def test_hierarchical_halves(name, order):
+    """8 x 4: 7 steps of M/8 inside and 3 of M/8/4 across, whichever comes first."""
+    size = 1_048_576
+    expected = sum((n - 1) * (ALPHA + part(n, size * share) + E) + E for n, share in zip((8, 4), order, strict=True))
+    assert time_of(name, "hierarchical", "ring:8,ring:4", size) == near(expected)
+
+
+def test_hierarchical_all_to_all_exchanges_everything_in_each_dimension():
+    size = 1_048_576
+    inside, across = ALPHA + part(8, size) + 2 * E, 4 * part(4, size) + 2 * ALPHA + 2 * E
+    assert time_of("all_to_all", "hierarchical", "fully_connected:8,switch:4", size) == near(inside + across)
+
+
+@pytest.mark.parametrize(
+    "name, algorithm", [("all_reduce", "ring"), ("all_reduce", "direct"), ("all_to_all", "direct")]
+)
+def test_without_congestion_messages_pass_each_other(name, algorithm):
+    """An analytical model: through a switch every message takes 2 (alpha + s), however many there are."""
+    n, size = 8, 1_048_576
+    steps = {("all_reduce", "ring"): 14, ("all_reduce", "direct"): 2, ("all_to_all", "direct"): 1}[name, algorithm]
+    expected = steps * (2 * (ALPHA + part(n, size)) + E) + E
+    for shortcut in SHORTCUTS:
+        assert time_of(name, algorithm, f"switch:{n}", size, shortcut, congestion=False) == near(expected)
+
+
+def test_a_copy_latency_comes_before_the_messages_of_every_step():
+    n, size, copy = 8, 1_048_576, 3000.0
+    expected = 2 * (n - 1) * (ALPHA + part(n, size) + E + copy) + E
+    for shortcut in SHORTCUTS:
+        assert time_of("all_reduce", "ring", f"ring:{n}", size, shortcut, copy_latency_ns=copy) == near(expected)
+
+
+def test_chunks_of_a_ring_all_reduce_fill_the_pipeline():
+    """Two chunks of half the size on a ring without latency: a link is busy with one while the other is received.
+
+    In every step both halves pass each link one behind the other, so a step takes 2 (s/2) and nothing is lost.
+    """
+    n, size = 4, 4000
+    one = collective("all_reduce", "ring", f"ring:{n}", size).time_ns
+    two = collective("all_reduce", "ring", f"ring:{n}", size, chunks=2).time_ns
+    assert one == near(6 * 1000) and two == near(6 * 1000)
+    # With a latency of a step's length, two chunks hide it: 6 steps of s + alpha against 6 of max(s, s/2 + alpha) and
+    # the second half of the last one.
+    late = {"bandwidth": 1e9, "latency": 500.0}
+    assert collective("all_reduce", "ring", f"ring:{n}", size, **late).time_ns == near(6 * 1500)
+    assert collective("all_reduce", "ring", f"ring:{n}", size, chunks=2, **late).time_ns == near(6 * 1000 + 500)
