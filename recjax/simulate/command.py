@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from recjax.errors import ConfigError
 
 if TYPE_CHECKING:
     from recjax.simulate.system import System
+    from recjax.simulate.tcp import Tcp
     from recjax.simulate.topology import Topology
     from recjax.simulate.workload import Workload
 
@@ -75,6 +77,13 @@ def _network_options(to: argparse.ArgumentParser) -> None:
                     help="chunks that a rank works on at a time (default: 64)")  # fmt: skip
     to.add_argument("--no-congestion", action="store_true",
                     help="messages do not wait for each other, as in analytical models")  # fmt: skip
+    to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks has "
+                    "under way at most; with the options below")  # fmt: skip
+    to.add_argument("--ack-delay", default="0ns", metavar="TIME", help="of a receiver (default: 0ns)")
+    to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
+    to.add_argument("--segment", default="64KiB", metavar="SIZE", help="that is sent at once (default: 64KiB)")
+    to.add_argument("--tcp-timeout", default="10ms", metavar="TIME",
+                    help="until what was lost is sent again (default: 10ms)")  # fmt: skip
     to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
                     "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
 
@@ -90,6 +99,7 @@ def _topology(options: argparse.Namespace) -> Topology:
 
 def _system(options: argparse.Namespace, algorithms: dict[str, str | None], scheduling: Any = "fifo") -> System:
     from recjax.simulate.system import System
+    from recjax.simulate.tcp import Tcp
     from recjax.simulate.units import read_time
 
     return System(
@@ -100,6 +110,25 @@ def _system(options: argparse.Namespace, algorithms: dict[str, str | None], sche
         endpoint_delay_ns=read_time(options.endpoint_delay, "--endpoint-delay"),
         copy_latency_ns=read_time(options.copy_latency, "--copy-latency"),
         congestion=not options.no_congestion,
+        tcp=_tcp(options),
+    )
+
+
+def _tcp(options: argparse.Namespace) -> Tcp | None:
+    from recjax.simulate.tcp import Tcp
+    from recjax.simulate.units import read_bytes, read_time
+
+    if options.tcp_window is None:
+        if options.switch_buffer is not None:
+            raise ConfigError("--switch-buffer is one of the transport's: give --tcp-window, too.")
+        return None
+    buffer = math.inf if options.switch_buffer is None else read_bytes(options.switch_buffer, "--switch-buffer")
+    return Tcp(
+        read_bytes(options.tcp_window, "--tcp-window"),
+        read_time(options.ack_delay, "--ack-delay"),
+        buffer,
+        read_bytes(options.segment, "--segment"),
+        read_time(options.tcp_timeout, "--tcp-timeout"),
     )
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from recjax.simulate.lower import Message, Network, Program
 
-# (time, label, actor, run, message, step, hop). A message: about to enter its link number `hop` (1 or more; the first
-# is entered as it is sent). Without a message: the actor goes on with the step after `step`, `hop` -1 if its messages
-# are copied already. Without a run: `message` is a function to call.
-Event = tuple[int, int, int, Any, Any, int, int]
-_HOPS = 4096  # labels leave room for so many hops of a message
+# (time, label, actor, serial, run, message, step, hop), of which the first four tell any two events apart. A message
+# is about to enter its link number `hop` (1 or more; the first is entered as it is sent). Without one, the actor goes on
+# with the step after `step`, `hop` -1 if its messages are copied already. Without a run, `message` is a function.
+Event = tuple[int, int, int, int, Any, Any, int, int]
+HOPS = 4096  # labels leave room for so many hops of a message
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
 
     def __init__(self, program: Program, label: int, actors: int, done: Callable[[int, int], None]) -> None:
         self.program, self.label, self.done = program, label, done
-        self.stride = (program.most_sends + 1) * _HOPS
+        self.stride = (program.most_sends + 1) * HOPS
         self.missing = program.receives.copy()
         self.latest = [0] * len(self.missing)
         self.waiting = [-1] * actors
@@ -61,6 +61,7 @@ class Engine:
       now: ticks.
       bytes_on: bytes that each link has served, as far as the time has come.
       events: how many there were.
+      lost: segments that were lost and sent again; always 0 here, where nothing is.
     """
 
     def __init__(self, network: Network, endpoint_ticks: int, copy_ticks: int, congestion: bool = True) -> None:
@@ -72,7 +73,8 @@ class Engine:
           copy_ticks: from the moment a rank could send until the messages of a step are at the network.
           congestion: whether messages wait for each other; without, every link serves any number at once.
         """
-        self.network, self.now, self.events = network, 0, 0
+        self.network, self.now, self.events, self.lost = network, 0, 0, 0
+        self.serial = 0  # of events that share time, label and actor
         links = len(network.latency)
         self.bytes_on = [0.0] * links
         self._free = [0] * links
@@ -83,7 +85,8 @@ class Engine:
 
     def at(self, time: int, label: int, actor: int, call: Callable[[int, int], None]) -> None:
         """Calls `call(actor, time)` then. Among equal times negative labels come before all messages."""
-        heapq.heappush(self._heap, (time, label, actor, None, call, 0, 0))
+        self.serial += 1
+        heapq.heappush(self._heap, (time, label, actor, self.serial, None, call, 0, 0))
 
     def begin(self, run: Run, actor: int) -> None:
         """An actor starts on a run, now."""
@@ -108,7 +111,7 @@ class Engine:
         pop, replace = heapq.heappop, heapq.heapreplace
         count = 0
         while heap:
-            time, label, actor, run, what, step, hop = heap[0]
+            time, label, actor, _, run, what, step, hop = heap[0]
             self.now = time
             count += 1
             if hop > 0:  # a message has come out of a link; the next one that comes out takes its place in the heap
@@ -154,23 +157,23 @@ class Engine:
 
     def _resume_at(self, time: int, run: Run, actor: int, step: int, hop: int = 0) -> None:
         label = run.label + (step + 2) * run.stride - 1
-        heapq.heappush(self._heap, (time, label, actor, run, None, step, hop))
+        heapq.heappush(self._heap, (time, label, actor, 0, run, None, step, hop))
 
     def _send(self, run: Run, actor: int, step: int, now: int, messages: Sequence[Message]) -> None:
         label = run.label + step * run.stride
         if not self._congestion:
-            for links, ticks, receiver, size in messages:
+            for links, ticks, receiver, size, _ in messages:
                 for link in links:
                     self.bytes_on[link] += size
                 self._deliver(run, step, receiver, now + sum(ticks) + sum(self._latency[link] for link in links))
             return
         for message in messages:
             self._enter(now, label, actor, run, message, step, 0)
-            label += _HOPS
+            label += HOPS
 
     def _enter(self, now: int, label: int, actor: int, run: Run, message: Message, step: int, hop: int) -> None:
         """A message is at a link: it takes its place there, and comes out of it later."""
-        links, ticks, receiver, size = message
+        links, ticks, receiver, size, _ = message
         link = links[hop]
         end = self._free[link]
         if end < now:
@@ -183,8 +186,11 @@ class Engine:
         if hop == len(links):
             self._deliver(run, step, receiver, end)
             return
+        self._leave(link, (end, label, actor, 0, run, message, step, hop))
+
+    def _leave(self, link: int, event: Event) -> None:
+        """A message will come out of a link, after all that entered it before."""
         output = self._outputs[link]
-        event = (end, label, actor, run, message, step, hop)
         if not output:
             heapq.heappush(self._heap, event)
         output.append(event)

@@ -22,8 +22,8 @@ from recjax.simulate.topology import Topology
 TICKS_PER_NS = 10**6  # a tick is a femtosecond: times are integers, so that equal times are equal
 TICKS_PER_S = 10**9 * TICKS_PER_NS
 
-# (links, ticks on each, receiving actor, bytes)
-Message = tuple[tuple[int, ...], tuple[int, ...], int, float]
+# (links, ticks on each, receiving actor, bytes, connection: the same for all messages from one actor to one rank)
+Message = tuple[tuple[int, ...], tuple[int, ...], int, float, int]
 
 
 class NotSymmetricError(Exception):
@@ -109,7 +109,7 @@ class Network:
             sizes = (np.broadcast_to(send.share, len(ranks))[senders] * size_bytes).tolist()
             for rank, to, route, size in zip(senders.tolist(), receivers.tolist(), routes, sizes, strict=True):
                 links = tuple(link for link in route if link >= 0)
-                messages[rank].append((links, self.ticks(links, size), to, size))
+                messages[rank].append((links, self.ticks(links, size), to, size, rank * len(ranks) + to))
         return [tuple(m) for m in messages], receives.tolist()
 
     def ticks(self, links: tuple[int, ...], size_bytes: float) -> tuple[int, ...]:
@@ -124,6 +124,10 @@ class Network:
         """Its dimension, and what it is there, for people."""
         return self.topology.link_kind(link)
 
+    def ports(self, link: int) -> int:
+        """Of the switch that a link leaves, 0 if it leaves none."""
+        return self.topology.ports(link)
+
     def ranks_of(self, link: int) -> int:
         """How many links of the topology this one stands for."""
         return 1
@@ -136,8 +140,11 @@ class Quotient(Network):
       NotSymmetricError: from `program`, where one rank cannot stand for all.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, connections: bool = False) -> None:
+        """The quotient of a topology; with `connections` pairs of ranks are told apart, too."""
         super().__init__(topology)
+        self._connection_of = np.full(topology.size**2, -1) if connections else None
+        self._connections = 0
         self._bandwidths, self._latencies = self.bandwidth, self.latency
         self.actors, self.stands_for = 1, topology.size
         self.bandwidth, self.latency = [], []
@@ -161,8 +168,21 @@ class Quotient(Network):
                 raise NotSymmetricError("the ranks send unequal sizes")
             links = tuple(self._class(hop) for hop in self.topology.routes(ranks, send.to) if hop.max() >= 0)
             size = float(sizes[0]) * size_bytes
-            messages.append((links, self.ticks(links, size), 0, size))
+            messages.append((links, self.ticks(links, size), 0, size, self._connection(ranks, send.to)))
         return [tuple(messages)], [len(messages)]
+
+    def _connection(self, ranks: np.ndarray, to: np.ndarray) -> int:
+        """A number for the pairs of ranks that a message goes between, which stand for one connection."""
+        if self._connection_of is None:
+            return 0
+        pairs = ranks * len(ranks) + to
+        known = np.unique(self._connection_of[pairs])
+        if len(known) > 1:
+            raise NotSymmetricError("connections that see the same in one collective do not in another")
+        if known[0] < 0:
+            self._connections += 1
+            self._connection_of[pairs] = self._connections
+        return int(self._connection_of[pairs[0]])
 
     def _class(self, links: np.ndarray) -> int:
         if links.min() < 0:
@@ -187,6 +207,10 @@ class Quotient(Network):
     def link_kind(self, link: int) -> tuple[int, str]:
         """Of one link of the class."""
         return self.topology.link_kind(self._first[link])
+
+    def ports(self, link: int) -> int:
+        """Of any link of the class."""
+        return self.topology.ports(self._first[link])
 
     def ranks_of(self, link: int) -> int:
         """As many as there are ranks."""

@@ -213,15 +213,21 @@ def bytes_on_links(result: Result) -> float:
 
 def how(result: Result) -> dict[str, Any]:
     """How it was simulated: whether one rank stood for all, and how many events it took."""
-    return {"shortcut": result.shortcut or None, "no_shortcut": result.refused or None, "events": result.events}
+    return {
+        "shortcut": result.shortcut or None,
+        "no_shortcut": result.refused or None,
+        "events": result.events,
+        "lost_segments": result.lost,
+    }
 
 
 def how_text(found: dict[str, Any]) -> str:
     """The same for people."""
+    lost = f"TCP lost {found['lost_segments']:,} segments and sent them again\n" if found["lost_segments"] else ""
     if found["shortcut"]:
-        return f"simulated with {found['events']:,} events; {found['shortcut']}, which is exact here"
+        return f"{lost}simulated with {found['events']:,} events; {found['shortcut']}, which is exact here"
     why = f" ({found['no_shortcut']})" if found["no_shortcut"] else ""
-    return f"simulated with {found['events']:,} events, every rank by itself{why}"
+    return f"{lost}simulated with {found['events']:,} events, every rank by itself{why}"
 
 
 def _topology(result: Result) -> str:

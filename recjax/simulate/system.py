@@ -19,6 +19,7 @@ from recjax.errors import ConfigError
 from recjax.simulate.collectives import ALGORITHMS, Phase, Schedule, Send, phases
 from recjax.simulate.engine import Engine, Run
 from recjax.simulate.lower import TICKS_PER_NS, Network, NotSymmetricError, Program, Quotient, groups_of
+from recjax.simulate.tcp import Tcp, TcpEngine
 from recjax.simulate.topology import Topology
 from recjax.simulate.workload import Operation, Workload
 
@@ -38,6 +39,7 @@ class System:
       endpoint_delay_ns: for every message received (see `collectives`).
       copy_latency_ns: copying between device and network memory, before the messages of each step leave.
       congestion: whether messages wait for each other at links; without, as in analytical models.
+      tcp: a transport in place of whole messages; None for none.
     """
 
     algorithms: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -47,6 +49,7 @@ class System:
     endpoint_delay_ns: float = 0.0
     copy_latency_ns: float = 0.0
     congestion: bool = True
+    tcp: Tcp | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for values that mean nothing."""
@@ -54,6 +57,8 @@ class System:
             raise ConfigError(f"chunks {self.chunks}, in flight {self.in_flight}: both must be 1 or more.")
         if self.scheduling not in ("fifo", "lifo"):
             raise ConfigError(f"scheduling {self.scheduling!r}: there are fifo and lifo.")
+        if self.tcp and not self.congestion:
+            raise ConfigError("without congestion there is no transport to simulate: leave out one of the two.")
         if unknown := set(self.algorithms) - set(ALGORITHMS):
             raise ConfigError(f"algorithm for {sorted(unknown)[0]!r}: there are {', '.join(ALGORITHMS)}.")
 
@@ -73,6 +78,7 @@ class Result:
       bytes_on: link -> bytes, of the links that carried any.
       network: which names the links.
       events: that the engine played.
+      lost: segments that TCP lost and sent again.
     """
 
     workload: Workload
@@ -88,6 +94,7 @@ class Result:
     bytes_on: dict[int, float]
     network: Network
     events: int
+    lost: int
 
 
 def simulate(
@@ -108,7 +115,9 @@ def simulate(
     refused = ""
     if shortcut != "never":
         try:
-            return _Execution(workload, topology, system, Quotient(topology)).result("rank 0 stands for all", "")
+            return _Execution(workload, topology, system, Quotient(topology, system.tcp is not None)).result(
+                "rank 0 stands for all", ""
+            )
         except NotSymmetricError as why:
             refused = str(why)
             if shortcut == "always":
@@ -168,8 +177,10 @@ class _Execution:
         for operation in operations:
             plans, label = self._plans(operation, label)
             self.plans.append(plans)
-        self.engine = Engine(network, round(system.endpoint_delay_ns * TICKS_PER_NS),
-                             round(system.copy_latency_ns * TICKS_PER_NS), system.congestion)  # fmt: skip
+        delays = round(system.endpoint_delay_ns * TICKS_PER_NS), round(system.copy_latency_ns * TICKS_PER_NS)
+        self.engine = (
+            TcpEngine(network, *delays, system.tcp) if system.tcp else Engine(network, *delays, system.congestion)
+        )
         places = {operation.name: i for i, operation in enumerate(operations)}
         self.needs = [sorted({places[name] for name in operation.depends_on}) for operation in operations]
         self.followers: list[list[int]] = [[] for _ in operations]
@@ -205,7 +216,7 @@ class _Execution:
         scale = 1 / TICKS_PER_NS
         return Result(self.workload, self.topology, self.system, shortcut, refused, float(end.max()) * scale,
                       self.ready * scale, self.started * scale, self.finished * scale, self.waited * scale,
-                      used, self.network, self.engine.events)  # fmt: skip
+                      used, self.network, self.engine.events, self.engine.lost * self.network.stands_for)  # fmt: skip
 
     # --- before it starts ---
 

@@ -135,6 +135,11 @@ class Topology:
         kinds = {"switch": ("uplinks", "downlinks"), "ring": ("to the next", "to the previous")}
         return d, f"{kind}:{size}" + (f", {kinds[kind][which]}" if kind in kinds else "")
 
+    def ports(self, link: int) -> int:
+        """How many output ports the switch has that a link leaves; 0 if it leaves a rank."""
+        d, _, which = self._place(link)
+        return self.dims[d].size if self.dims[d].kind == "switch" and which else 0
+
     def _place(self, link: int) -> tuple[int, int, int]:
         """Dimension, rank, and number among that rank's links of the dimension."""
         for d, dim in enumerate(self.dims):

@@ -80,7 +80,7 @@ def test_chunks_in_flight_hide_latency():
 
 
 def test_ranks_admit_chunks_in_one_order_or_they_would_wait_for_ever():
-    """Rank 1 has its part of z at 10 and goes on with a, issued at 5; rank 0 has it at 1000, when b waits too (from 50).
+    """Rank 1 has its part of z at 10 and goes on with a, issued at 5; rank 0 at 1000, when b waits too (from 50).
 
     By itself rank 0 would begin with b, and each would wait for the other. As rank 1 began with a, so does rank 0:
     a 1000-1100 (rank 1's uplink is busy with z until then), b 1100-1200.

@@ -1,0 +1,170 @@
+"""A transport like TCP: segments, a window for each pair of ranks, acknowledgements, and losses at full switch ports.
+
+Every ordered pair of ranks has a connection. Its messages are cut into segments, which are stored and forwarded one by
+one. A connection has at most a window of bytes under way; a segment stops counting when its acknowledgement is back:
+the acknowledgement delay and the latencies of the way after it has arrived (acknowledgements take no bandwidth).
+
+A switch's buffer is shared out evenly to its output ports. A segment that does not fit behind what waits at its port is
+lost, and sent again a timeout later. (Where all ranks do the same, that is the same as a common buffer.) Senders queue
+without loss. The window is fixed: there is no slow start, and a loss does not shrink it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import deque
+from typing import Any
+
+from recjax.errors import ConfigError
+from recjax.simulate.engine import HOPS, Engine, Run
+from recjax.simulate.lower import TICKS_PER_NS, Message, Network
+
+
+@dataclasses.dataclass(frozen=True)
+class Tcp:
+    """Parameters of the transport.
+
+    Attributes:
+      window_bytes: that a connection may have under way.
+      ack_delay_ns: from the arrival of a segment until its acknowledgement leaves.
+      buffer_bytes: of a switch, for all its output ports.
+      segment_bytes: that travel together, at most; a window at most.
+      timeout_ns: from a loss until the segment is sent again.
+    """
+
+    window_bytes: float
+    ack_delay_ns: float = 0.0
+    buffer_bytes: float = math.inf
+    segment_bytes: float = 65536.0
+    timeout_ns: float = 1e7
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what could never send anything."""
+        if min(self.window_bytes, self.segment_bytes, self.buffer_bytes, self.timeout_ns) <= 0 or self.ack_delay_ns < 0:
+            raise ConfigError(
+                "TCP's window, segment, switch buffer and timeout must be above 0, the ack delay 0 or more."
+            )
+
+
+class _Connection:
+    """What a pair of ranks has under way, and what waits for the window."""
+
+    __slots__ = ("acks", "flying", "queue", "waking")
+
+    def __init__(self) -> None:
+        self.flying = 0.0  # bytes
+        self.acks: deque[tuple[int, float]] = deque()  # (time, bytes) of acknowledgements on their way
+        self.queue: deque[tuple[int, int, Run, int, Any]] = deque()  # (label, actor, run, step, segment)
+        self.waking = False
+
+
+class TcpEngine(Engine):
+    """The engine with this transport in place of whole messages; attributes as there."""
+
+    def __init__(self, network: Network, endpoint_ticks: int, copy_ticks: int, tcp: Tcp) -> None:
+        """An engine at time 0; see `Engine`.
+
+        Raises:
+          ConfigError: a port's share of the buffer is smaller than a segment.
+        """
+        super().__init__(network, endpoint_ticks, copy_ticks)
+        self._tcp, self._segment = tcp, min(tcp.segment_bytes, tcp.window_bytes)
+        self._connections: dict[int, _Connection] = {}
+        self._timeout, self._ack = round(tcp.timeout_ns * TICKS_PER_NS), round(tcp.ack_delay_ns * TICKS_PER_NS)
+        # for how many ticks of segments there is room at each link
+        self._room = [self._ticks_of_buffer(link) for link in range(len(network.latency))]
+        self._segments: dict[int, tuple[Message, list[Any]]] = {}  # by the message's id, which the first part keeps
+
+    def _ticks_of_buffer(self, link: int) -> float:
+        ports = self.network.ports(link)
+        if not ports or math.isinf(self._tcp.buffer_bytes):
+            return math.inf
+        return self.network.ticks((link,), self._tcp.buffer_bytes / ports)[0]
+
+    def _send(self, run: Run, actor: int, step: int, now: int, messages: Any) -> None:
+        label = run.label + step * run.stride
+        for message in messages:
+            connection = self._connections.setdefault(message[4], _Connection())
+            pieces = self._cut(message)
+            left = [len(pieces)]  # segments of this message that are not there yet
+            for piece in pieces:
+                connection.queue.append((label, actor, run, step, (*piece, connection, left)))
+            self._push(connection, now)
+            label += HOPS
+
+    def _cut(self, message: Message) -> list[Message]:
+        """The segments of a message: as few as can be, of equal size."""
+        known = self._segments.get(id(message))
+        if known is None:
+            links, _, receiver, size, connection = message
+            count = max(1, math.ceil(size / self._segment))
+            part = size / count
+            piece = (links, self.network.ticks(links, part), receiver, part, connection)
+            for link, ticks in zip(links, piece[1], strict=True):
+                if ticks > self._room[link]:
+                    share = self._tcp.buffer_bytes / (self.network.ports(link) or 1)
+                    raise ConfigError(
+                        f"a switch port has {share:,.0f} bytes of the buffer, too few for a segment of {part:,.0f}: it "
+                        "would be lost for ever. Take a larger switch buffer or smaller segments."
+                    )
+            known = self._segments[id(message)] = (message, [piece] * count)
+        return known[1]
+
+    def _push(self, connection: _Connection, now: int) -> None:
+        """Sends what the window lets through."""
+        while connection.acks and connection.acks[0][0] <= now:
+            connection.flying -= connection.acks.popleft()[1]
+        if not connection.acks and connection.flying < 1e-6:
+            connection.flying = 0.0  # but for rounding
+        queue = connection.queue
+        while queue:
+            size = queue[0][4][3]
+            if connection.flying and connection.flying + size > self._tcp.window_bytes * (1 + 1e-12):
+                self._wake(connection)
+                return
+            connection.flying += size
+            label, actor, run, step, segment = queue.popleft()
+            self._enter(now, label, actor, run, segment, step, 0)
+
+    def _wake(self, connection: _Connection) -> None:
+        """Goes on when the next acknowledgement is back, if one is on its way."""
+        if connection.acks and not connection.waking:
+            connection.waking = True
+            label, actor = connection.queue[0][:2]
+            self.at(connection.acks[0][0], label, actor, functools.partial(self._woken, connection))
+
+    def _woken(self, connection: _Connection, actor: int, now: int) -> None:
+        connection.waking = False
+        self._push(connection, now)
+
+    def _enter(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
+        links, ticks, receiver, size, _, connection, left = message
+        link = links[hop]
+        free = max(self._free[link], now)
+        if free - now + ticks[hop] > self._room[link]:
+            self.lost += 1
+            again = functools.partial(self._again, label - hop, run, message, step)
+            self.at(now + self._timeout, label, actor, again)
+            return
+        end = self._free[link] = free + ticks[hop]
+        self.bytes_on[link] += size
+        end += self._latency[link]
+        hop += 1
+        if hop < len(links):
+            self.serial += 1
+            self._leave(link, (end, label, actor, self.serial, run, message, step, hop))
+            return
+        connection.acks.append((end + self._ack + sum(self._latency[link] for link in links), size))
+        if connection.queue:
+            self._wake(connection)
+        left[0] -= 1
+        if left[0]:
+            at = step * self._actors + receiver
+            run.latest[at] = max(run.latest[at], end)
+        else:
+            self._deliver(run, step, receiver, end)
+
+    def _again(self, label: int, run: Run, message: Any, step: int, actor: int, now: int) -> None:
+        self._enter(now, label, actor, run, message, step, 0)

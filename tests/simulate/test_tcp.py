@@ -1,0 +1,104 @@
+"""The transport, worked out by hand: 1e9 bytes/s, so a byte takes a nanosecond."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulating import collective, exchange, finish, play, topology
+
+from recjax.errors import ConfigError
+from recjax.simulate.tcp import Tcp
+
+
+def one_message(size, text="switch:2", latency=5.0, **tcp):
+    return play([exchange({(0, 1): size}, 2)], topology(text, latency=latency), tcp=Tcp(**tcp))
+
+
+def test_a_message_within_one_segment_goes_as_without_a_transport():
+    assert one_message(100, window_bytes=100).time_ns == 2 * 105
+
+
+def test_segments_follow_each_other_through_the_hops():
+    """Ten of 100 bytes: the first takes 2 * 105, each further one 100 more."""
+    assert one_message(1000, window_bytes=1000, segment_bytes=100).time_ns == 210 + 900
+
+
+@pytest.mark.parametrize("ack_delay", [0, 40])
+def test_a_window_of_one_segment_waits_for_every_acknowledgement(ack_delay):
+    """A segment takes 210, its acknowledgement the delay and two latencies of 5."""
+    found = one_message(1000, window_bytes=100, segment_bytes=100, ack_delay_ns=ack_delay)
+    assert found.time_ns == 10 * 210 + 9 * (ack_delay + 10)
+
+
+def test_the_window_bounds_the_rate_by_the_round_trip():
+    """Two segments of 100 in a round trip of 210 + 190 + 10 = 410: a fifth pair is there four round trips later."""
+    found = one_message(1000, window_bytes=200, segment_bytes=100, ack_delay_ns=190)
+    assert found.time_ns == 210 + 100 + 4 * 410
+
+
+def test_a_window_above_bandwidth_times_round_trip_costs_nothing():
+    """Round trip 210 + 40 + 10 = 260: three segments of 100 keep the link busy, two do not."""
+    how = {"segment_bytes": 100, "ack_delay_ns": 40}
+    assert one_message(10_000, window_bytes=300, **how).time_ns == 210 + 9900
+    assert one_message(10_000, window_bytes=200, **how).time_ns == 210 + 100 + 49 * 260
+
+
+def test_incast_is_lost_at_a_full_port_and_sent_again():
+    """Ranks 1 and 2 send 100 bytes to rank 0; a port of the switch of 4 has 100 of 400 bytes.
+
+    Both are at the switch at 105; one fits (there at 210), the other is lost, and leaves again at 105 + 1000:
+    1105-1205, at the switch 1210, there at 1315.
+    """
+    both = exchange({(1, 0): 100, (2, 0): 100}, 4)
+    where = topology("switch:4", latency=5)
+    small = play([both], where, tcp=Tcp(1000, buffer_bytes=400, timeout_ns=1000))
+    assert finish(small, "exchange")[0] == 1315 and small.lost == 1
+    # With room for both the second one waits: 205-305, there at 310.
+    large = play([both], where, tcp=Tcp(1000, buffer_bytes=800, timeout_ns=1000))
+    assert finish(large, "exchange")[0] == 310 and large.lost == 0
+
+
+def test_messages_of_a_pair_share_a_window():
+    """Two all-to-alls at once between two ranks: their segments of 100 take turns behind one window of 100."""
+    where = topology("switch:2", latency=5)
+    steps = [exchange({(0, 1): 100, (1, 0): 100}, 2, name) for name in ("a", "b")]
+    for shortcut in ("auto", "never"):
+        result = play(steps, where, shortcut, tcp=Tcp(100))
+        assert bool(result.shortcut) == (shortcut == "auto")
+        assert finish(result, "a")[0] == 210 and finish(result, "b")[0] == 210 + 10 + 210
+
+
+PAIRS = [("all_reduce", "ring"), ("all_reduce", "direct"), ("all_reduce", "halving_doubling"), ("all_to_all", "direct")]
+
+
+@given(st.sampled_from(PAIRS), st.sampled_from([2, 4, 8]), st.integers(1, 10**5), st.integers(1, 4),
+       st.sampled_from([300, 1000, 4000]), st.sampled_from([10**3, 10**4, 10**6]))  # fmt: skip
+def test_one_rank_stands_for_all_here_too(pair, n, size, chunks, window, buffer):
+    how = {"latency": 20, "chunks": chunks, "tcp": Tcp(window, 30, buffer * n, 250, 5000)}
+    whole = collective(*pair, f"switch:{n}", size, shortcut="never", **how)
+    short = collective(*pair, f"switch:{n}", size, shortcut="always", **how)
+    assert (whole.finished == short.finished).all()
+    assert whole.lost == short.lost
+    # No loss, and so no waiting for it, where the buffer holds all that the windows let out.
+    if buffer * n >= n * n * window:
+        assert whole.lost == 0
+
+
+@given(st.sampled_from([*PAIRS, ("all_reduce", "double_binary_tree")]), st.integers(1, 10**5), st.integers(1, 4))
+def test_every_byte_arrives_whatever_is_lost(pair, size, chunks):
+    """What a downlink carries is what arrives; uplinks carry it as often as it was sent."""
+    ideal = collective(*pair, "switch:4", size, shortcut="never", chunks=chunks)
+    tcp = collective(*pair, "switch:4", size, shortcut="never", chunks=chunks, tcp=Tcp(2000, 0, 4 * 600, 500, 3000))
+    for link, carried in ideal.bytes_on.items():
+        if link % 2:
+            assert tcp.bytes_on[link] == pytest.approx(carried)
+        else:
+            assert tcp.bytes_on[link] >= carried * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    "tcp, why",
+    [({"window_bytes": 0}, "must be above 0"), ({"window_bytes": 100, "buffer_bytes": 150}, "too few for a segment")],
+)
+def test_what_could_never_send_is_refused(tcp, why):
+    with pytest.raises(ConfigError, match=why):
+        one_message(100, **tcp)
