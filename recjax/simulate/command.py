@@ -61,6 +61,13 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     whole.add_argument("--out", type=Path, metavar="DIR", help="also write simulation.png, simulation.json and "
                        "trace.json (for ui.perfetto.dev) there")  # fmt: skip
 
+    study = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
+                 "simulate hoti2020 --ranks 16 --chunks 8 --out hoti2020")  # fmt: skip
+    study.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
+    study.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
+                       "not what varies (default: 128)")  # fmt: skip
+    study.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
+
 
 def _network_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("--topology", required=True, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, the "
@@ -77,8 +84,8 @@ def _network_options(to: argparse.ArgumentParser) -> None:
                     help="chunks that a rank works on at a time (default: 64)")  # fmt: skip
     to.add_argument("--no-congestion", action="store_true",
                     help="messages do not wait for each other, as in analytical models")  # fmt: skip
-    to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks has "
-                    "under way at most; with the options below")  # fmt: skip
+    to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
+                    "has under way at most; with the options below")  # fmt: skip
     to.add_argument("--ack-delay", default="0ns", metavar="TIME", help="of a receiver (default: 0ns)")
     to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
     to.add_argument("--segment", default="64KiB", metavar="SIZE", help="that is sent at once (default: 64KiB)")
@@ -99,7 +106,6 @@ def _topology(options: argparse.Namespace) -> Topology:
 
 def _system(options: argparse.Namespace, algorithms: dict[str, str | None], scheduling: Any = "fifo") -> System:
     from recjax.simulate.system import System
-    from recjax.simulate.tcp import Tcp
     from recjax.simulate.units import read_time
 
     return System(
@@ -163,6 +169,22 @@ def _workload(options: argparse.Namespace, show: Print) -> None:
         (options.out / "trace.json").write_text(json.dumps(draw.chrome_trace(result)))
     written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
     show(options, found, lambda: report.workload_text(found) + written)
+
+
+def _hoti2020(options: argparse.Namespace, show: Print) -> None:
+    from recjax.simulate import hoti2020, hoti2020_observed
+    from recjax.simulate.hoti2020_draw import draw
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = hoti2020.run(options.ranks, options.chunks)
+    found["observations"] = hoti2020_observed.observations(found)
+    figures = draw(found, options.out)
+    (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))
+    show(
+        options,
+        found,
+        lambda: f"{hoti2020_observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}",
+    )
 
 
 def _read(options: argparse.Namespace, topology: Topology) -> Workload:

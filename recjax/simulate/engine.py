@@ -18,8 +18,8 @@ from typing import Any
 from recjax.simulate.lower import Message, Network, Program
 
 # (time, label, actor, serial, run, message, step, hop), of which the first four tell any two events apart. A message
-# is about to enter its link number `hop` (1 or more; the first is entered as it is sent). Without one, the actor goes on
-# with the step after `step`, `hop` -1 if its messages are copied already. Without a run, `message` is a function.
+# is about to enter its link number `hop` (1 or more; the first is entered as it is sent). Without one, the actor goes
+# on with the step after `step`, `hop` -1 if its messages are copied already. Without a run, `message` is a function.
 Event = tuple[int, int, int, int, Any, Any, int, int]
 HOPS = 4096  # labels leave room for so many hops of a message
 

@@ -1,0 +1,149 @@
+"""The figures of the study in `hoti2020`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.simulate.draw import COLOURS, curves, figure, save
+from recjax.simulate.hoti2020 import DIRECT, TREE
+
+
+def draw(found: dict[str, Any], out: Path) -> list[str]:
+    """Writes the figures.
+
+    Args:
+      found: of `hoti2020.run`.
+      out: a folder that exists.
+
+    Returns:
+      Names of the files.
+    """
+    made = {
+        "systems.png": _systems,
+        "layers.png": _layers,
+        "scheduling.png": _scheduling,
+        "chunks_and_copies.png": _chunks_and_copies,
+        "lone_all_reduce.png": _lone_all_reduce,
+        "transport.png": _transport,
+    }
+    for name, drawing in made.items():
+        save(drawing(found), out / name)
+    return list(made)
+
+
+def _ms(rows: Sequence[dict[str, Any]], key: str = "time_ns") -> np.ndarray:
+    return np.array([row[key] for row in rows]) / 1e6
+
+
+def _bars(panel: Any, labels: Sequence[str], title: str) -> None:
+    panel.set_xticks(range(len(labels)), labels, rotation=20, ha="right", fontsize=8)
+    panel.set_ylabel("ms")
+    panel.set_title(title, fontsize=10)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _systems(found: dict[str, Any]) -> Any:
+    drawn = figure(10, 4.2)
+    for panel, all_reduce in zip(drawn.subplots(1, 2, sharey=True), (TREE, DIRECT), strict=True):
+        rows = [row for row in found["systems"] if row["all_reduce"] == all_reduce]
+        compute, exposed = _ms(rows, "compute_ns"), _ms(rows, "exposed_communication_ns")
+        panel.bar(range(len(rows)), compute, color=COLOURS["compute"], label="computation")
+        panel.bar(range(len(rows)), exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication")
+        for i, (a, b) in enumerate(zip(compute, exposed, strict=True)):
+            panel.text(i, a + b, f"{a + b:.1f} ms\n{b / (a + b):.0%} exposed", ha="center", va="bottom", fontsize=8)
+        _bars(panel, [row["system"] for row in rows], f"two iterations, {all_reduce}")
+        panel.margins(y=0.2)
+        panel.legend(fontsize=8)
+    return drawn
+
+
+def _layers(found: dict[str, Any]) -> Any:
+    drawn = figure(11, 7)
+    rows = [row for row in found["systems"] if row["all_reduce"] == DIRECT]
+    names = [layer["layer"] for layer in rows[0]["layers"]]
+    raw, exposed = drawn.subplots(2, 1, sharex=True)
+    for i, row in enumerate(rows):
+        places = np.arange(len(names)) + (i - 1.5) * 0.2
+        latency = [sum(c["raw_latency_ns"] for c in layer["collectives"]) / 1e6 for layer in row["layers"]]
+        raw.bar(places, latency, 0.2, label=row["system"])
+        exposed.bar(places, [layer["exposed_ns"] / 1e6 for layer in row["layers"]], 0.2, label=row["system"])
+    _bars(raw, names, "raw latency of a layer's collectives, two iterations, direct all-reduce")
+    _bars(exposed, names, "exposed communication")
+    raw.legend(fontsize=8)
+    return drawn
+
+
+def _scheduling(found: dict[str, Any]) -> Any:
+    drawn = figure(9, 4)
+    panel = drawn.subplots()
+    rows = found["scheduling"]
+    labels = [f"{row['system']}\n{row['in_flight']} in flight" for row in rows[::2]]
+    for i, order in enumerate(("fifo", "lifo")):
+        times = _ms([row for row in rows if row["scheduling"] == order])
+        panel.bar(np.arange(len(labels)) + (i - 0.5) * 0.35, times, 0.35, label=order)
+    _bars(panel, labels, "two iterations, direct all-reduce")
+    panel.legend(fontsize=8)
+    return drawn
+
+
+def _chunks_and_copies(found: dict[str, Any]) -> Any:
+    drawn = figure(10, 4)
+    panels = drawn.subplots(1, 2)
+    for panel, rows, key, label in ((panels[0], found["chunk_counts"], "chunks", "chunks a collective"),
+                                    (panels[1], found["copies"], "copy_us", "memory copy, us")):  # fmt: skip
+        x = sorted({row[key] for row in rows})
+        lines = {
+            s: _ms([r for r in rows if r["system"] == s]).tolist() for s in dict.fromkeys(r["system"] for r in rows)
+        }
+        curves(panel, x, lines, label, "two iterations, ms")
+    return drawn
+
+
+def _lone_all_reduce(found: dict[str, Any]) -> Any:
+    drawn = figure(10, 4)
+    times, ratios = drawn.subplots(1, 2)
+    rows = found["lone_all_reduce"]
+    x = sorted({row["bytes"] / 2**20 for row in rows})
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["all_reduce"], row["chunks"]), []).append(row)
+    name = "{0[0]}, {0[1]} chunk(s)".format
+    curves(times, x, {name(g): _ms(r).tolist() for g, r in groups.items()}, "MiB", "with congestion, ms")
+    times.set_yscale("log")
+    curves(ratios, x, {name(g): [row["ratio"] for row in r] for g, r in groups.items()}, "MiB",
+           "time over the analytical one")  # fmt: skip
+    ratios.axhline(50, color="#888888", linestyle=":", linewidth=1)
+    return drawn
+
+
+def _transport(found: dict[str, Any]) -> Any:
+    drawn = figure(11, 7)
+    alone, iterations = drawn.subplots(2, 1)
+    rows = found["transport"]["alone"]
+    labels = []
+    for row in rows[::2]:
+        window = "no TCP"
+        if row["window_bytes"]:
+            window = f"window {row['window_bytes'] / 1e6:g}, buffer {row['buffer_bytes'] / 1e6:g} MB"
+        labels.append(f"{row['system']}\n{window}")
+    for i, what in enumerate(("all_reduce", "many_to_one")):
+        chosen = [row for row in rows if row["what"] == what]
+        bars = alone.bar(np.arange(len(labels)) + (i - 0.5) * 0.35, _ms(chosen), 0.35, label=what)
+        alone.bar_label(bars, [f"{r['lost_segments']} lost" if r["lost_segments"] else "" for r in chosen], fontsize=7)
+    _bars(alone, labels, "alone: all-reduce of 8 MiB (double binary tree), and 1 MiB from every rank to one")
+    alone.set_yscale("log")
+    alone.legend(fontsize=8)
+    rows = found["transport"]["iterations"]
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    windows = list(dict.fromkeys(row["window_bytes"] for row in rows))
+    for i, window in enumerate(windows):
+        times = _ms([row for row in rows if row["window_bytes"] == window])
+        label = f"window {window / 1e3:g} kB" if window else "no TCP"
+        iterations.bar(np.arange(len(systems)) + (i - len(windows) / 2) * 0.16, times, 0.16, label=label)
+    _bars(iterations, systems, "two iterations, direct all-reduce")
+    iterations.legend(fontsize=8)
+    return drawn
