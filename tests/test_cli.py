@@ -27,6 +27,9 @@ VERBS = (
     ["data", "info"],
     ["weights", "import"],
     ["weights", "export"],
+    ["simulate", "collective"],
+    ["simulate", "workload"],
+    ["simulate", "hoti2020"],
 )
 METRICS = {"auc", "logloss", "ne", "calibration", "samples"}
 
@@ -66,7 +69,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
 
 def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
-    verbs = ("train", "eval", "predict", "show", "plan", "sweep", "data", "weights")
+    verbs = ("train", "eval", "predict", "show", "plan", "sweep", "data", "weights", "simulate")
     assert [verb for verb in verbs if f"\n    {verb} " not in text] == []
     assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
 

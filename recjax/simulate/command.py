@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +64,12 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                        "trace.json (for ui.perfetto.dev) there")  # fmt: skip
 
     study = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
-                 "simulate hoti2020 --ranks 16 --chunks 8 --out hoti2020")  # fmt: skip
+                 "simulate hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
     study.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
     study.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
                        "not what varies (default: 128)")  # fmt: skip
+    study.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
+                       "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
     study.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
 
 
@@ -176,7 +180,9 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     from recjax.simulate.hoti2020_draw import draw
 
     options.out.mkdir(parents=True, exist_ok=True)
-    found = hoti2020.run(options.ranks, options.chunks)
+    names = options.experiments.split(",") if options.experiments else tuple(hoti2020.EXPERIMENTS)
+    say = functools.partial(print, "hoti2020:", file=sys.stderr)
+    found = hoti2020.run(options.ranks, options.chunks, names, say)
     found["observations"] = hoti2020_observed.observations(found)
     figures = draw(found, options.out)
     (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))

@@ -9,7 +9,6 @@ or all-to-all; LIFO) and two results. ASSUMPTIONS names what we had to choose.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,34 +71,6 @@ def settings(ranks: int) -> list[Setting]:
         Setting("Hier", nodes),
         Setting("HierOpt", nodes, "hierarchical:direct,{}", "hierarchical"),
     ]
-
-
-def run(ranks: int = 128, chunks: int = 128, say: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """All experiments.
-
-    Args:
-      ranks: GPUs.
-      chunks: that a collective is cut into, where it is not what varies.
-      say: called with the name of each experiment as it starts; None prints to standard error.
-
-    Returns:
-      Plain data: parameters, assumptions, and an entry for each experiment; see `hoti2020_observed`.
-    """
-    say = say or (lambda text: print(f"hoti2020: {text}", file=sys.stderr))
-    systems = settings(ranks)
-    found: dict[str, Any] = {"ranks": ranks, "chunks": chunks, "iterations": 2, "assumptions": ASSUMPTIONS}
-    experiments = {
-        "systems": _systems,
-        "scheduling": _scheduling,
-        "chunk_counts": _chunk_counts,
-        "copies": _copies,
-        "lone_all_reduce": _lone_all_reduce,
-        "transport": _transport,
-    }
-    for name, experiment in experiments.items():
-        say(name)
-        found[name] = experiment(systems, chunks)
-    return found
 
 
 def _iterations(setting: Setting, all_reduce: str, **system: Any) -> dict[str, Any]:
@@ -198,3 +169,40 @@ def _transport(systems: Sequence[Setting], chunks: int) -> dict[str, list[dict[s
             time = _iterations(setting, DIRECT, chunks=min(chunks, 32), tcp=tcp)["time_ns"]
             iterations.append({"system": setting.name, "window_bytes": window, "time_ns": time})
     return {"alone": alone, "iterations": iterations}
+
+
+EXPERIMENTS = {
+    "systems": _systems,
+    "scheduling": _scheduling,
+    "chunk_counts": _chunk_counts,
+    "copies": _copies,
+    "lone_all_reduce": _lone_all_reduce,
+    "transport": _transport,
+}
+
+
+def run(
+    ranks: int = 128, chunks: int = 128, names: Sequence[str] = tuple(EXPERIMENTS), say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Experiments of the study.
+
+    Args:
+      ranks: GPUs.
+      chunks: that a collective is cut into, where it is not what varies.
+      names: of EXPERIMENTS.
+      say: called with the name of each experiment as it starts.
+
+    Returns:
+      Plain data: parameters, assumptions, and an entry for each experiment; see `hoti2020_observed`.
+
+    Raises:
+      ConfigError: an unknown experiment, or a number of ranks that makes no systems.
+    """
+    systems = settings(ranks)
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        raise ConfigError(f"experiment {unknown[0]!r} is unknown. There are {', '.join(EXPERIMENTS)}.")
+    found: dict[str, Any] = {"ranks": ranks, "chunks": chunks, "iterations": 2, "assumptions": ASSUMPTIONS}
+    for name in names:
+        say(name)
+        found[name] = EXPERIMENTS[name](systems, chunks)
+    return found

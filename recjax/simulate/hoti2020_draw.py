@@ -22,14 +22,16 @@ def draw(found: dict[str, Any], out: Path) -> list[str]:
     Returns:
       Names of the files.
     """
-    made = {
-        "systems.png": _systems,
-        "layers.png": _layers,
-        "scheduling.png": _scheduling,
-        "chunks_and_copies.png": _chunks_and_copies,
-        "lone_all_reduce.png": _lone_all_reduce,
-        "transport.png": _transport,
+    drawings = {
+        "systems.png": (_systems, "systems"),
+        "layers.png": (_layers, "systems"),
+        "scheduling.png": (_scheduling, "scheduling"),
+        "chunks.png": (_chunks, "chunk_counts"),
+        "copies.png": (_copies, "copies"),
+        "lone_all_reduce.png": (_lone_all_reduce, "lone_all_reduce"),
+        "transport.png": (_transport, "transport"),
     }
+    made = {name: drawing for name, (drawing, experiment) in drawings.items() if experiment in found}
     for name, drawing in made.items():
         save(drawing(found), out / name)
     return list(made)
@@ -90,16 +92,20 @@ def _scheduling(found: dict[str, Any]) -> Any:
     return drawn
 
 
-def _chunks_and_copies(found: dict[str, Any]) -> Any:
-    drawn = figure(10, 4)
-    panels = drawn.subplots(1, 2)
-    for panel, rows, key, label in ((panels[0], found["chunk_counts"], "chunks", "chunks a collective"),
-                                    (panels[1], found["copies"], "copy_us", "memory copy, us")):  # fmt: skip
-        x = sorted({row[key] for row in rows})
-        lines = {
-            s: _ms([r for r in rows if r["system"] == s]).tolist() for s in dict.fromkeys(r["system"] for r in rows)
-        }
-        curves(panel, x, lines, label, "two iterations, ms")
+def _chunks(found: dict[str, Any]) -> Any:
+    return _against(found["chunk_counts"], "chunks", "chunks a collective")
+
+
+def _copies(found: dict[str, Any]) -> Any:
+    return _against(found["copies"], "copy_us", "memory copy, us")
+
+
+def _against(rows: Sequence[dict[str, Any]], key: str, label: str) -> Any:
+    drawn = figure(6, 4)
+    x = sorted({row[key] for row in rows})
+    systems = dict.fromkeys(row["system"] for row in rows)
+    lines = {system: _ms([row for row in rows if row["system"] == system]).tolist() for system in systems}
+    curves(drawn.subplots(), x, lines, label, "two iterations, ms")
     return drawn
 
 

@@ -21,50 +21,64 @@ def observations(found: dict[str, Any]) -> list[dict[str, Any]]:
       For each: the statement; its source, "stated" by the study or "question" (which it studies, without a number that
       we know); what was found; whether that holds: a stated number if ours is within a quarter of it.
     """
-    made = []
+    made: list[dict[str, Any]] = []
 
     def add(source: str, statement: str, holds: bool, text: str) -> None:
         made.append({"source": source, "statement": statement, "holds": bool(holds), "found": text})
 
+    for name, observe in _OBSERVERS.items():
+        if name in found:
+            observe(found[name], add)
+    return made
+
+
+def _systems(found: list[dict[str, Any]], add: _Add) -> None:
     for all_reduce in (TREE, DIRECT):
-        times = {row["system"]: row["time_ns"] for row in found["systems"] if row["all_reduce"] == all_reduce}
+        times = {row["system"]: row["time_ns"] for row in found if row["all_reduce"] == all_reduce}
         ratio = max(times.values()) / min(times.values())
         text = f"{ratio:.2f}x: " + ", ".join(f"{name} {time_text(time)}" for name, time in times.items())
         add("stated", f"3x difference in total iteration time between systems ({_NAMES[all_reduce]} all-reduce)",
             abs(ratio - 3) <= 0.75, text)  # fmt: skip
+
+
+def _lone_all_reduce(found: list[dict[str, Any]], add: _Add) -> None:
     for all_reduce in (TREE, DIRECT):
-        for count in sorted({row["chunks"] for row in found["lone_all_reduce"]}):
-            rows = [r for r in found["lone_all_reduce"] if (r["all_reduce"], r["chunks"]) == (all_reduce, count)]
+        for count in sorted({row["chunks"] for row in found}):
+            rows = [r for r in found if (r["all_reduce"], r["chunks"]) == (all_reduce, count)]
             most, least = (choose(rows, key=lambda row: row["ratio"]) for choose in (max, min))
             what = f"{_NAMES[all_reduce]}, {count} chunk(s)"
             text = f"{most['ratio']:.1f}x at {most['bytes'] / _MIB:g} MiB, from {least['ratio']:.1f}x up"
             add("stated", f"a lone all-reduce up to 50x off an analytical model ({what})",
                 abs(most["ratio"] - 50) <= 12.5, text)  # fmt: skip
-    _asked(found, add)
-    return made
 
 
-def _asked(found: dict[str, Any], add: _Add) -> None:
+def _scheduling(found: list[dict[str, Any]], add: _Add) -> None:
     orders: dict[tuple[str, int], dict[str, float]] = {}
-    for row in found["scheduling"]:
+    for row in found:
         orders.setdefault((row["system"], row["in_flight"]), {})[row["scheduling"]] = row["time_ns"]
     text = ", ".join(f"{s} ({n} in flight) {t['fifo'] / t['lifo']:.3f}" for (s, n), t in orders.items())
     add("question", "LIFO is faster than FIFO in every system", all(t["lifo"] < t["fifo"] for t in orders.values()),
         f"FIFO's time over LIFO's: {text}")  # fmt: skip
 
-    counts = _by_system(found["chunk_counts"], "chunks")
+
+def _chunk_counts(found: list[dict[str, Any]], add: _Add) -> None:
+    counts = _by_system(found, "chunks")
     text = "; ".join(f"{s} {t[1] / min(t.values()):.2f}x at {min(t, key=lambda n: t[n])}" for s, t in counts.items())
     add("question", "chunks shorten the iterations in every system",
         all(min(t.values()) < t[1] for t in counts.values()),
         f"one chunk against the best number of chunks: {text}")  # fmt: skip
 
-    copies = _by_system(found["copies"], "copy_us")
+
+def _copies(found: list[dict[str, Any]], add: _Add) -> None:
+    copies = _by_system(found, "copy_us")
     text = ", ".join(f"{s} {t[1] / t[0.01]:.2f}x and {t[100] / t[0.01]:.2f}x" for s, t in copies.items())
     add("question", "a memory-copy latency of 1 us costs less than 5%, one of 100 us more",
         all(t[1] / t[0.01] < 1.05 < t[100] / t[0.01] for t in copies.values()),
         f"1 us and 100 us against 0.01 us: {text}")  # fmt: skip
 
-    lost = [row for row in found["transport"]["alone"] if row["lost_segments"]]
+
+def _transport(found: dict[str, list[dict[str, Any]]], add: _Add) -> None:
+    lost = [row for row in found["alone"] if row["lost_segments"]]
     text = "; ".join(
         f"{r['system']} {r['what']}, window {r['window_bytes'] / 1e6:g} MB, buffer {r['buffer_bytes'] / 1e6:g} MB: "
         f"{r['lost_segments']:,} segments" for r in lost
@@ -72,11 +86,21 @@ def _asked(found: dict[str, Any], add: _Add) -> None:
     add("question", "a switch buffer of 64 MB loses segments where 1 GB does not",
         bool(lost) and all(row["buffer_bytes"] < 1e9 for row in lost), f"lost: {text or 'none'}")  # fmt: skip
 
-    windows = _by_system(found["transport"]["iterations"], "window_bytes")
+    windows = _by_system(found["iterations"], "window_bytes")
     text = ", ".join(f"{s} " + ", ".join(f"{t[w] / t[5e5]:.2f}x" for w in (1e5, 2e4, 4e3)) for s, t in windows.items())
     add("question", "a window of 0.1 MB instead of 0.5 MB lengthens the iterations (direct all-reduce)",
         any(t[1e5] > 1.01 * t[5e5] for t in windows.values()),
         f"0.1 MB, 20 kB and 4 kB against 0.5 MB: {text}")  # fmt: skip
+
+
+_OBSERVERS: dict[str, Callable[[Any, _Add], None]] = {
+    "systems": _systems,
+    "lone_all_reduce": _lone_all_reduce,
+    "scheduling": _scheduling,
+    "chunk_counts": _chunk_counts,
+    "copies": _copies,
+    "transport": _transport,
+}
 
 
 def _by_system(rows: list[dict[str, Any]], key: str) -> dict[str, dict[Any, float]]:
@@ -89,11 +113,13 @@ def _by_system(rows: list[dict[str, Any]], key: str) -> dict[str, dict[Any, floa
 def to_text(found: dict[str, Any]) -> str:
     """The systems and the observations for people."""
     rows = [["system", "all-reduce", "two iterations", "computation", "exposed", "raw communication"]]
-    for row in found["systems"]:
+    for row in found.get("systems", []):
         times = [time_text(row[key]) for key in
                  ("time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns")]  # fmt: skip
         rows.append([row["system"], row["all_reduce"], *times])
-    lines = [f"{found['ranks']} ranks, {found['chunks']} chunks, LIFO, two iterations", "", table(rows), ""]
+    lines = [f"{found['ranks']} ranks, {found['chunks']} chunks, LIFO, two iterations", ""]
+    if len(rows) > 1:
+        lines += [table(rows), ""]
     for o in found["observations"]:
         lines.append(f"[{'holds' if o['holds'] else 'does not hold'}] ({o['source']}) {o['statement']}: {o['found']}")
     return "\n".join(lines)

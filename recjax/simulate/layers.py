@@ -129,5 +129,5 @@ def training_loop(
                 comm, step = layers[0].input_gradient, f"{what}/{labels[0]}/input_gradient"
                 embedded = [communicate(step, 0, "input_gradient", comm, (gradient[0],))] if comm else gradient
     for i in range(len(layers)):
-        update(f"iteration {iterations - 1}", i)
+        update("end", i)
     return from_operations(name, made)

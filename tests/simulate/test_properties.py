@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,8 +130,9 @@ def by_hand(network: Topology, schedule: Schedule, groups, size_bytes, endpoint)
     n = network.size
     bandwidth, latency = network.per_link()
     free = [0.0] * network.links
-    step_of, got, ends = [-1] * n, {}, [None] * n
-    queue = []
+    step_of, ends = [-1] * n, [None] * n
+    got: dict[Any, int] = {}
+    queue: list[Any] = []
     for rank in range(n):
         heapq.heappush(queue, (endpoint if schedule.starts_with_delay else 0.0, 0, rank, ()))
     while queue:
