@@ -68,7 +68,7 @@ class Engine:
         """An engine at time 0.
 
         Args:
-          network: to play on.
+          network: to play on; its programs are made already, for a link may be new with each.
           endpoint_ticks: from a message's arrival until its receiver goes on.
           copy_ticks: from the moment a rank could send until the messages of a step are at the network.
           congestion: whether messages wait for each other; without, every link serves any number at once.

@@ -132,7 +132,7 @@ def _lone_all_reduce(systems: Sequence[Setting], chunks: int) -> list[dict[str, 
     rows = []
     for setting in systems[:1]:
         for all_reduce in (TREE, DIRECT):
-            for count in (1, chunks):
+            for count in sorted({1, chunks}):
                 for size in (2.0**e for e in range(14, 29, 2)):
                     aware, blind = (
                         _alone(setting, _all_reduce(size), all_reduce, chunks=count, congestion=c)["time_ns"]

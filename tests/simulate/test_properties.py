@@ -12,7 +12,7 @@ from simulating import collective, exchange, play, topology
 
 from recjax.simulate.collectives import ALGORITHMS, Schedule, Send
 from recjax.simulate.engine import Engine, Run
-from recjax.simulate.lower import Network
+from recjax.simulate.lower import Network, Quotient
 from recjax.simulate.topology import Topology
 
 PAIRS = [(name, algorithm) for name, found in ALGORITHMS.items() for algorithm in found]
@@ -43,6 +43,42 @@ def test_one_rank_for_all_gives_what_all_ranks_give(pair, text, size, latency, c
     for name in ("ready", "started", "finished", "waited"):
         assert (getattr(whole, name) == getattr(short, name)).all()
     assert sorted(np.repeat(list(short.bytes_on.values()), ranks_of(text))) == sorted(whole.bytes_on.values())
+
+
+def play_schedule(network, schedule, runs, endpoint=0):
+    """Ends of each run on each actor, in ticks; several at once, so that they meet."""
+    ends = np.zeros((runs, network.actors), int)
+    program = network.program(schedule, np.arange(network.topology.size)[None], 1000)
+    engine = Engine(network, endpoint, 0)
+    label = 0
+    for number in range(runs):
+        run = Run(program, label, network.actors, ends[number].__setitem__)
+        label += run.labels
+        for actor in range(network.actors):
+            engine.begin(run, actor)
+    engine.play()
+    return ends
+
+
+@given(st.sampled_from(["fully_connected:3,switch:4", "switch:3,ring:3", "fully_connected:2,ring:3"]),
+       st.integers(0, 2**32 - 1), st.integers(1, 3))  # fmt: skip
+def test_one_rank_for_all_where_messages_meet_at_the_same_moment(text, seed, runs):
+    """Random steps of rotations, with few sizes, so that messages from different ranks tie at links."""
+    rng = np.random.default_rng(seed)
+    where = topology(text)
+    coordinates = np.array(np.unravel_index(np.arange(where.size), where.shape[::-1]))[::-1]  # [dims, ranks]
+    steps = []
+    for _ in range(rng.integers(1, 4)):
+        sends = []
+        for _ in range(rng.integers(1, 7)):
+            offset = np.unravel_index(rng.integers(1, where.size), where.shape)
+            moved = (coordinates + np.array(offset)[:, None]) % np.array(where.shape)[:, None]
+            to = np.ravel_multi_index(moved[::-1], where.shape[::-1])
+            sends.append(Send(to, rng.integers(1, 4) / 10))
+        steps.append(tuple(sends))
+    schedule = Schedule(tuple(steps))
+    whole = play_schedule(Network(where), schedule, runs)
+    assert (whole == play_schedule(Quotient(where), schedule, runs)).all()
 
 
 @given(pair, flat, sizes, latencies, chunks)

@@ -9,8 +9,10 @@ import pytest
 from simulating import collective, exchange, finish, play, topology, workload
 
 from recjax.errors import ConfigError
+from recjax.simulate.collectives import Schedule, Send
 from recjax.simulate.lower import NotSymmetricError, Quotient
 from recjax.simulate.system import System, simulate
+from recjax.simulate.tcp import Tcp
 from recjax.simulate.workload import Operation, from_operations
 
 PAIR = topology("fully_connected:2")
@@ -127,6 +129,28 @@ def test_the_shortcut_is_refused_where_two_collectives_mix_links():
         assert simulate(workload([one]), where, how, "always").shortcut
     with pytest.raises(ConfigError, match="links that see the same in one collective do not in another"):
         simulate(workload(both), where, how, "always")
+
+
+def test_the_shortcut_is_refused_where_ranks_share_a_link_in_the_same_message():
+    """3 nodes of 3: some ranks of a node send by way of the same rank's port, two at a time."""
+    where = topology("fully_connected:3,switch:3")
+    to = np.array([7, 8, 4, 2, 0, 6, 1, 5, 3])
+    coordinates = [(rank % 3, rank // 3) for rank in range(9)]
+    assert sorted(to) == list(range(9))
+    assert all(a[0] != b[0] and a[1] != b[1] for a, b in zip(coordinates, [coordinates[t] for t in to], strict=True))
+    assert len(set(where.routes(np.arange(9), to)[1])) < 9
+    with pytest.raises(NotSymmetricError, match="over one link"):
+        Quotient(where).program(Schedule(((Send(to, 1.0),),)), np.arange(9)[None], 100)
+
+
+def test_with_windows_the_shortcut_is_refused_where_two_collectives_share_some_connections():
+    """0 sends to 1 in a ring and in pairs by exclusive or; 1 to 2 and to 0. A window is shared by 0's alone."""
+    how = {"algorithms": {"all_reduce": "halving_doubling", "reduce_scatter": "ring"}}
+    both = [Operation(n, "collective", collective=n, bytes=800) for n in ("all_reduce", "reduce_scatter")]
+    where = topology("switch:4")
+    assert play(both, where, **how).shortcut
+    with pytest.raises(ConfigError, match="connections that see the same in one collective do not in another"):
+        play(both, where, "always", tcp=Tcp(100), **how)
 
 
 def test_the_shortcut_is_refused_for_unequal_sizes_and_times():
