@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recjax.simulate.system import Result, System, simulate
+from recjax.simulate.execution import simulate
+from recjax.simulate.system import Result, System
 from recjax.simulate.topology import read_topology
 from recjax.simulate.workload import Operation, Workload, from_operations
 

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,12 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
       verb: makes a parser: (of, name, run, what it does, example).
       show: prints a result: (options, object for --json, text).
     """
-    simulate = verbs.add_parser("simulate", help="predict collectives and whole iterations on a network, owned or not")
+    what = "predict collectives and whole iterations on a network, owned or not"
+    simulate = verbs.add_parser(
+        "simulate", help=what, description=what[0].upper() + what[1:] + ".",
+        epilog="example: recjax simulate collective --collective all_to_all --topology switch:8 --bytes 4MiB "
+        "--bandwidth 100Gb/s --latency 500ns",
+    )  # fmt: skip
     actions = simulate.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     one = verb(actions, "collective", lambda o: _collective(o, show), "simulate one collective by itself",
@@ -124,6 +130,21 @@ def _system(options: argparse.Namespace, algorithms: dict[str, str | None], sche
     )
 
 
+def _progress(every_s: float = 5.0) -> Callable[[float, float], None]:
+    """Prints to standard error how far a simulation is, where it takes long."""
+    from recjax.simulate.units import time_text
+
+    said = time.monotonic()
+
+    def watch(share: float, now_ns: float) -> None:
+        nonlocal said
+        if time.monotonic() - said > every_s:
+            said = time.monotonic()
+            print(f"simulate: {share:.0%} of the operations are done, at {time_text(now_ns)}", file=sys.stderr)
+
+    return watch
+
+
 def _tcp(options: argparse.Namespace) -> Tcp | None:
     from recjax.simulate.tcp import Tcp
     from recjax.simulate.units import read_bytes, read_time
@@ -144,7 +165,7 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
 
 def _collective(options: argparse.Namespace, show: Print) -> None:
     from recjax.simulate import report
-    from recjax.simulate.system import simulate
+    from recjax.simulate.execution import simulate
     from recjax.simulate.units import read_bytes
     from recjax.simulate.workload import Operation, from_operations
 
@@ -152,19 +173,21 @@ def _collective(options: argparse.Namespace, show: Print) -> None:
         options.collective, "collective", collective=options.collective, bytes=read_bytes(options.bytes)
     )
     system = _system(options, {options.collective: options.algorithm})
-    result = simulate(from_operations(options.collective, [operation]), _topology(options), system, options.shortcut)
+    result = simulate(
+        from_operations(options.collective, [operation]), _topology(options), system, options.shortcut, _progress()
+    )
     found = report.of_collective(result)
     show(options, found, lambda: report.collective_text(found))
 
 
 def _workload(options: argparse.Namespace, show: Print) -> None:
     from recjax.simulate import draw, report
-    from recjax.simulate.system import simulate
+    from recjax.simulate.execution import simulate
 
     topology = _topology(options)
     algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
     system = _system(options, algorithms, options.scheduling)
-    result = simulate(_read(options, topology), topology, system, options.shortcut)
+    result = simulate(_read(options, topology), topology, system, options.shortcut, _progress())
     found = report.of_workload(result)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)

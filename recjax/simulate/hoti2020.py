@@ -15,7 +15,8 @@ from typing import Any
 from recjax.errors import ConfigError
 from recjax.simulate import report
 from recjax.simulate.dlrm import PRESETS, dlrm
-from recjax.simulate.system import System, simulate
+from recjax.simulate.execution import simulate
+from recjax.simulate.system import System
 from recjax.simulate.tcp import Tcp
 from recjax.simulate.topology import Topology, read_topology
 from recjax.simulate.workload import Operation, from_operations

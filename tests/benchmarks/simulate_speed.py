@@ -10,7 +10,8 @@ import resource
 import time
 
 from recjax.simulate.dlrm import PRESETS, dlrm
-from recjax.simulate.system import System, simulate
+from recjax.simulate.execution import simulate
+from recjax.simulate.system import System
 from recjax.simulate.topology import read_topology
 
 FLAT, DEEP = "switch:{}", "switch:8,switch:{}"

@@ -10,8 +10,9 @@ from simulating import collective, exchange, finish, play, topology, workload
 
 from recjax.errors import ConfigError
 from recjax.simulate.collectives import Schedule, Send
+from recjax.simulate.execution import simulate
 from recjax.simulate.lower import NotSymmetricError, Quotient
-from recjax.simulate.system import System, simulate
+from recjax.simulate.system import System
 from recjax.simulate.tcp import Tcp
 from recjax.simulate.workload import Operation, from_operations
 

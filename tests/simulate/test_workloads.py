@@ -8,8 +8,9 @@ from simulating import finish, topology
 from recjax.errors import ConfigError, DataError
 from recjax.simulate.astra_text import read_text
 from recjax.simulate.dlrm import DlrmShape, dlrm
+from recjax.simulate.execution import simulate
 from recjax.simulate.layers import Comm, Layer, training_loop
-from recjax.simulate.system import System, simulate
+from recjax.simulate.system import System
 
 # Two tables of dimension 4, one bottom and one top layer. 1 flop and 1 byte take a nanosecond.
 SMALL = DlrmShape(batch_per_rank=10, tables=2, dim=4, pooling=3, dense_features=5, bottom=(4,), top=(1,),
