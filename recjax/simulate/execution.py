@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
