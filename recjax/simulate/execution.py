@@ -52,6 +52,7 @@ def simulate(
     if shortcut != "never":
         try:
             one = _Execution(workload, topology, system, Quotient(topology, system.tcp is not None), watch)
+            return one.result("rank 0 stands for all", "")
         except NotSymmetricError as why:
             refused = str(why)
             if shortcut == "always":
@@ -59,8 +60,6 @@ def simulate(
                     f"one rank cannot stand for all of this: {refused}. Without --shortcut always every rank is "
                     "simulated."
                 ) from why
-        else:
-            return one.result("rank 0 stands for all", "")
     return _Execution(workload, topology, system, Network(topology), watch).result("", refused)
 
 

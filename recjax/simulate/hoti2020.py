@@ -31,8 +31,8 @@ ASSUMPTIONS = [
     "twice.",
     "Chunks' messages are stored and forwarded whole; all experiments but `transport` run without TCP.",
     "A memory copy is a latency before the messages of each step, and takes no bandwidth.",
-    "TCP: fixed window, segments of 64 KiB, 1 us acknowledgement delay, buffers shared out evenly to ports, 10 ms "
-    "until a lost segment is sent again. No slow start.",
+    "TCP: fixed window, segments of 64 KiB, 1 us acknowledgement delay, a buffer shared by all ports of a "
+    "switch, 10 ms until a lost segment is sent again. No slow start.",
     "Analytical: the same messages without waiting for each other (no contention at links and ports).",
     "The model's own assumptions stand in recjax/simulate/dlrm.py.",
 ]
@@ -134,7 +134,7 @@ def _lone_all_reduce(systems: Sequence[Setting], chunks: int) -> list[dict[str, 
     for setting in systems[:1]:
         for all_reduce in (TREE, DIRECT):
             for count in sorted({1, chunks}):
-                for size in (2.0**e for e in range(14, 29, 2)):
+                for size in (2.0**e for e in range(14, 29)):
                     aware, blind = (
                         _alone(setting, _all_reduce(size), all_reduce, chunks=count, congestion=c)["time_ns"]
                         for c in (True, False)

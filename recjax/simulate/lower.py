@@ -124,9 +124,10 @@ class Network:
         """Its dimension, and what it is there, for people."""
         return self.topology.link_kind(link)
 
-    def ports(self, link: int) -> int:
-        """Of the switch that a link leaves, 0 if it leaves none."""
-        return self.topology.ports(link)
+    def switch(self, link: int) -> tuple[int, int] | None:
+        """The switch that a link leaves and how many of its ports the link stands for; None if it leaves a rank."""
+        found = self.topology.switch(link)
+        return None if found is None else (found[0], 1)
 
     def ranks_of(self, link: int) -> int:
         """How many links of the topology this one stands for."""
@@ -208,9 +209,9 @@ class Quotient(Network):
         """Of one link of the class."""
         return self.topology.link_kind(self._first[link])
 
-    def ports(self, link: int) -> int:
-        """Of any link of the class."""
-        return self.topology.ports(self._first[link])
+    def switch(self, link: int) -> tuple[int, int] | None:
+        """A switch of the class, of which the link is all ports."""
+        return self.topology.switch(self._first[link])
 
     def ranks_of(self, link: int) -> int:
         """As many as there are ranks."""

@@ -4,22 +4,24 @@ Every ordered pair of ranks has a connection. Its messages are cut into segments
 one. A connection has at most a window of bytes under way; a segment stops counting when its acknowledgement is back:
 the acknowledgement delay and the latencies of the way after it has arrived (acknowledgements take no bandwidth).
 
-A switch's buffer is shared out evenly to its output ports. A segment that does not fit behind what waits at its port is
-lost, and sent again a timeout later. (Where all ranks do the same, that is the same as a common buffer.) Senders queue
-without loss. The window is fixed: there is no slow start, and a loss does not shrink it.
+A switch has one buffer for all its output ports, which holds a segment from its arrival until its port has sent it. A
+segment that finds no room is lost, and sent again a timeout later. Senders queue without loss. The window is fixed:
+there is no slow start, and a loss does not shrink it. One rank stands for all only as long as nothing is lost, for who
+of several loses the last room is a matter of order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 import math
 from collections import deque
 from typing import Any
 
 from recjax.errors import ConfigError
 from recjax.simulate.engine import HOPS, Engine, Run
-from recjax.simulate.lower import TICKS_PER_NS, Message, Network
+from recjax.simulate.lower import TICKS_PER_NS, Message, Network, NotSymmetricError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,28 +62,45 @@ class _Connection:
         self.waking = False
 
 
+class _Buffer:
+    """What a switch holds."""
+
+    __slots__ = ("held", "leaving")
+
+    def __init__(self) -> None:
+        self.held = 0.0  # bytes
+        self.leaving: list[tuple[int, float]] = []  # a heap of (time, bytes)
+
+    def take(self, now: int, until: int, size: float, room: float) -> bool:
+        """Holds so many bytes until then, if there is room for them now."""
+        while self.leaving and self.leaving[0][0] <= now:
+            self.held -= heapq.heappop(self.leaving)[1]
+        if not self.leaving:
+            self.held = 0.0  # but for rounding
+        if self.held + size > room * (1 + 1e-12):
+            return False
+        self.held += size
+        heapq.heappush(self.leaving, (until, size))
+        return True
+
+
 class TcpEngine(Engine):
     """The engine with this transport in place of whole messages; attributes as there."""
 
     def __init__(self, network: Network, endpoint_ticks: int, copy_ticks: int, tcp: Tcp) -> None:
         """An engine at time 0; see `Engine`.
 
-        Raises:
-          ConfigError: a port's share of the buffer is smaller than a segment.
+        `play` raises ConfigError if a segment is larger than a switch's buffer, and NotSymmetricError at the first loss
+        where one rank stands for several.
         """
         super().__init__(network, endpoint_ticks, copy_ticks)
         self._tcp, self._segment = tcp, min(tcp.segment_bytes, tcp.window_bytes)
         self._connections: dict[int, _Connection] = {}
         self._timeout, self._ack = round(tcp.timeout_ns * TICKS_PER_NS), round(tcp.ack_delay_ns * TICKS_PER_NS)
-        # for how many ticks of segments there is room at each link
-        self._room = [self._ticks_of_buffer(link) for link in range(len(network.latency))]
+        limited = not math.isinf(tcp.buffer_bytes)
+        self._switch = [network.switch(link) if limited else None for link in range(len(network.latency))]
+        self._buffers = {place[0]: _Buffer() for place in self._switch if place}
         self._segments: dict[int, tuple[Message, list[Any]]] = {}  # by the message's id, which the first part keeps
-
-    def _ticks_of_buffer(self, link: int) -> float:
-        ports = self.network.ports(link)
-        if not ports or math.isinf(self._tcp.buffer_bytes):
-            return math.inf
-        return self.network.ticks((link,), self._tcp.buffer_bytes / ports)[0]
 
     def _send(self, run: Run, actor: int, step: int, now: int, messages: Any) -> None:
         label = run.label + step * run.stride
@@ -102,13 +121,11 @@ class TcpEngine(Engine):
             count = max(1, math.ceil(size / self._segment))
             part = size / count
             piece = (links, self.network.ticks(links, part), receiver, part, connection)
-            for link, ticks in zip(links, piece[1], strict=True):
-                if ticks > self._room[link]:
-                    share = self._tcp.buffer_bytes / (self.network.ports(link) or 1)
-                    raise ConfigError(
-                        f"a switch port has {share:,.0f} bytes of the buffer, too few for a segment of {part:,.0f}: it "
-                        "would be lost for ever. Take a larger switch buffer or smaller segments."
-                    )
+            if part > self._tcp.buffer_bytes:
+                raise ConfigError(
+                    f"a switch buffer of {self._tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
+                    "would be lost for ever. Take a larger buffer or smaller segments."
+                )
             known = self._segments[id(message)] = (message, [piece] * count)
         return known[1]
 
@@ -142,13 +159,12 @@ class TcpEngine(Engine):
     def _enter(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
         links, ticks, receiver, size, _, connection, left = message
         link = links[hop]
-        free = max(self._free[link], now)
-        if free - now + ticks[hop] > self._room[link]:
-            self.lost += 1
-            again = functools.partial(self._again, label - hop, run, message, step)
-            self.at(now + self._timeout, label, actor, again)
+        end = max(self._free[link], now) + ticks[hop]
+        place = self._switch[link]
+        if place and not self._buffers[place[0]].take(now, end, size * place[1], self._tcp.buffer_bytes):
+            self._lose(now, label, actor, run, message, step, hop)
             return
-        end = self._free[link] = free + ticks[hop]
+        self._free[link] = end
         self.bytes_on[link] += size
         end += self._latency[link]
         hop += 1
@@ -165,6 +181,13 @@ class TcpEngine(Engine):
             run.latest[at] = max(run.latest[at], end)
         else:
             self._deliver(run, step, receiver, end)
+
+    def _lose(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
+        if self.network.stands_for > 1:
+            raise NotSymmetricError("TCP loses segments, and who loses them is a matter of order")
+        self.lost += 1
+        again = functools.partial(self._again, label - hop, run, message, step)
+        self.at(now + self._timeout, label, actor, again)
 
     def _again(self, label: int, run: Run, message: Any, step: int, actor: int, now: int) -> None:
         self._enter(now, label, actor, run, message, step, 0)

@@ -135,10 +135,14 @@ class Topology:
         kinds = {"switch": ("uplinks", "downlinks"), "ring": ("to the next", "to the previous")}
         return d, f"{kind}:{size}" + (f", {kinds[kind][which]}" if kind in kinds else "")
 
-    def ports(self, link: int) -> int:
-        """How many output ports the switch has that a link leaves; 0 if it leaves a rank."""
-        d, _, which = self._place(link)
-        return self.dims[d].size if self.dims[d].kind == "switch" and which else 0
+    def switch(self, link: int) -> tuple[int, int] | None:
+        """The switch that a link leaves, as a number, and how many output ports it has; None if it leaves a rank."""
+        d, rank, which = self._place(link)
+        if self.dims[d].kind != "switch" or not which:
+            return None
+        stride = math.prod(self.shape[:d])
+        first = rank - rank // stride % self.dims[d].size * stride  # the switch's first rank
+        return d * self.size + first, self.dims[d].size
 
     def _place(self, link: int) -> tuple[int, int, int]:
         """Dimension, rank, and number among that rank's links of the dimension."""

@@ -43,18 +43,39 @@ def test_a_window_above_bandwidth_times_round_trip_costs_nothing():
 
 
 def test_incast_is_lost_at_a_full_port_and_sent_again():
-    """Ranks 1 and 2 send 100 bytes to rank 0; a port of the switch of 4 has 100 of 400 bytes.
+    """Ranks 1 and 2 send 100 bytes to rank 0; the switch has room for 100.
 
     Both are at the switch at 105; one fits (there at 210), the other is lost, and leaves again at 105 + 1000:
     1105-1205, at the switch 1210, there at 1315.
     """
     both = exchange({(1, 0): 100, (2, 0): 100}, 4)
     where = topology("switch:4", latency=5)
-    small = play([both], where, tcp=Tcp(1000, buffer_bytes=400, timeout_ns=1000))
+    small = play([both], where, tcp=Tcp(1000, buffer_bytes=199, timeout_ns=1000))
     assert finish(small, "exchange")[0] == 1315 and small.lost == 1
     # With room for both the second one waits: 205-305, there at 310.
-    large = play([both], where, tcp=Tcp(1000, buffer_bytes=800, timeout_ns=1000))
+    large = play([both], where, tcp=Tcp(1000, buffer_bytes=200, timeout_ns=1000))
     assert finish(large, "exchange")[0] == 310 and large.lost == 0
+
+
+def test_the_ports_of_a_switch_share_its_buffer_and_other_switches_have_their_own():
+    """Both ports are free, but the buffer has room for one of two segments that come at once: 1 to 0, and 0 to 1.
+
+    Each node of 2 by itself: as many segments, but in two switches.
+    """
+    both = exchange({(1, 0): 100, (0, 1): 100}, 2)
+    how = {"tcp": Tcp(1000, buffer_bytes=150, timeout_ns=1000)}
+    result = play([both], topology("switch:2", latency=5), **how)
+    assert sorted(finish(result, "exchange")) == [210, 1315] and result.lost == 1
+    assert result.refused.startswith("TCP loses segments")
+    apart = exchange({(1, 0): 100, (2, 3): 100}, 4)
+    assert play([apart], topology("switch:2,switch:2", latency=5), **how).lost == 0
+
+
+def test_a_buffer_is_free_again_when_its_port_has_sent():
+    """Segments of 100 from 1 to 0 come at 105 and 205, when the first has left: room for one is enough."""
+    where = topology("switch:4", latency=5)
+    result = play([exchange({(1, 0): 200}, 4)], where, tcp=Tcp(1000, segment_bytes=100, buffer_bytes=100))
+    assert (result.lost, result.time_ns) == (0, 310)
 
 
 def test_messages_of_a_pair_share_a_window():
@@ -75,11 +96,11 @@ PAIRS = [("all_reduce", "ring"), ("all_reduce", "direct"), ("all_reduce", "halvi
 def test_one_rank_stands_for_all_here_too(pair, n, size, chunks, window, buffer):
     how = {"latency": 20, "chunks": chunks, "tcp": Tcp(window, 30, buffer * n, 250, 5000)}
     whole = collective(*pair, f"switch:{n}", size, shortcut="never", **how)
-    short = collective(*pair, f"switch:{n}", size, shortcut="always", **how)
+    short = collective(*pair, f"switch:{n}", size, **how)
     assert (whole.finished == short.finished).all()
-    assert whole.lost == short.lost
-    # No loss, and so no waiting for it, where the buffer holds all that the windows let out.
-    if buffer * n >= n * n * window:
+    assert whole.lost == short.lost and bool(short.shortcut) == (whole.lost == 0)
+    # Nothing is lost where the buffer holds all that the windows let out.
+    if buffer * n >= n * (n - 1) * window:
         assert whole.lost == 0
 
 
@@ -87,7 +108,7 @@ def test_one_rank_stands_for_all_here_too(pair, n, size, chunks, window, buffer)
 def test_every_byte_arrives_whatever_is_lost(pair, size, chunks):
     """What a downlink carries is what arrives; uplinks carry it as often as it was sent."""
     ideal = collective(*pair, "switch:4", size, shortcut="never", chunks=chunks)
-    tcp = collective(*pair, "switch:4", size, shortcut="never", chunks=chunks, tcp=Tcp(2000, 0, 4 * 600, 500, 3000))
+    tcp = collective(*pair, "switch:4", size, shortcut="never", chunks=chunks, tcp=Tcp(2000, 0, 1100, 500, 3000))
     for link, carried in ideal.bytes_on.items():
         if link % 2:
             assert tcp.bytes_on[link] == pytest.approx(carried)
@@ -97,7 +118,10 @@ def test_every_byte_arrives_whatever_is_lost(pair, size, chunks):
 
 @pytest.mark.parametrize(
     "tcp, why",
-    [({"window_bytes": 0}, "must be above 0"), ({"window_bytes": 100, "buffer_bytes": 150}, "too few for a segment")],
+    [
+        ({"window_bytes": 0}, "must be above 0"),
+        ({"window_bytes": 100, "buffer_bytes": 50}, "never holds a segment of 100"),
+    ],
 )
 def test_what_could_never_send_is_refused(tcp, why):
     with pytest.raises(ConfigError, match=why):
