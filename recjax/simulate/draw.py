@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,19 +118,3 @@ def chrome_trace(result: Result) -> dict[str, Any]:
             name = f"collectives {row}" if row else "computation"
             events.append({"name": "thread_name", "ph": "M", "pid": actor, "tid": row, "args": {"name": name}})
     return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def curves(
-    panel: Any, x: Sequence[float], lines: dict[str, Sequence[float]], x_label: str, y_label: str, log: bool = True
-) -> None:
-    """Lines over a common x."""
-    for name, y in lines.items():
-        panel.plot(x, y, marker="o", markersize=4, label=name)
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
-    if log:
-        panel.set_xscale("log", base=2)
-    panel.set_ylim(bottom=0)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.simulate.draw import COLOURS, curves, figure, save
+from recjax.simulate.draw import COLOURS, figure, save
 from recjax.simulate.hoti2020 import DIRECT, TREE
 
 
@@ -58,8 +58,8 @@ def _systems(found: dict[str, Any]) -> Any:
         for i, (a, b) in enumerate(zip(compute, exposed, strict=True)):
             panel.text(i, a + b, f"{a + b:.1f} ms\n{b / (a + b):.0%} exposed", ha="center", va="bottom", fontsize=8)
         _bars(panel, [row["system"] for row in rows], f"two iterations, {all_reduce}")
-        panel.margins(y=0.2)
-        panel.legend(fontsize=8)
+        panel.margins(y=0.3)
+        panel.legend(fontsize=8, loc="upper right")
     return drawn
 
 
@@ -93,20 +93,35 @@ def _scheduling(found: dict[str, Any]) -> Any:
 
 
 def _chunks(found: dict[str, Any]) -> Any:
-    return _against(found["chunk_counts"], "chunks", "chunks a collective")
+    return _against(found["chunk_counts"], "chunks", "chunks a collective", 2)
 
 
 def _copies(found: dict[str, Any]) -> Any:
-    return _against(found["copies"], "copy_us", "memory copy, us")
+    return _against(found["copies"], "copy_us", "memory copy, us", 10)
 
 
-def _against(rows: Sequence[dict[str, Any]], key: str, label: str) -> Any:
+def _against(rows: Sequence[dict[str, Any]], key: str, label: str, base: int) -> Any:
     drawn = figure(6, 4)
     x = sorted({row[key] for row in rows})
     systems = dict.fromkeys(row["system"] for row in rows)
     lines = {system: _ms([row for row in rows if row["system"] == system]).tolist() for system in systems}
-    curves(drawn.subplots(), x, lines, label, "two iterations, ms")
+    panel = drawn.subplots()
+    _curves(panel, x, lines, label, "two iterations, ms", base)
+    panel.set_ylim(bottom=0)
     return drawn
+
+
+def _curves(
+    panel: Any, x: Sequence[float], lines: dict[str, list[float]], x_label: str, y_label: str, base: int
+) -> None:
+    for name, y in lines.items():
+        panel.plot(x, y, marker="o", markersize=4, label=name)
+    panel.set_xscale("log", base=base)
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=8)
 
 
 def _lone_all_reduce(found: dict[str, Any]) -> Any:
@@ -118,11 +133,13 @@ def _lone_all_reduce(found: dict[str, Any]) -> Any:
     for row in rows:
         groups.setdefault((row["all_reduce"], row["chunks"]), []).append(row)
     name = "{0[0]}, {0[1]} chunk(s)".format
-    curves(times, x, {name(g): _ms(r).tolist() for g, r in groups.items()}, "MiB", "with congestion, ms")
-    times.set_yscale("log")
-    curves(ratios, x, {name(g): [row["ratio"] for row in r] for g, r in groups.items()}, "MiB",
-           "time over the analytical one")  # fmt: skip
+    times_ms = {name(group): _ms(r).tolist() for group, r in groups.items()}
+    _curves(times, x, times_ms, "MiB", "with congestion, ms", 2)
+    by_group = {name(group): [row["ratio"] for row in r] for group, r in groups.items()}
+    _curves(ratios, x, by_group, "MiB", "time over the analytical one", 2)
     ratios.axhline(50, color="#888888", linestyle=":", linewidth=1)
+    for panel in (times, ratios):
+        panel.set_yscale("log")
     return drawn
 
 
@@ -142,7 +159,8 @@ def _transport(found: dict[str, Any]) -> Any:
         alone.bar_label(bars, [f"{r['lost_segments']} lost" if r["lost_segments"] else "" for r in chosen], fontsize=7)
     _bars(alone, labels, "alone: all-reduce of 8 MiB (double binary tree), and 1 MiB from every rank to one")
     alone.set_yscale("log")
-    alone.legend(fontsize=8)
+    alone.legend(fontsize=8, ncols=2, loc="upper left")
+    alone.margins(y=0.2)
     rows = found["transport"]["iterations"]
     systems = list(dict.fromkeys(row["system"] for row in rows))
     windows = list(dict.fromkeys(row["window_bytes"] for row in rows))
@@ -151,5 +169,6 @@ def _transport(found: dict[str, Any]) -> Any:
         label = f"window {window / 1e3:g} kB" if window else "no TCP"
         iterations.bar(np.arange(len(systems)) + (i - len(windows) / 2) * 0.16, times, 0.16, label=label)
     _bars(iterations, systems, "two iterations, direct all-reduce")
-    iterations.legend(fontsize=8)
+    iterations.legend(fontsize=8, ncols=len(windows), loc="upper center")
+    iterations.margins(y=0.2)
     return drawn
