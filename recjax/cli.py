@@ -19,6 +19,7 @@ from recjax.errors import ConfigError, RecjaxError
 from recjax.pages import restart_with_tunables
 from recjax.simulate import command as simulation
 from recjax.tracing import verbs as tracing
+from recjax.tracing.workload import read_workload
 
 STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
 
@@ -420,7 +421,7 @@ def _parser() -> argparse.ArgumentParser:
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
 
     tracing.add(lambda name, work, *about: verb(verbs, name, lambda o: _print(o, *work(o)), *about), overrides, preset)
-    simulation.add(verbs, verb, _print)
+    simulation.add(verbs, verb, _print, read_workload)
     return parser
 
 

@@ -24,13 +24,19 @@ Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
 
 
-def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -> None:
+def add(
+    verbs: Any,
+    verb: Callable[..., argparse.ArgumentParser],
+    show: Print,
+    read_trace: Callable[[Path, Topology], Workload],
+) -> None:
     """Adds the verb.
 
     Args:
       verbs: the subparsers to add to.
       verb: makes a parser: (of, name, run, what it does, example).
       show: prints a result: (options, object for --json, text).
+      read_trace: the workload of a folder with a communication trace.
     """
     what = "predict collectives and whole iterations on a network, owned or not"
     simulate = verbs.add_parser(
@@ -52,11 +58,12 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "output")  # fmt: skip
     _network_options(one)
 
-    whole = verb(actions, "workload", lambda o: _workload(o, show), "simulate iterations of a training loop",
+    whole = verb(actions, "workload", lambda o: _workload(o, show, read_trace), "simulate training iterations",
                  "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
                  "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
-    whole.add_argument("workload", metavar="FILE|PRESET", help="a text workload of ASTRA-sim 1, or hoti2020, the DLRM "
-                       "of Rashidi et al. (HOTI 2020)")  # fmt: skip
+    whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
+                       "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
+                       "(HOTI 2020)")  # fmt: skip
     whole.add_argument("overrides", nargs="*", metavar="name=value", help="of a preset: shapes to change, such as "
                        "parallelism=data tables=128 bottom=512-64")  # fmt: skip
     _network_options(whole)
@@ -180,14 +187,14 @@ def _collective(options: argparse.Namespace, show: Print) -> None:
     show(options, found, lambda: report.collective_text(found))
 
 
-def _workload(options: argparse.Namespace, show: Print) -> None:
+def _workload(options: argparse.Namespace, show: Print, read_trace: Callable[[Path, Topology], Workload]) -> None:
     from recjax.simulate import draw, report
     from recjax.simulate.execution import simulate
 
     topology = _topology(options)
     algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
     system = _system(options, algorithms, options.scheduling)
-    result = simulate(_read(options, topology), topology, system, options.shortcut, _progress())
+    result = simulate(_read(options, topology, read_trace), topology, system, options.shortcut, _progress())
     found = report.of_workload(result)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +223,9 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     )
 
 
-def _read(options: argparse.Namespace, topology: Topology) -> Workload:
+def _read(
+    options: argparse.Namespace, topology: Topology, read_trace: Callable[[Path, Topology], Workload]
+) -> Workload:
     from recjax import config
     from recjax.simulate.astra_text import read_text
     from recjax.simulate.dlrm import PRESETS, dlrm
@@ -225,8 +234,10 @@ def _read(options: argparse.Namespace, topology: Topology) -> Workload:
         shape = config.override(PRESETS[options.workload], options.overrides)
         return dlrm(shape, topology.size, options.iterations, options.workload)
     path = Path(options.workload)
-    if not path.is_file():
-        raise ConfigError(f"{path} is neither a file nor one of the presets {', '.join(PRESETS)}.")
+    if not path.exists():
+        raise ConfigError(f"{path} is neither a file or folder nor one of the presets {', '.join(PRESETS)}.")
     if options.overrides:
         raise ConfigError(f"{options.overrides[0]}: shapes can be changed of presets only, not of {path}.")
+    if path.is_dir():
+        return read_trace(path, topology)
     return read_text(path, topology, options.iterations)

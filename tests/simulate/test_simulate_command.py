@@ -136,7 +136,7 @@ def test_refusals(change, why):
 @pytest.mark.parametrize(
     "arguments, status, why",
     [
-        (["nothing.txt"], 2, "neither a file nor one of the presets hoti2020"),
+        (["nothing.txt"], 2, "neither a file or folder nor one of the presets hoti2020"),
         (["hoti2020", "tabels=3"], 2, "tables"),
         (["hoti2020", "tables=0"], 2, "1 or more"),
         (["hoti2020", "--chunks", "0"], 2, "1 or more"),

@@ -1,0 +1,101 @@
+"""Communication traces as workloads, in recjax's format and as Chakra's `.et`."""
+
+import dataclasses
+
+import pytest
+from commands import assert_refused, inside
+from simulating import finish, topology
+
+from recjax.comms.formats import chakra_protobuf, recjax_json
+from recjax.comms.trace import Event, Trace
+from recjax.errors import DataError
+from recjax.simulate.execution import simulate
+from recjax.simulate.system import System
+from recjax.tracing.workload import read_workload
+
+FORMATS = pytest.mark.parametrize("format", [recjax_json, chakra_protobuf], ids=["recjax", "et"])
+
+
+def events(rank, sends=(), computes_us=(3, 3)):
+    """Two ranks: a exchange of 4000 bytes beside 3 us of computing, then an all-reduce that waits for both."""
+    both = (0, 1)
+    return (
+        Event(0, "all_to_all", phase="row_exchange", group=both, in_bytes=4000, out_bytes=4000, dtype="int8",
+              sends=sends, receives=sends),
+        Event(1, "compute", duration_ns=computes_us[rank] * 1000, start_ns=0),
+        Event(2, "all_reduce", phase="dense_grads", group=both, in_bytes=6000, out_bytes=6000, dtype="int8",
+              deps=(0, 1)),
+    )  # fmt: skip
+
+
+def write(folder, format, ranks):
+    folder.mkdir()
+    for name, content in format.write(Trace(len(ranks), dict(enumerate(ranks)))).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def play(folder, **system):
+    where = topology("fully_connected:2")  # a byte a nanosecond
+    return simulate(read_workload(folder, where), where, System(**system))
+
+
+@FORMATS
+def test_a_trace_plays_as_its_dependencies_say(tmp_path, format):
+    """The exchange takes 2 us, computing 3; then a ring all-reduce of twice 3 us."""
+    result = play(write(tmp_path / "trace", format, [events(0), events(1)]))
+    ends = [finish(result, operation.name)[0] for operation in result.workload.operations]
+    assert ends == [2000, 3000, 9000] and result.shortcut
+    assert [operation.layer for operation in result.workload.operations] == ["row_exchange", "compute", "dense_grads"]
+
+
+@FORMATS
+def test_true_splits_and_unequal_computing_are_kept(tmp_path, format):
+    """Rank 0 sends 3500 bytes to rank 1, and 100 come back; rank 1 computes for 5 us."""
+    ranks = [events(0, (400, 3500), (3, 5)), events(1, (100, 50), (3, 5))]
+    ranks = [tuple(dataclasses.replace(e, receives=()) for e in rank) for rank in ranks]
+    result = play(write(tmp_path / "trace", format, ranks))
+    names = [operation.name for operation in result.workload.operations]
+    assert finish(result, names[0]) == [100, 3500] and finish(result, names[1]) == [3000, 5000]
+    assert result.time_ns == 5000 + 6000
+
+
+def test_without_dependencies_each_event_waits_for_the_one_before(tmp_path):
+    plain = [tuple(dataclasses.replace(e, deps=()) for e in events(rank)) for rank in (0, 1)]
+    assert play(write(tmp_path / "trace", recjax_json, plain)).time_ns == 2000 + 3000 + 6000
+
+
+def test_groups_are_kept(tmp_path):
+    """Ranks 0, 2 and 1, 3 reduce among themselves."""
+    ranks = [(Event(0, "all_reduce", group=(r % 2, r % 2 + 2), in_bytes=100, out_bytes=100),) for r in range(4)]
+    workload = read_workload(write(tmp_path / "trace", recjax_json, ranks), topology("ring:4"))
+    assert workload.operations[0].ranks == ((0, 2), (1, 3))
+
+
+def test_the_command_takes_a_folder(tmp_path):
+    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    how = ("simulate", "workload", folder, "--bandwidth", "1GB/s")
+    assert inside(*how, "--topology", "fully_connected:2", "--json").result["time_ns"] == 9000
+    assert_refused(inside(*how, "--topology", "switch:4"), 3, "has 2 ranks, and --topology 4")
+    assert_refused(inside(*how, "--topology", "switch:2", "tables=3"), 2, "of presets only")
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda ranks: [ranks[0], ranks[1][:2]], "unequal numbers of events"),
+        (lambda ranks: [ranks[0], (dataclasses.replace(ranks[1][0], kind="all_gather"), *ranks[1][1:])], "the same"),
+        (lambda ranks: [(dataclasses.replace(r[0], kind="broadcast"), *r[1:]) for r in ranks], "a broadcast is not"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(tmp_path, change, why):
+    folder = write(tmp_path / "trace", recjax_json, change([events(0), events(1)]))
+    with pytest.raises(DataError, match=why):
+        read_workload(folder, topology("switch:2"))
+
+
+def test_a_trace_without_all_its_files_is_refused(tmp_path):
+    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    next(path for path in sorted(folder.iterdir()) if "1" in path.name).unlink()
+    with pytest.raises(DataError, match="rank 1"):
+        read_workload(folder, topology("switch:2"))
