@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -226,7 +227,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
 
     Args:
       collective: of ALGORITHMS.
-      algorithm: as above.
+      algorithm: as above; halving-doubling and doubleBinaryTree, as ASTRA-sim spells it, are understood, too.
       shape: of the topology.
       dims: that take part; None for all.
 
@@ -237,6 +238,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
     sizes = [shape[d] for d in dims]
     if math.prod(sizes) == 1:
         return []  # nobody to talk to
+    algorithm = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", algorithm).replace("-", "_").lower()
     word, _, rest = algorithm.partition(":")
     if word != "hierarchical" and "," not in algorithm:
         return [Phase(dims, schedules(collective, algorithm, sizes), 1.0)]

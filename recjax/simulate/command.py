@@ -49,7 +49,7 @@ def add(
     one = verb(actions, "collective", lambda o: _collective(o, show), "simulate one collective by itself",
                "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
                "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
-    one.add_argument("--collective", required=True, choices=_COLLECTIVES)
+    one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
     one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
                      "ranks; or one for each dimension, as in ring,direct or hierarchical (default: ring, and direct "
                      "for all_to_all)")  # fmt: skip

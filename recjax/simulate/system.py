@@ -23,7 +23,8 @@ class System:
     """How ranks communicate.
 
     Attributes:
-      algorithms: collective -> algorithm, as `collectives.phases` reads it; DEFAULT_ALGORITHMS for those left out.
+      algorithms: collective -> algorithm, as `collectives.phases` reads it; DEFAULT_ALGORITHMS for those left out,
+        and in place of a hierarchical one for groups that are given by rank, which have no dimensions.
       chunks: that each collective is cut into.
       in_flight: chunks that a rank works on at a time, in each set of dimensions.
       scheduling: which collective's chunks go first: "fifo", the one issued first, or "lifo", the one issued last.

@@ -138,6 +138,13 @@ def test_hierarchical_algorithms_are_chosen_by_dimension():
         assert found == near(2 * inside + across)
 
 
+def test_other_spellings_are_understood():
+    for name in ("halving-doubling", "halvingDoubling", "halving_doubling"):
+        assert time_of("all_reduce", name, "fully_connected:8", 4096) == near(
+            sum(2 * (ALPHA + 4096 / 2**i / BANDWIDTH * 1e9 + E) for i in (1, 2, 3)) + E
+        )
+
+
 @pytest.mark.parametrize("name, order", [("reduce_scatter", (1, 1 / 8)), ("all_gather", (1, 1 / 8))])
 def test_hierarchical_halves(name, order):
     """8 x 4: 7 steps of M/8 inside and 3 of M/8/4 across, whichever comes first."""

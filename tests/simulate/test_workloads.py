@@ -131,6 +131,21 @@ def test_an_iteration_by_hand():
     assert result.waited[names.index("iteration 0/a/weight_gradient/all_reduce"), 0] == 230 - 60
 
 
+@pytest.mark.parametrize("parallelism", ["data", "model", "hybrid"])
+@pytest.mark.parametrize("scheduling", ["fifo", "lifo"])
+@pytest.mark.parametrize("where, all_reduce", [("switch:8", "ring"), ("switch:8", "halving_doubling"),
+                                               ("fully_connected:4,switch:2", "hierarchical:direct,ring")])  # fmt: skip
+def test_one_rank_for_all_gives_the_same_iterations(parallelism, scheduling, where, all_reduce):
+    """Every time of every operation, and the bytes on the links."""
+    shape = DlrmShape(parallelism=parallelism, batch_per_rank=16, bottom=(256, 64), top=(512, 1))
+    loop = dlrm(shape, ranks=8, iterations=2)
+    system = System({"all_reduce": all_reduce}, chunks=3, in_flight=2, scheduling=scheduling, endpoint_delay_ns=10)
+    one, all_ranks = (simulate(loop, topology(where, 1e10, 500), system, how) for how in ("always", "never"))
+    for name in ("ready", "started", "finished", "waited"):
+        assert (getattr(one, name) == getattr(all_ranks, name)).all()
+    assert 8 * sum(one.bytes_on.values()) == pytest.approx(sum(all_ranks.bytes_on.values()))
+
+
 DLRM_TEXT = """HYBRID_DLRM\t2
 4
 Embedding -1 300 ALLTOALL 98304 300 ALLTOALL 98304 300 NONE 0 98
