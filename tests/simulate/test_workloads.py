@@ -139,7 +139,8 @@ def test_one_rank_for_all_gives_the_same_iterations(parallelism, scheduling, whe
     """Every time of every operation, and the bytes on the links."""
     shape = DlrmShape(parallelism=parallelism, batch_per_rank=16, bottom=(256, 64), top=(512, 1))
     loop = dlrm(shape, ranks=8, iterations=2)
-    system = System({"all_reduce": all_reduce}, chunks=3, in_flight=2, scheduling=scheduling, endpoint_delay_ns=10)
+    algorithms = {"all_reduce": all_reduce, "all_gather": "hierarchical"}
+    system = System(algorithms, chunks=3, in_flight=2, scheduling=scheduling, endpoint_delay_ns=10)
     one, all_ranks = (simulate(loop, topology(where, 1e10, 500), system, how) for how in ("always", "never"))
     for name in ("ready", "started", "finished", "waited"):
         assert (getattr(one, name) == getattr(all_ranks, name)).all()
