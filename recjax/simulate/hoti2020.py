@@ -152,7 +152,7 @@ def _transport(systems: Sequence[Setting], chunks: int) -> dict[str, list[dict[s
     to_one = Operation("to_one", "collective", collective="all_to_all", splits=tuple(map(tuple, gather)))
     for setting in systems[:2]:
         for window in (None, 5e5, 1e5):
-            for buffer in (64e6, 256e6, 1e9):
+            for buffer in (16e6, 64e6, 1e9):
                 tcp = Tcp(window, 1000.0, buffer) if window else None
                 where: dict[str, Any] = {
                     "system": setting.name,
