@@ -1,10 +1,10 @@
-"""The experiments of Rashidi et al., "Scalable Distributed Training of Recommendation Models: An ASTRA-SIM + NS3
-case-study with TCP/IP transport" (HOTI 2020), on this simulator: two iterations of their DLRM on 128 V100.
+"""The experiments of Rashidi et al. (HOTI 2020) on this simulator: two iterations of their DLRM on 128 V100.
 
-Known of the study are its parameters (the model in `dlrm`; links of 100 or 800 Gb/s and 0.5 us; TCP windows of 0.5 or
-0.1 MB; switch buffers of 64 MB to 1 GB; copies of 0.01 to 100 us; 64 chunks in flight; all-reduce by double binary tree
-or all-to-all; LIFO) and two results. ASSUMPTIONS names what we had to choose.
-"""  # noqa: D205
+"Scalable Distributed Training of Recommendation Models: An ASTRA-SIM + NS3 case-study with TCP/IP transport". Known of
+the study are its parameters (the model in `dlrm`; links of 100 or 800 Gb/s and 0.5 us; TCP windows of 0.5 or 0.1 MB;
+switch buffers of 64 MB to 1 GB; copies of 0.01 to 100 us; 64 chunks in flight; all-reduce by double binary tree or
+all-to-all; LIFO) and two results. ASSUMPTIONS names what we had to choose.
+"""
 
 from __future__ import annotations
 
