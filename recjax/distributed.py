@@ -29,7 +29,14 @@ from recjax.errors import ConfigError, DeviceError
 DEFAULT_LIMIT_S = 60.0
 PATIENCE_S = 1800.0  # that one waits for a process that is at work; whether it still is, `watch.py` finds out
 _CLUSTERS = "RECJAX_CLUSTER"
-CLUSTERS = ("auto", "slurm", "ompi", "mpi4py", "gketpu", "gcetpu")  # JAX's names; Kubernetes has none, but auto finds it
+CLUSTERS = (
+    "auto",
+    "slurm",
+    "ompi",
+    "mpi4py",
+    "gketpu",
+    "gcetpu",
+)  # JAX's names; Kubernetes has none, but auto finds it
 _EXPLICIT = ("RECJAX_COORDINATOR", "RECJAX_PROCESSES", "RECJAX_PROCESS")
 
 
