@@ -104,10 +104,11 @@ def test_more_bandwidth_is_never_slower(pair, text, size, latency, chunks, faste
     assert fast.time_ns <= slow.time_ns
 
 
-@given(pair, networks, sizes, latencies, chunks)
+# Sizes that N and the chunks divide: a message's time is rounded to a femtosecond, and here there is nothing to round.
+@given(pair, networks, st.integers(1, 2500).map(lambda k: k * 3840), latencies, chunks)
 def test_no_time_is_below_what_the_busiest_link_needs_nor_below_the_analytical_one(pair, text, size, latency, chunks):
     result = collective(*pair, text, size, latency=latency, chunks=chunks)
-    assert result.time_ns >= max(result.bytes_on.values()) * (1 - 1e-9)
+    assert result.time_ns >= max(result.bytes_on.values())
     free = collective(*pair, text, size, latency=latency, chunks=chunks, congestion=False)
     assert free.time_ns <= result.time_ns
     assert free.bytes_on == pytest.approx(result.bytes_on)
