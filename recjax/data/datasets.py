@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds
+from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds, yelp
 from recjax.data.avazu import Avazu
 from recjax.data.blocks import PreparedSource, open_prepared, verify
 from recjax.data.chunk import Reader
@@ -27,11 +27,22 @@ from recjax.data.source import SPLITS, BlockSource
 from recjax.data.synthetic import Synthetic
 from recjax.data.taobao import Taobao
 from recjax.data.tfds import Tfds
+from recjax.data.yelp import Yelp
 from recjax.data.zipf_stream import ZipfStream
 from recjax.errors import ConfigError
 
 Dataset = (
-    MovieTweetings | MovieLens | CriteoKaggle | Criteo1TB | Avazu | Taobao | Tfds | Synthetic | ZipfStream | Prepared
+    MovieTweetings
+    | MovieLens
+    | CriteoKaggle
+    | Criteo1TB
+    | Avazu
+    | Taobao
+    | Yelp
+    | Tfds
+    | Synthetic
+    | ZipfStream
+    | Prepared
 )
 
 DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
@@ -44,6 +55,7 @@ _OPEN_RAW: dict[str, Callable[..., Reader]] = {
     Criteo1TB.kind: criteo.open_raw,
     Avazu.kind: avazu.open_raw,
     Taobao.kind: taobao.open_raw,
+    Yelp.kind: yelp.open_raw,
     Tfds.kind: tfds.open_raw,
 }
 

@@ -234,7 +234,7 @@ class RatingsReader:
         columns = {
             "user": Column(users),
             "movie": Column(ratings.movies[part]),
-            "genres": Column(movies.genres[_ranges(self._genre_starts[movie_at], counts)], counts.astype(np.int32)),
+            "genres": Column(movies.genres[ranges(self._genre_starts[movie_at], counts)], counts.astype(np.int32)),
             "year": Column(years),
         }
         if self._users is not None:
@@ -281,10 +281,10 @@ def _tags_before(tags: Tags, most: int, movies: np.ndarray, times: np.ndarray) -
     before[order[~is_tag] - len(tags.times)] = np.cumsum(is_tag)[~is_tag]
     starts = np.maximum(starts, before - most)
     counts = before - starts
-    return Column(tags.texts[_ranges(starts, counts)], counts.astype(np.int32))
+    return Column(tags.texts[ranges(starts, counts)], counts.astype(np.int32))
 
 
-def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ... (counts[0] of them), then the same for the others: int64 [sum of counts]."""
     ends = np.cumsum(counts)
     return np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
