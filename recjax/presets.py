@@ -107,6 +107,7 @@ FREE_ON_RESUME = (
     "mesh",
     "plan",
     "data.path",
+    "data.cache",
     "embedding.tables.*.placement",
     "embedding.dedup",
     "train.steps",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
 
-from recjax.data import blocks
+from recjax.data import manifest as manifests
 from recjax.data.batch import Bags
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -64,7 +64,7 @@ def test_the_schema_decides_what_is_out_of_range(preset, tmp_path):
     manifest = json.loads((data / "recjax.json").read_text())
     manifest["schema"]["features"][0]["rows"] = 9
     parts = (manifest["dataset"], manifest["schema"], manifest["splits"])
-    manifest["fingerprint"] = blocks._fingerprint(*parts)
+    manifest["fingerprint"] = manifests.fingerprint(*parts)
     (data / "recjax.json").write_text(json.dumps(manifest))
     done = inside("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run")
     assert_refused(done, 3, r"id 9 of feature 'x' in sample \d+ .*9 rows, ids 0 to 8")

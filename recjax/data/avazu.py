@@ -44,6 +44,7 @@ class Avazu:
     test_days: int = 1  # last days of the file, which are test
     ids: Frequency | Hash | Modulo = Frequency(min_count=2)  # how values become rows of tables
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         check_ranges(self, validation_days=(0, None), test_days=(0, None))

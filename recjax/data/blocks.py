@@ -25,39 +25,53 @@ from typing import Any
 
 import numpy as np
 
+from recjax import strict_json
 from recjax.data.ahead import ahead
-from recjax.data.batch import Batch, Feature, Schema, validate
+from recjax.data.batch import Batch, Schema, validate
+from recjax.data.manifest import (
+    BLOCKS_PER_FILE,
+    FORMAT,
+    MANIFEST,
+    fingerprint,
+    no_permission,
+    one_line,
+    prepare_again,
+    read_manifest,
+    row_counts,
+    schema_from_json,
+    schema_to_json,
+)
 from recjax.data.memory import keep_freed_memory
+from recjax.data.places import is_remote, place
+from recjax.data.remote import Cached, block_files, into_cache
 from recjax.data.source import SPLITS
 from recjax.errors import DataError, TrainingError
 
-MANIFEST = "recjax.json"
 _AHEAD = 4  # blocks that are checked before they are written
-FORMAT = 1  # of the manifest and the records; raise it when older readers would misread
 
 
 class PreparedSource:
     """Prepared blocks (a `BlockSource`). Make one with `open_prepared` or `write_prepared`.
 
     Attributes:
-      path: the folder.
+      path: the folder; of data on object storage, that of the copies of what describes them.
       name: the dataset's name.
       schema: its columns.
       fingerprint: hash of schema and content; the same on every machine that prepares the same data.
       about: what else the dataset told of itself (split convention in words, options, vocabularies, baselines).
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: dict[str, Any], cached: Cached | None = None) -> None:
         """A source over a folder whose manifest has been checked; `open_prepared` does that."""
-        self.path, self._manifest = path, manifest
+        self.path, self._manifest, self._cached = path, manifest, cached
         self.name: str = manifest["dataset"]
-        self.schema = _schema_from_json(manifest["schema"])
+        self.schema = schema_from_json(manifest["schema"])
         self.fingerprint: str = manifest["fingerprint"]
         self.about: dict[str, Any] = manifest["about"]
-        runs = {name: np.array(split["blocks"], np.int64).reshape(-1, 2) for name, split in manifest["splits"].items()}
-        self._counts = {name: np.repeat(run[:, 0], run[:, 1]) for name, run in runs.items()}
+        self._counts = {name: row_counts(manifest, name) for name in manifest["splits"]}
         self._ends = {name: np.cumsum(counts) for name, counts in self._counts.items()}
         self._reader = functools.cache(self._open)
+        self._files = functools.cache(functools.partial(block_files, manifest["files"]))
 
     def row_counts(self, split: str) -> np.ndarray:
         """Rows of each block: int64 [blocks]; none of a split that was not written."""
@@ -75,11 +89,13 @@ class PreparedSource:
           DataError: the record cannot be read; the message names the damaged file.
         """
         rows = int(self.row_counts(split)[index])
+        if self._cached is not None:
+            self._cached.fetch(self._files(split)[index // BLOCKS_PER_FILE])
         try:
             block = self._reader(split).read(index)
         except Exception as error:  # the readers below raise many kinds
             raise DataError(
-                f"block {index} of split {split!r} at {self.path} cannot be read ({_one_line(error)}). "
+                f"block {index} of split {split!r} at {self.path} cannot be read ({one_line(error)}). "
                 f"{_blame(self.path, self._manifest)}"
             ) from error
         if block.size != rows:
@@ -89,6 +105,18 @@ class PreparedSource:
             )
         return dataclasses.replace(block, position=int(self._ends[split][index]) - rows)
 
+    def verify(self) -> None:
+        """Reads every file (of object storage: once copied) and compares its checksum.
+
+        Raises:
+          DataError: a file whose content has changed, by name, or that cannot be reached.
+        """
+        if self._cached is not None:
+            for name in self._manifest["files"]:
+                self._cached.fetch(name)
+        elif _damaged_files(self.path, self._manifest):
+            raise DataError(_blame(self.path, self._manifest))
+
     def _open(self, split: str) -> Any:
         from recjax.data import builder  # slow to import, and not there on every machine that only evaluates
 
@@ -96,56 +124,32 @@ class PreparedSource:
         return builder.Reader(self.schema, self.path, split)
 
 
-def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None) -> PreparedSource:
+def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None, cache: str = "") -> PreparedSource:
     """Opens prepared data after checking that they are complete (sizes, not checksums: see `verify`).
 
     Args:
-      path: the folder that `recjax data prepare` wrote.
+      path: the folder that `recjax data prepare` wrote; on object storage too (`places.place`).
       expect_dataset: refuse data of another dataset.
+      cache: folder for copies of files of object storage; empty: the usual one (see remote.py).
 
     Raises:
       DataError: nothing there, not prepared data, another dataset or format, a file missing or of another size,
         or no permission to read.
     """
-    path = Path(path)
-    command = f"recjax data prepare {expect_dataset or 'DATASET'} --from PATH --out {path}"
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        state = "the folder exists, but holds no prepared data" if path.is_dir() else "there is no such folder"
-        raise DataError(f"no prepared data at {path}: {state}. Prepare them with: {command}") from None
-    except PermissionError:
-        raise DataError(_no_permission(file)) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is damaged ({_one_line(error)}). Prepare the data again with: {command}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise DataError(
-            f"{file} has format {found!r}, but this version of recjax reads format {FORMAT}. "
-            f"Prepare the data again with: {command} --overwrite"
-        )
-    if expect_dataset is not None and manifest.get("dataset") != expect_dataset:
-        raise DataError(
-            f"{path} holds the dataset {manifest.get('dataset')!r}, but the config asks for {expect_dataset!r}. "
-            f"Set data.path to a folder of {expect_dataset}, or prepare one: {command}"
-        )
-    try:
-        expected = _fingerprint(manifest["dataset"], manifest["schema"], manifest["splits"])
-        intact = manifest["fingerprint"] == expected and isinstance(manifest["about"], dict)
-        sizes = {name: int(entry["bytes"]) for name, entry in manifest["files"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        intact, sizes = False, {}
-    if not intact:
-        raise DataError(f"{file} is damaged: its parts do not fit its fingerprint. Prepare the data again: {command}")
-    for name, size in sizes.items():
-        data = path / name
+    path = place(path)
+    manifest = read_manifest(path, expect_dataset)
+    if is_remote(path):
+        cached = into_cache(path, manifest, cache)
+        return PreparedSource(cached.local, manifest, cached)
+    for name, entry in manifest["files"].items():
+        data, size = path / name, entry["bytes"]
         found = data.stat().st_size if data.is_file() else None
         if found != size:
             state = "is missing" if found is None else f"is {found} bytes long instead of {size}"
+            command = prepare_again(path, expect_dataset)
             raise DataError(f"prepared data are damaged: {data} {state}. Prepare them again: {command} --overwrite")
         if not os.access(data, os.R_OK):
-            raise DataError(_no_permission(data))
+            raise DataError(no_permission(data))
     return PreparedSource(path, manifest)
 
 
@@ -155,10 +159,7 @@ def verify(path: str | os.PathLike[str]) -> None:
     Raises:
       DataError: as `open_prepared`, or a file whose content has changed, by name.
     """
-    source = open_prepared(path)
-    damaged = _damaged_files(source.path, source._manifest)
-    if damaged:
-        raise DataError(_blame(source.path, source._manifest))
+    open_prepared(path).verify()
 
 
 def write_prepared(
@@ -197,7 +198,7 @@ def write_prepared(
             _put_in_place(folder, out, manifest, overwrite)
     except OSError as error:
         raise TrainingError(
-            f"cannot write prepared data to {out}: {_one_line(error)}. Nothing of it was kept. Give the place free "
+            f"cannot write prepared data to {out}: {one_line(error)}. Nothing of it was kept. Give the place free "
             "space and write permission, or choose another with --out (or RECJAX_CACHE, for data that recjax prepares "
             "by itself)."
         ) from error
@@ -289,9 +290,9 @@ def _write_all(
     manifest = {
         "format": FORMAT,
         "dataset": dataset,
-        "schema": _schema_to_json(schema),
+        "schema": schema_to_json(schema),
         "splits": table,
-        "fingerprint": _fingerprint(dataset, _schema_to_json(schema), table),
+        "fingerprint": fingerprint(dataset, schema_to_json(schema), table),
         "about": dict(about),
         "files": {
             str(file.relative_to(folder)): {
@@ -312,7 +313,7 @@ def _put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: 
         folder.rename(out)  # `out` is missing or empty: see refuse_foreign
         return
     try:
-        old = json.loads((out / MANIFEST).read_text("utf-8"))
+        old = strict_json.parse((out / MANIFEST).read_bytes())
         same = old["fingerprint"] == manifest["fingerprint"]
         if same and old["about"] == manifest["about"] and not _damaged_files(out, old):
             return
@@ -363,25 +364,3 @@ def _blame(path: Path, manifest: dict[str, Any]) -> str:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _fingerprint(dataset: str, schema: dict[str, Any], splits: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, dataset, schema, splits], sort_keys=True).encode()).hexdigest()
-
-
-def _schema_to_json(schema: Schema) -> dict[str, Any]:
-    return {"dense": list(schema.dense), "features": [dataclasses.asdict(feature) for feature in schema.features]}
-
-
-def _schema_from_json(schema: dict[str, Any]) -> Schema:
-    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]))
-
-
-def _no_permission(file: Path) -> str:
-    return (
-        f"no permission to read {file}. Ask its owner for it (chmod a+rX), or prepare the data in a folder of your own."
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")

@@ -17,11 +17,11 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.manifest import BLOCKS_PER_FILE
 
 VERSION = "1.0.0"  # of the record layout
 NAME = "blocks"
 FOLDER = f"{NAME}/{VERSION}"  # of the files, below the folder of the prepared data; TFDS's own layout
-_BLOCKS_PER_FILE = 1024
 # A block is read alone. Compression (zstd:1) would take half the room of Criteo's blocks, and twice the time to read.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
@@ -79,7 +79,7 @@ def _write_split(
             finished(file)
 
     for index, block in enumerate(blocks):
-        if index % _BLOCKS_PER_FILE == 0:
+        if index % BLOCKS_PER_FILE == 0:
             close()
             file = Path(files.sharded_filepath(shard_index=len(lengths), num_shards=None))
             writer = ArrayRecordWriter(str(file), _WRITER_OPTIONS)

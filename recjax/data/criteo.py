@@ -49,6 +49,7 @@ class CriteoKaggle:
     dense: DenseTransform = "log1p"  # of the integers; see recjax.data.dense
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     open = open_as
 
@@ -68,6 +69,7 @@ class Criteo1TB:
     dense: DenseTransform = "log1p"  # of the integers; see recjax.data.dense
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         if not self.days or list(self.days) != sorted(set(self.days)) or not 0 <= self.days[0] <= self.days[-1] <= 23:

@@ -15,12 +15,13 @@ from typing import Any
 from recjax import config as machinery
 from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds, yelp
 from recjax.data.avazu import Avazu
-from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.chunk import Reader
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.options import prepare_as
+from recjax.data.places import is_remote
 from recjax.data.prepared import Prepared
 from recjax.data.ratings import RatingsReader, prepare_ratings
 from recjax.data.source import SPLITS, BlockSource
@@ -120,7 +121,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
       DataError: the data are missing or damaged.
     """
     source: BlockSource
-    if name_or_folder in DATASETS or not Path(name_or_folder).is_dir():
+    if name_or_folder in DATASETS or not (is_remote(name_or_folder) or Path(name_or_folder).is_dir()):
         source = machinery.override(default(name_or_folder), overrides).open()
     elif overrides:
         raise ConfigError(
@@ -130,7 +131,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
     else:
         source = open_prepared(name_or_folder)
     if isinstance(source, PreparedSource):
-        verify(source.path)
+        source.verify()
     return stats.describe(source)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from recjax.data.batch import Schema
-from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, verify
+from recjax.data.blocks import PreparedSource, open_prepared, verify
+from recjax.data.manifest import MANIFEST, read_manifest
 from recjax.data.source import BlockSource
 from recjax.errors import DataError, TrainingError
 
@@ -40,7 +41,7 @@ def keep(source: BlockSource, out: Path) -> None:
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        manifest = json.loads((source.path / MANIFEST).read_text("utf-8"))
+        manifest = read_manifest(source.path)
         kept = {name: entry for name, entry in manifest["files"].items() if Path(name).parts[0] != _BLOCKS}
         for name, entry in kept.items():
             copy = unfinished / name

@@ -85,6 +85,7 @@ class MovieLens:
     min_genre_count: int = 50  # the same for genres
     min_tag_count: int = 20  # the same for tags
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         check_ranges(

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from recjax.config_values import check_ranges
-from recjax.data.blocks import FORMAT, PreparedSource, open_prepared, verify
+from recjax.data.blocks import PreparedSource, open_prepared, verify
 from recjax.data.fields import Faults
+from recjax.data.manifest import FORMAT
 from recjax.data.options import open_as, options_of
 from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, read_movies, read_ratings, split_genres
+from recjax.data.remote import cache_folder
 from recjax.data.table import Form
 from recjax.data.textfile import find
-from recjax.errors import DataError, TrainingError
+from recjax.errors import DataError
 
 _VERSION = 3  # raise it when the same files and options start to give other data
 _SHIPPED = Path(__file__).parent / "files" / "movietweetings"
@@ -43,6 +45,7 @@ class MovieTweetings:
     min_movie_count: int = 1  # the same for movies
     min_year_count: int = 20  # the same for years of release
     min_genre_count: int = 50  # the same for genres
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -64,7 +67,7 @@ class MovieTweetings:
         """
         if self.path:
             return open_as(self)
-        folder = _cache_folder() / f"{self.kind}-{_cache_key(self)}"
+        folder = cache_folder() / f"{self.kind}-{_cache_key(self)}"
         try:
             verify(folder)
             return open_prepared(folder, self.kind)
@@ -104,18 +107,6 @@ def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> R
         },
         skipped=faults.drain(),
     )
-
-
-def _cache_folder() -> Path:
-    """Where recjax keeps what it can make again: $RECJAX_CACHE, else $XDG_CACHE_HOME/recjax, else ~/.cache/recjax."""
-    if chosen := os.environ.get("RECJAX_CACHE"):
-        return Path(chosen)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recjax"
-    except RuntimeError as error:  # a user without a home, as in some containers
-        raise TrainingError(
-            "there is no home folder to keep the prepared ratings in. Set RECJAX_CACHE to a folder where you may write."
-        ) from error
 
 
 def _cache_key(config: MovieTweetings) -> str:

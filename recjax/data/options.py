@@ -28,10 +28,15 @@ class PathConfig(Protocol):
         """Folder of the prepared data."""
         ...
 
+    @property
+    def cache(self) -> str:
+        """Folder for copies of what a path on object storage holds; empty: the usual one."""
+        ...
+
 
 def options_of(config: PathConfig) -> dict[str, Any]:
-    """What of a config shapes the prepared data: JSON values by dotted key, all but `path`."""
-    options = {key: value for key, value in machinery.flatten(config).items() if key not in ("kind", "path")}
+    """What of a config shapes the prepared data: JSON values by dotted key, all but `path` and `cache`."""
+    options = {key: value for key, value in machinery.flatten(config).items() if key not in ("kind", "path", "cache")}
     return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
 
 
@@ -47,7 +52,7 @@ def open_as(config: PathConfig) -> PreparedSource:
             f"{config.kind} needs prepared data, and data.path names none. Prepare the raw files once with: {command} "
             "and give that folder as data.path=DIR."
         )
-    source = open_prepared(config.path, config.kind)
+    source = open_prepared(config.path, config.kind, config.cache)
     check_options(config, source)
     return source
 
@@ -103,5 +108,6 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
 def prepare_command(config: PathConfig) -> str:
     """The command that prepares data for a config."""
     default = type(config)()
-    changed = [f"{key}={written(value)}" for key, _, value in machinery.diff(default, config) if key != "path"]
+    differing = [(key, value) for key, _, value in machinery.diff(default, config) if key not in ("path", "cache")]
+    changed = [f"{key}={written(value)}" for key, value in differing]
     return " ".join(["recjax data prepare", config.kind, "--from PATH --out DIR", *map(shlex.quote, changed)])

@@ -26,7 +26,7 @@ import numpy as np
 
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch
-from recjax.data.blocks import MANIFEST, PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
+from recjax.data.blocks import PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
 from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
 from recjax.data.counting import Counter
@@ -44,6 +44,7 @@ from recjax.data.ids import (
     load_map,
     reduced,
 )
+from recjax.data.manifest import MANIFEST
 from recjax.data.memory import keep_freed_memory
 from recjax.data.progress import PrepareProgress
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate

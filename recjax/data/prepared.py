@@ -16,6 +16,7 @@ class Prepared:
     kind: ClassVar[str] = "prepared"
 
     path: str = ""  # folder of the prepared data
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def open(self) -> PreparedSource:
         """The prepared data.
@@ -25,4 +26,4 @@ class Prepared:
         """
         if not self.path:
             raise DataError("data=prepared needs the folder of the data. Give it as data.path=DIR.")
-        return open_prepared(self.path)
+        return open_prepared(self.path, cache=self.cache)

@@ -54,6 +54,7 @@ class Taobao:
     dense: DenseTransform = "log1p"  # of the price; see recjax.data.dense
     missing_indicators: bool = False  # one more dense column, price_missing: 1 where the price is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         check_ranges(self, validation_days=(0, None), test_days=(0, None))

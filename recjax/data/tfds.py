@@ -47,6 +47,7 @@ class Tfds:
     ids: Frequency | Hash | Modulo = Frequency()  # how values become rows of tables
     dense: DenseTransform = "standard"  # of the dense columns; see recjax.data.dense
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is NaN
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         roles = parse_columns(self.columns)

@@ -50,6 +50,7 @@ class Yelp:
     dense: DenseTransform = "log1p"  # of counts, stars and days; see recjax.data.dense
     missing_indicators: bool = False  # for each dense column one more: 1 where the value is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
         check_ranges(self, above=(1, 4.5), validation_fraction=(0, 0.9), test_fraction=(0, 0.9))
@@ -226,7 +227,10 @@ _COLUMNS: dict[str, dict[str, Kind]] = {
 
 
 def _read_businesses(file: Path, faults: Faults) -> Businesses:
-    ids, city, state, categories = [], [], [], []
+    ids: list[str] = []
+    city: list[str | None] = []
+    state: list[str | None] = []
+    categories: list[str | None] = []
     seen: set[str] = set()
     for rows in read_objects(file, _COLUMNS["business"], faults):
         found = _new_ids(rows, "business_id", seen)

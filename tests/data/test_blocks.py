@@ -15,7 +15,8 @@ import pytest
 
 from recjax.data import stats
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import MANIFEST, open_prepared, verify, write_prepared
+from recjax.data.blocks import open_prepared, verify, write_prepared
+from recjax.data.manifest import MANIFEST
 from recjax.data.pipeline import batches
 from recjax.errors import DataError, TrainingError
 
@@ -313,7 +314,7 @@ def test_no_permission_to_read(prepared, monkeypatch, which):
         def refuse(self, *arguments, **more):
             raise PermissionError(13, "Permission denied", str(self))
 
-        monkeypatch.setattr(Path, "read_text", refuse)
+        monkeypatch.setattr(Path, "read_bytes", refuse)
         file = prepared / MANIFEST
     else:
         file = data_file(prepared)

@@ -11,9 +11,10 @@ from commands import assert_refused, inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.data.blocks import MANIFEST, open_prepared
+from recjax.data.blocks import open_prepared
 from recjax.data.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw
 from recjax.data.ids import Frequency, Hash, Modulo
+from recjax.data.manifest import MANIFEST
 from recjax.data.options import prepare_as
 from recjax.data.source import SPLITS, concatenate
 from recjax.errors import ConfigError, DataError

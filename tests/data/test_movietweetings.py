@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from recjax.data.batch import validate
-from recjax.data.blocks import MANIFEST, open_prepared
+from recjax.data.blocks import open_prepared
+from recjax.data.manifest import MANIFEST
 from recjax.data.movietweetings import MovieTweetings, open_raw
 from recjax.data.ratings import DENSE, prepare_ratings
 from recjax.data.source import SPLITS, concatenate

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.data import prepare as engine
-from recjax.data.blocks import MANIFEST, open_prepared, write_prepared
+from recjax.data.blocks import open_prepared, write_prepared
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.encoder import open_encoder
 from recjax.data.ids import Frequency, Hash
+from recjax.data.manifest import MANIFEST
 from recjax.data.prepare import prepare_data
 from recjax.data.source import BLOCK_ROWS, SPLITS, concatenate
 from recjax.errors import ConfigError, DataError, TrainingError

@@ -1,0 +1,27 @@
+"""Credentials stay out of configs, run folders and messages.
+
+Access to object storage comes from where its own tools keep it (application default credentials, ~/.aws, environment
+variables), never from a path.
+"""
+
+from __future__ import annotations
+
+import re
+
+_USER = re.compile(r"(?<=://)[^/\s@'\"]*@")
+_QUERY = re.compile(
+    r"([?&;][^=&;#\s'\"]*(?:token|key|secret|password|passwd|pwd|signature|sig|credential|auth)[^=&;#\s'\"]*=)[^&;#\s'\",)]+",
+    re.IGNORECASE,
+)
+
+
+def masked(text: str) -> str:
+    """`text` without what in its URLs grants access: `https://user:secret@host/x?token=abc` has *** for both."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether `text` has a URL with user information, or with a parameter whose name speaks of a credential."""
+    return masked(text) != text
