@@ -17,11 +17,9 @@ _QUERY = re.compile(
 
 def masked(text: str) -> str:
     """`text` without what in its URLs grants access: `https://user:secret@host/x?token=abc` has *** for both."""
-    if "://" not in text:
-        return text
     return _QUERY.sub(r"\1***", _USER.sub("***@", text))
 
 
 def holds_secret(text: str) -> bool:
     """Whether `text` has a URL with user information, or with a parameter whose name speaks of a credential."""
-    return masked(text) != text
+    return "://" in text and masked(text) != text

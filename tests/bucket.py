@@ -28,8 +28,8 @@ class Bucket(MemoryFileSystem):
         return f"/{bare}" if bare else ""
 
     def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:
-        if type(self).refuse is not None:
-            raise self.refuse
+        if (refuse := self.refuse) is not None:
+            raise refuse
         if mode == "rb":
             self.opened.append(path)
         return super()._open(path, mode, **more)

@@ -7,7 +7,9 @@ TFDS writes ArrayRecord files, which can be read at random, and never imports Te
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,52 +46,91 @@ def write(
     """
     data_dir = folder / FOLDER
     data_dir.mkdir(parents=True)
+    try:
+        written = {split: _write_split(schema, data_dir, split, blocks, finished) for split, blocks in splits.items()}
+        write_info(schema, folder, written)
+    except RuntimeError as error:  # so the ArrayRecord writer says that the disk is full
+        raise OSError(str(error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What was written of a split.
+
+    Attributes:
+      blocks: in each of its files.
+      bytes: of all records.
+    """
+
+    blocks: list[int]
+    bytes: int
+
+
+def write_info(schema: Schema, folder: Path, splits: Mapping[str, Written]) -> None:
+    """Writes the description by which TFDS finds the blocks below `folder`, which need not be there yet."""
+    data_dir = folder / FOLDER
+    data_dir.mkdir(parents=True, exist_ok=True)
     identity = tfds.core.DatasetIdentity(
         name=NAME, version=tfds.core.Version(VERSION), data_dir=str(data_dir), module_name=__name__
     )
     info = tfds.core.DatasetInfo(builder=identity, features=_record_layout(schema), disable_shuffling=True)
     info.set_file_format("array_record")
-    try:
-        written = [_write_split(info.features, data_dir, split, blocks, finished) for split, blocks in splits.items()]
-        info.set_splits(tfds.core.SplitDict(written))
-        with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
-            info.write_to_directory(str(data_dir))
-    except RuntimeError as error:  # so the ArrayRecord writer says that the disk is full
-        raise OSError(str(error)) from error
+    infos = [
+        tfds.core.SplitInfo(
+            name=split, shard_lengths=of.blocks, num_bytes=of.bytes, filename_template=_template(data_dir, split)
+        )
+        for split, of in splits.items()
+    ]
+    info.set_splits(tfds.core.SplitDict(infos))
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself where `--json` promises silence
+        info.write_to_directory(str(data_dir))
 
 
-def _write_split(
-    features: Any, data_dir: Path, split: str, blocks: Iterable[Batch], finished: Callable[[Path], object]
-) -> tfds.core.SplitInfo:
-    """Writes the files of one split."""
-    files = tfds.core.ShardedFileTemplate(
+def _template(data_dir: Path, split: str) -> Any:
+    return tfds.core.ShardedFileTemplate(
         data_dir=data_dir,
         dataset_name=NAME,
         split=split,
         filetype_suffix="array_record",
         template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}",  # how many files there will be is not known yet
     )
-    lengths: list[int] = []
-    written_bytes = 0
-    writer: Any = None
 
-    def close() -> None:
-        if writer is not None:
-            writer.close()
-            finished(file)
 
-    for index, block in enumerate(blocks):
-        if index % BLOCKS_PER_FILE == 0:
-            close()
-            file = Path(files.sharded_filepath(shard_index=len(lengths), num_shards=None))
-            writer = ArrayRecordWriter(str(file), _WRITER_OPTIONS)
-            lengths.append(0)
+def file_name(split: str, index: int) -> str:
+    """The name below the folder of the prepared data of file number `index` of a split."""
+    return f"{FOLDER}/{Path(_template(Path(), split).sharded_filepath(shard_index=index, num_shards=None)).name}"
+
+
+def _write_split(
+    schema: Schema, data_dir: Path, split: str, blocks: Iterable[Batch], finished: Callable[[Path], object]
+) -> Written:
+    """Writes the files of one split."""
+    counts: list[int] = []
+    size = 0
+    stream = iter(blocks)
+    for first in stream:
+        file = data_dir / Path(file_name(split, len(counts))).name
+        count, written = write_file(
+            schema, itertools.chain([first], itertools.islice(stream, BLOCKS_PER_FILE - 1)), file
+        )
+        counts.append(count)
+        size += written
+        finished(file)
+    return Written(counts, size)
+
+
+def write_file(schema: Schema, blocks: Iterable[Batch], file: Path) -> tuple[int, int]:
+    """Writes one file of blocks; returns their number, and the bytes of their records."""
+    features = _record_layout(schema)
+    writer = ArrayRecordWriter(str(file), _WRITER_OPTIONS)
+    count = size = 0
+    for block in blocks:
         record = features.serialize_example(_to_record(block))
         writer.write(record)
-        lengths[-1] += 1
-        written_bytes += len(record)
-    close()
-    return tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=written_bytes, filename_template=files)
+        count += 1
+        size += len(record)
+    writer.close()
+    return count, size
 
 
 class Reader:

@@ -28,6 +28,7 @@ from recjax.errors import ConfigError, DataError
 
 _PIECE_BYTES = 28 << 20  # of text in a chunk, about 120,000 rows; glibc gets more than 32 MiB anew every time
 _PARSE_BYTES = 1 << 19  # parsed at once; the intermediate arrays are three times as large
+_TASK_PIECES = 8  # read by one worker: each task reads one piece more than it needs
 _THREADS = 2
 _SPLIT, _SUBSAMPLE = 21, 22  # purposes of draws
 
@@ -153,6 +154,38 @@ class CriteoReader:
         """File name -> sha256; reads all files."""
         return {path.name: textfile.sha256(path) for path in self._paths}
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The raw files, in the order of time."""
+        return self._paths
+
+    def scan(self, path: Path) -> TextFile:
+        """Looks at one of the files, from end to end."""
+        return scan(path, self._piece_bytes)
+
+    def scanned(self, files: Sequence[TextFile]) -> None:
+        """Takes what `scan` gave for all files, where that was done elsewhere."""
+        self.__dict__["_files"] = list(files)
+
+    def tasks(self) -> list[tuple[int, int, int]]:
+        """What may be read apart, as (file, first piece, pieces): a gzipped file whole, others in parts."""
+        made = []
+        for number, file in enumerate(self._files):
+            count = len(file.first_lines)
+            step = count if file.path.suffix == ".gz" else _TASK_PIECES
+            made += [(number, first, min(step, count - first)) for first in range(0, count, step)]
+        return made
+
+    def chunks_of(self, task: tuple[int, int, int]) -> Iterator[tuple[int, Chunk]]:
+        """The chunks of a task, with their numbers in `chunks`."""
+        number, first, count = task
+        before = sum(len(file.first_lines) for file in self._files[:number])
+        total = sum(len(file.first_lines) for file in self._files)
+        file = self._files[number]
+        for piece, text in zip(range(first, first + count), pieces(file, first), strict=False):
+            at = before + piece
+            yield at, self._chunk(at, file, file.first_lines[piece], text, (at + 1) / total)
+
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones: one for each piece of each file, in order."""
         total = sum(len(file.first_lines) for file in self._files)
@@ -231,7 +264,7 @@ class CriteoReader:
             drawn = draws.uniform(len(lines), self._seed, _SPLIT, chunk)
             return np.searchsorted(_RANDOM, drawn, side="right").astype(np.uint8)
         train, (first, second) = SPLITS.index("train"), (SPLITS.index(name) for name in _HALVES[self._convention])
-        if file is not self._files[-1]:
+        if file.path != self._files[-1].path:
             return np.full(len(lines), train, np.uint8)
         held_out = self._held_out(file.lines)
         begin = file.lines - held_out

@@ -17,7 +17,7 @@ import operator
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from recjax.data.batch import Batch
 from recjax.data.blocks import PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
 from recjax.data.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.coding import code_chunk
-from recjax.data.counting import Counter
+from recjax.data.counting import Counter, Run
 from recjax.data.dense import DenseEncoder, DenseStats, DenseTransform, Line
 from recjax.data.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.ids import (
@@ -111,13 +111,7 @@ def prepare_data(
             no_rows = DenseStats.of(np.zeros((0, len(reader.dense))))
             stats = functools.reduce(operator.add, (part.dense for part in work.parts), no_rows)
             by = DenseEncoder(dense, missing_indicators, stats)
-            about["encoder"] = describe(reader.features, reader.dense, ids, by)
-            vocabularies = zip(reader.features, maps, strict=True)
-            about["vocabularies"] = {
-                feature.name: {"rows": map_.table_rows, "sha256": map_.vocabulary.sha256()}
-                for feature, map_ in vocabularies
-                if isinstance(map_, VocabularyMap)
-            }
+            about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
             encoder = Encoder(reader.name, reader.features, reader.dense, maps, by)
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -136,6 +130,16 @@ def prepare_data(
     finally:
         progress.close()
     return made
+
+
+def describe_encoding(reader: Reader, ids: IdOptions, by: DenseEncoder, maps: Sequence[IdMap]) -> dict[str, Any]:
+    """What prepared data tell of how raw rows became theirs."""
+    vocabularies = {
+        feature.name: {"rows": map_.table_rows, "sha256": map_.vocabulary.sha256()}
+        for feature, map_ in zip(reader.features, maps, strict=True)
+        if isinstance(map_, VocabularyMap)
+    }
+    return {"encoder": describe(reader.features, reader.dense, ids, by), "vocabularies": vocabularies}
 
 
 def _no_faults() -> collections.Counter[str]:
@@ -260,13 +264,22 @@ def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeatur
     """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
     counter = Counter(folder)
     for part in work.parts:
-        values, counts = work.train_counts(part, index)
-        if ids.modulo and len(values):
-            values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
-            counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
-        counter.add(values, counts)
-    least = max(ids.min_count, feature.min_count)
-    return Vocabulary.counted(*counter.total(least), 1, first_row(feature))
+        counter.add(*counted(work.train_counts(part, index), ids))
+    return Vocabulary.counted(*counter.total(least_count(ids, feature)), 1, first_row(feature))
+
+
+def counted(run: Run, ids: Frequency) -> Run:
+    """The counts of values as the vocabulary counts them: modulo a number, if the options say so."""
+    values, counts = run
+    if ids.modulo and len(values):
+        values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
+        counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
+    return values, counts
+
+
+def least_count(ids: Frequency, feature: RawFeature) -> int:
+    """How often a value must occur to get a row of its own."""
+    return max(ids.min_count, feature.min_count)
 
 
 class _Blocks:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from recjax.data.places import place
+from recjax.data.places import is_remote, place, unreachable
 from recjax.errors import DataError
 
 
@@ -22,7 +24,7 @@ def given(kind: str, source: str | os.PathLike[str] | None) -> Path:
     """
     if source is None:
         raise DataError(f"{kind} does not ship with recjax. Give the place of its files with --from PATH.")
-    return Path(source)
+    return place(source)
 
 
 def find(folder: Path, *names: str) -> Path:
@@ -49,8 +51,10 @@ def open_bytes(file: Path) -> Iterator[BinaryIO]:
       DataError: missing, unreadable, or truncated, also while the stream is read; the message says what to do.
     """
     try:
-        opened: Any = gzip.open(file) if file.suffix == ".gz" else file.open("rb")
-        with opened as stream:
+        with contextlib.ExitStack() as stack:
+            stream: Any = stack.enter_context(file.open("rb"))
+            if file.suffix == ".gz":
+                stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise damaged_gzip(file, error) from None
@@ -96,6 +100,8 @@ def damaged_gzip(file: Path, error: Exception) -> DataError:
 
 def unreadable(file: Path, error: OSError) -> DataError:
     """The error for a file that the system does not hand out."""
+    if is_remote(file) and not isinstance(error, FileNotFoundError):
+        return unreachable(file, error)
     if isinstance(error, FileNotFoundError):
         return DataError(f"{file} does not exist. Give the folder that holds the dataset's files with --from.")
     return DataError(f"{file} cannot be read ({error.strerror or error}). Check its permissions and the disk.")

@@ -21,7 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -116,19 +116,12 @@ class WorkFolder:
 
     def write(self, index: int, chunk: CodedChunk, skipped: Mapping[str, int], done: float | None) -> Part:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""
-        train = chunk.split == SPLITS.index("train")
-        arrays = {"labels": chunk.labels, "dense": chunk.dense, "split": chunk.split}
-        if chunk.weights is not None:
-            arrays["weights"] = chunk.weights
-        for i, column in enumerate(chunk.columns.values()):
-            arrays |= {f"{i}.values": column.values, f"{i}.codes": column.codes, f"{i}.counts": counts(column, train)}
-            if column.lengths is not None:
-                arrays[f"{i}.lengths"] = column.lengths
         file = self.path / f"part-{index:06}.npz"
         with file.open("wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
+            save(stream, chunk)
+        train = chunk.dense[chunk.split == SPLITS.index("train")]
         rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
-        return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(chunk.dense[train]), done)
+        return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(train), done)
 
     def finish(self, part: Part) -> None:
         """Enters a written part into the journal; call it in the order of the chunks."""
@@ -143,12 +136,7 @@ class WorkFolder:
     def read(self, part: Part, features: Sequence[str]) -> CodedChunk:
         """A whole part; `features` are the names of its columns."""
         with self._open(part) as arrays:
-            columns = {}
-            for i, name in enumerate(features):
-                lengths = arrays[f"{i}.lengths"] if f"{i}.lengths" in arrays else None
-                columns[name] = Coded(arrays[f"{i}.values"], arrays[f"{i}.codes"], lengths)
-            weights = arrays["weights"] if "weights" in arrays else None
-            return CodedChunk(arrays["labels"], arrays["dense"], columns, arrays["split"], weights)
+            return load(arrays, features)
 
     def train_counts(self, part: Part, feature: int) -> Run:
         """The distinct values of feature number `feature` in a part, and how often its training rows hold them."""
@@ -169,6 +157,29 @@ class WorkFolder:
     def remove(self) -> None:
         """Removes all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def save(stream: BinaryIO, chunk: CodedChunk) -> None:
+    """Writes a chunk as .npz, and for every column how often each value stands in the training rows."""
+    train = chunk.split == SPLITS.index("train")
+    arrays = {"labels": chunk.labels, "dense": chunk.dense, "split": chunk.split}
+    if chunk.weights is not None:
+        arrays["weights"] = chunk.weights
+    for i, column in enumerate(chunk.columns.values()):
+        arrays |= {f"{i}.values": column.values, f"{i}.codes": column.codes, f"{i}.counts": counts(column, train)}
+        if column.lengths is not None:
+            arrays[f"{i}.lengths"] = column.lengths
+    np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
+
+
+def load(arrays: Mapping[str, np.ndarray], features: Sequence[str]) -> CodedChunk:
+    """What `save` wrote, opened as an .npz; `features` are the names of its columns."""
+    columns = {}
+    for i, name in enumerate(features):
+        lengths = arrays[f"{i}.lengths"] if f"{i}.lengths" in arrays else None
+        columns[name] = Coded(arrays[f"{i}.values"], arrays[f"{i}.codes"], lengths)
+    weights = arrays["weights"] if "weights" in arrays else None
+    return CodedChunk(arrays["labels"], arrays["dense"], columns, arrays["split"], weights)
 
 
 def _as_text(key: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,6 @@
 """Prepared data on object storage: only what is read is copied, nothing that is not what was written."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,12 +174,10 @@ def test_processes_share_a_cache(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_training_from_a_bucket_gives_the_same_numbers(prepared, gs, tmp_path):
-    run = ("train", "synthetic", "data=prepared", "train.steps=3", "train.batch_size=64", "mesh.devices=2", "--json")
+    run = ("train", "synthetic", "data=prepared", "train.steps=2", "train.batch_size=64", "mesh.devices=1", "--json")
     here = inside(*run, f"data.path={prepared.path}", "--out", tmp_path / "a").result
     there = inside(*run, f"data.path={URL}", f"data.cache={tmp_path / 'cache'}", "--out", tmp_path / "b").result
     assert here["eval"] == there["eval"]
-    shutil.rmtree(tmp_path / "cache")
-    assert inside("eval", tmp_path / "b", "--json").result["eval"] == there["eval"]
     info = inside("data", "info", URL, "--json").result
     assert info["fingerprint"] == prepared.fingerprint
     assert_refused(inside(*run, "data.path=gs://shop/other", "--out", tmp_path / "c"), 3, "no prepared data at gs://")
