@@ -247,7 +247,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from recjax.data import datasets
 
     config = machinery.override(datasets.default(options.dataset), options.overrides)
-    made = datasets.prepare(config, options.source, Path(options.out), overwrite=options.overwrite)
+    made = datasets.prepare(config, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
     _print(options, made, lambda: f"prepared {options.dataset} in {options.out}")
 
 
@@ -394,9 +394,11 @@ def _parser() -> argparse.ArgumentParser:
     prepare = verb(actions, "prepare", _prepare, "turn raw files into prepared blocks",
                    "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
     prepare.add_argument("dataset", help="name of a dataset")
-    prepare.add_argument("--from", dest="source", type=Path, help="folder of the raw files (default: shipped ones)")
+    prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
     prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
     prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
+    prepare.add_argument("--beam", metavar="FLAGS", help="prepare on Apache Beam (extra `beam`), on many machines, with "
+                         'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
     info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")

@@ -195,7 +195,7 @@ def write_prepared(
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, folder / name)
             manifest = _write_all(folder, dataset, schema, splits, about)
-            _put_in_place(folder, out, manifest, overwrite)
+            put_in_place(folder, out, manifest, overwrite)
     except OSError as error:
         raise TrainingError(
             f"cannot write prepared data to {out}: {one_line(error)}. Nothing of it was kept. Give the place free "
@@ -307,7 +307,7 @@ def _write_all(
     return manifest
 
 
-def _put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:
+def put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:
     """Renames the complete `folder` to `out`, unless `out` holds the same already, or other data."""
     if not (out / MANIFEST).exists():
         folder.rename(out)  # `out` is missing or empty: see refuse_foreign

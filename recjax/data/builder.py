@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from array_record.python.array_record_module import ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.manifest import BLOCKS_PER_FILE
@@ -144,14 +144,26 @@ class Reader:
 
     def read(self, index: int) -> Batch:
         """Block `index`; raises whatever TFDS, the file format or the disk raise."""
-        record = self._records[index]
-        bags = {}
-        for feature in self._schema.features:
-            columns = record["bags"][feature.name]
-            bags[feature.name] = Bags(columns["ids"], columns.get("lengths"), columns.get("weights"))
-        labels = record["labels"]
-        dense = record.get("dense", np.zeros((len(labels), 0), np.float32))
-        return Batch(dense, bags, labels, record["weights"])
+        return _from_record(self._records[index], self._schema)
+
+
+def read_file(schema: Schema, file: Path) -> Iterator[Batch]:
+    """The blocks of one file, in their order; raises whatever TFDS, the file format or the disk raise."""
+    features = _record_layout(schema)
+    reader = ArrayRecordReader(str(file))
+    for index in range(reader.num_records()):
+        yield _from_record(features.deserialize_example_np(reader.read([index])[0]), schema)
+    reader.close()
+
+
+def _from_record(record: Mapping[str, Any], schema: Schema) -> Batch:
+    bags = {}
+    for feature in schema.features:
+        columns = record["bags"][feature.name]
+        bags[feature.name] = Bags(columns["ids"], columns.get("lengths"), columns.get("weights"))
+    labels = record["labels"]
+    dense = record.get("dense", np.zeros((len(labels), 0), np.float32))
+    return Batch(dense, bags, labels, record["weights"])
 
 
 def as_stored(block: Batch, schema: Schema) -> Batch:

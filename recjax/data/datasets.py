@@ -70,8 +70,31 @@ def default(name: str) -> Dataset:
     return DATASETS[name]()
 
 
+def open_raw(config: Dataset, source: str | os.PathLike[str] | None) -> Reader:
+    """The reader of a dataset's raw files.
+
+    Raises:
+      ConfigError: the dataset has none.
+      DataError: the raw files are at fault.
+    """
+    if config.kind not in _OPEN_RAW:
+        raise ConfigError(_nothing_to_prepare(config.kind))
+    return _OPEN_RAW[config.kind](config, source)
+
+
+def _nothing_to_prepare(kind: str) -> str:
+    return (
+        f"{kind} data have no raw files, so there is nothing to prepare. Datasets to prepare: {', '.join(_OPEN_RAW)}."
+    )
+
+
 def prepare(
-    config: Dataset, source: str | os.PathLike[str] | None, out: str | os.PathLike[str], *, overwrite: bool = False
+    config: Dataset,
+    source: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    beam: str | None = None,
 ) -> dict[str, Any]:
     """Raw files to prepared blocks.
 
@@ -80,6 +103,7 @@ def prepare(
       source: folder of the raw files; None for those that ship with recjax.
       out: the folder to make.
       overwrite: replace prepared data of other content in `out`.
+      beam: do it on Apache Beam, with these pipeline options; None: in this process.
 
     Returns:
       JSON values: dataset, path, fingerprint, rows (split -> rows), skipped (kind of malformed line -> lines left out).
@@ -90,12 +114,12 @@ def prepare(
       TrainingError: `out` cannot be written.
     """
     if isinstance(config, Synthetic | ZipfStream | Prepared):
-        raise ConfigError(
-            f"{config.kind} data have no raw files, so there is nothing to prepare. "
-            f"Datasets to prepare: {', '.join(_OPEN_RAW)}."
-        )
-    reader = _OPEN_RAW[config.kind](config, source)
-    if isinstance(reader, RatingsReader):
+        raise ConfigError(_nothing_to_prepare(config.kind))
+    if beam is not None:
+        from recjax.data.beam import prepare_on_beam
+
+        made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
+    elif isinstance(reader := open_raw(config, source), RatingsReader):
         made = prepare_ratings(config, reader, out, overwrite=overwrite)
     else:
         made = prepare_as(config, reader, out, overwrite=overwrite)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from recjax.data.places import place
 from recjax.data.places import is_remote, place, unreachable
 from recjax.errors import DataError
 
