@@ -397,7 +397,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
     prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
     prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
-    prepare.add_argument("--beam", metavar="FLAGS", help="prepare on Apache Beam (extra `beam`), on many machines, with "
+    prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
                          'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
     info = verb(actions, "info", _info, "print sizes, skew and checksums of data", "data info movietweetings")

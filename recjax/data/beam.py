@@ -1,4 +1,4 @@
-"""Preparation on Apache Beam, for data that one machine cannot prepare: the same files, to the last bit.
+"""Preparation on Apache Beam, for data that one machine cannot prepare: the same blocks and vocabularies, bit for bit.
 
 Four pipelines, one after the other, each on all machines that the runner has; what they leave in the work folder (see
 beam_steps.py) joins them:

@@ -172,6 +172,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         with np.load(stream, allow_pickle=False) as arrays:
             for i in range(len(reader.features)):
                 values, counts = counted((arrays[f"{i}.values"], arrays[f"{i}.counts"]), ids)
+                values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
                 shards = (stable_hash(values) % np.uint64(SHARDS)).astype(np.int64)
                 for shard in np.unique(shards).tolist():
                     yield i * SHARDS + shard, (values[shards == shard], counts[shards == shard])
