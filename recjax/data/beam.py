@@ -199,7 +199,7 @@ def _run(stage: str, items: list[Any], work: Callable[[Any], None], *, flags: st
 
     progress.note(f"{stage}: {len(items):,} to do")
     with _failures(stage), beam.Pipeline(options=options) as pipeline:
-        _ = pipeline | beam.Create(items) | beam.Reshuffle() | beam.Map(work)
+        _ = pipeline | beam.Create(items) | beam.Reshuffle() | stage >> beam.Map(work)
 
 
 def _read(job: Job, tasks: list[Any], flags: str, progress: PrepareProgress) -> None:
@@ -211,7 +211,12 @@ def _read(job: Job, tasks: list[Any], flags: str, progress: PrepareProgress) -> 
     parts_file = place(job.work) / "parts.json"
     frequency = isinstance(getattr(job.config, "ids", Frequency()), Frequency)
     with _failures("reading"), beam.Pipeline(options=options) as pipeline:
-        found = pipeline | beam.Create(tasks) | beam.Reshuffle() | beam.FlatMap(functools.partial(steps.read_task, job))
+        found = (
+            pipeline
+            | beam.Create(tasks)
+            | beam.Reshuffle()
+            | "read" >> beam.FlatMap(functools.partial(steps.read_task, job))
+        )
         parts, runs = found | beam.Partition(lambda item, _: int(item[0] >= 0), 2)
         _ = (
             parts
@@ -221,7 +226,7 @@ def _read(job: Job, tasks: list[Any], flags: str, progress: PrepareProgress) -> 
         )
         if not frequency:
             return
-        shards = runs | beam.GroupByKey() | beam.MapTuple(functools.partial(steps.count_shard, job))
+        shards = runs | beam.GroupByKey() | "count" >> beam.MapTuple(functools.partial(steps.count_shard, job))
         features = range(len(job.reader.features))
         empty = pipeline | "features" >> beam.Create([(feature, None) for feature in features])
         _ = (
@@ -242,12 +247,14 @@ class _failures:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (RecjaxError, KeyboardInterrupt)):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
-        for name, cls in (("DataError: ", DataError), ("ConfigError: ", ConfigError)):  # Beam wraps what workers raise
-            text = str(error)
+        if isinstance(error, RecjaxError):  # raised in this process, by a runner that adds where it happened
+            raise type(error)(str(error).split(" [while running")[0]) from None
+        text = str(error)
+        for name, cls in (("DataError: ", DataError), ("ConfigError: ", ConfigError)):  # other runners give it as text
             if name in text:
-                raise cls(text.split(name, 1)[1].split(" [while running")[0].splitlines()[0]) from None
+                raise cls(text.split(name, 1)[1].splitlines()[0].split(" [while running")[0]) from None
         raise RecjaxError(
             f"{self._stage} failed on Beam ({type(error).__name__}: {' '.join(str(error).split())[:400]}). "
             "The runner's own logs tell more."

@@ -32,6 +32,7 @@ from recjax.data.textfile import find, read_bytes
 from recjax.errors import DataError
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
+pytestmark = [pytest.mark.filterwarnings("ignore")] if HAS_BEAM else []  # of its older packages
 
 
 def run_here(stage, items, work, *, flags, progress):
@@ -186,14 +187,12 @@ def test_without_beam_the_error_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not HAS_BEAM, reason="Apache Beam is not installed")
-@pytest.mark.filterwarnings("ignore")  # Beam's
 @pytest.mark.parametrize("overrides", [("ids.min_count=2",), ("split=random", "ids=hash", "ids.rows=100")])
 def test_the_direct_runner(tmp_path, small, overrides):
     assert_same("criteo_1tb", days(tmp_path / "raw", zipped=(0,)), tmp_path, "days=0,1,2", *overrides)
 
 
 @pytest.mark.skipif(not HAS_BEAM, reason="Apache Beam is not installed")
-@pytest.mark.filterwarnings("ignore")
 def test_errors_through_beam(tmp_path):
     raw = days(tmp_path / "raw")
     with (raw / "day_1").open("ab") as file:
