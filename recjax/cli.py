@@ -16,6 +16,7 @@ from typing import Any
 
 from recjax import __version__, distributed, supervise, together, watch
 from recjax.errors import ConfigError, RecjaxError
+from recjax.masking import masked
 from recjax.pages import restart_with_tunables
 from recjax.tracing import verbs as tracing
 
@@ -97,7 +98,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"\nrecjax: error: {message}", file=sys.stderr)
+    print(f"\nrecjax: error: {masked(message)}", file=sys.stderr)
     return status
 
 

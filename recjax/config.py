@@ -21,8 +21,10 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from recjax import strict_json
 from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse
 from recjax.errors import ConfigError
+from recjax.masking import holds_secret, masked
 from recjax.named import Named, entry_class, split_name
 
 T = TypeVar("T")
@@ -97,11 +99,11 @@ def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
         value of the wrong type, or a check of the config that fails.
     """
     try:
-        return typing.cast(T, _build(_from_plain(cls, json.loads(text, object_pairs_hook=unique_keys), "")))
-    except json.JSONDecodeError as error:
+        return typing.cast(T, _build(_from_plain(cls, strict_json.parse(text), "")))
+    except strict_json.JsonError as error:
         raise ConfigError(
-            f"{source}:{error.lineno}: not valid JSON ({error.msg}). The file may be cut short: restore it, or write "
-            "it again from the preset."
+            f"{error.at(source)}: {error}. The file may be damaged or cut short: restore it, or write it again from "
+            "the preset."
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -212,6 +214,11 @@ def _opened(value: Any, annotation: Any, path: str) -> Any:
 
 def _checked(value: Any, annotation: Any, path: str, written: str) -> Any:
     """`fit`, with a ConfigError that names the key; `written` is the value as its source writes it."""
+    if isinstance(value, str) and holds_secret(value):
+        raise ConfigError(
+            f"{path} is {masked(value)}, which holds a credential: settings are printed and kept in run folders. Give "
+            "the path alone, and the credential as the storage's own tools expect it (an environment variable, a file)."
+        )
     try:
         return fit(value, annotation)
     except WrongTypeError:
@@ -306,15 +313,6 @@ def _from_plain(cls: type, plain: Any, key: str) -> _Node:
             written = json.dumps(value)
             node.values[name] = _checked(tuple(value) if isinstance(value, list) else value, annotation, path, written)
     return node
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The JSON object of these pairs; ConfigError if a key stands twice in it."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the key {twice!r} stands twice in one object. Remove one of them.")
-    return dict(pairs)
 
 
 # Overrides.

@@ -1,6 +1,7 @@
 """JSON from files that anybody may have written: what is wrong with it is said in one way, and nothing is guessed.
 
-Python's reader takes a key twice, NaN, and integers and nesting that later make it raise one of several errors.
+Python's reader takes a key twice and half of a surrogate pair, and raises one of several errors at long integers and deep
+nesting. NaN, which it takes too, is left to the reader's check of the value.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def parse(text: str | bytes) -> Any:
     """The value that a JSON text (bytes: UTF-8) stands for.
 
     Raises:
-      JsonError: not JSON, a key twice in one object, NaN or Infinity, a number too long to be meant, or nested deeper
-        than anything that recjax reads.
+      JsonError: not JSON, a key twice in one object, half of a surrogate pair, a number too long to be meant, or nested
+        deeper than anything that recjax reads.
     """
     try:
         plain = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        value = json.loads(plain, object_pairs_hook=_unique, parse_constant=_refuse)
+        value = json.loads(plain, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise JsonError(f"not valid JSON ({error.msg})", error.lineno) from None
     except UnicodeDecodeError as error:
@@ -71,10 +72,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise JsonError(f"the key {twice[:80]!r} stands twice in one object")
     return made
-
-
-def _refuse(constant: str) -> Any:
-    raise JsonError(f"not valid JSON: {constant} is no number of JSON")
 
 
 def _depth_exceeds(value: Any) -> bool:

@@ -116,10 +116,20 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             f"the data at {path} ({source.name}) do not say how raw rows become ids. Prepare them with a dataset that "
             "does (recjax data prepare), or encode the rows yourself."
         )
+    try:
+        return _opened(path, source.name, raw)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"the data at {path} are damaged: what they say of their encoding makes no sense ({type(error).__name__}). "
+            f"Prepare them again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+        ) from None
+
+
+def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any]) -> Encoder:
     if any("values" not in feature for feature in raw["features"]):
         raise DataError(
             f"the data at {path} were prepared by an older recjax, which did not keep how raw rows are encoded. "
-            f"Prepare them again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+            f"Prepare them again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         )
     features = [RawFeature(**feature) for feature in raw["features"]]
     ids = _options(raw["ids"])
@@ -129,13 +139,13 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
     except (OSError, ValueError) as error:
         raise DataError(
             f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
-            f"again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+            f"again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         ) from None
     transform = raw["transform"]
     if isinstance(transform, list):
         transform = tuple(Line(**line) for line in transform)
     by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
-    return Encoder(source.name, features, raw["dense"], maps, by)
+    return Encoder(name, features, raw["dense"], maps, by)
 
 
 def _options(raw: Mapping[str, Any]) -> IdOptions:

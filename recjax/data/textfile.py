@@ -37,6 +37,8 @@ def find(folder: Path, *names: str) -> Path:
         if file.is_dir():
             raise DataError(f"{file} is a folder where a file should be. Give the dataset's own folder with --from.")
         if file.exists():
+            if not file.is_file():  # a pipe, say, over which a reader would wait for ever
+                raise DataError(f"{file} is no regular file. Give the dataset's own folder with --from.")
             return file
     state = f"has neither {' nor '.join(wanted)}" if folder.is_dir() else "is not a folder"
     raise DataError(f"{folder} {state}. Give the folder that holds the dataset's files with --from.")

@@ -87,7 +87,20 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: Path, first_row: int) -> Self:
         """What `save` wrote; OSError or ValueError if that cannot be read."""
-        return cls(np.load(folder / _VALUES), np.load(folder / _ROWS), first_row)
+        values, rows = (_read(folder / name) for name in (_VALUES, _ROWS))
+        if values.dtype.kind not in "iuSU" or rows.dtype != np.int32 or len(values) != len(rows):
+            raise ValueError(f"{folder} holds no vocabulary: {values.dtype} {values.shape}, {rows.dtype} {rows.shape}")
+        if len(rows) and not (rows.min() >= first_row and rows.max() < first_row + len(rows)):
+            raise ValueError(f"the rows in {folder / _ROWS} are not {first_row} to {first_row + len(rows) - 1}")
+        return cls(values, rows, first_row)
+
+
+def _read(file: Path) -> np.ndarray:
+    """The array [n] of an .npy file; mapped before it is copied, so that a header cannot ask for memory."""
+    array = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+    if array.ndim != 1:
+        raise ValueError(f"{file} holds an array of {array.ndim} dimensions")
+    return array
 
 
 def _descending(counts: np.ndarray) -> np.ndarray:

@@ -25,9 +25,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from recjax import strict_json
 from recjax.data.coding import Coded, CodedChunk, counts
 from recjax.data.counting import Run
 from recjax.data.dense import DenseStats
+from recjax.data.places import escapes
 from recjax.data.source import SPLITS
 from recjax.errors import DataError
 
@@ -62,7 +64,7 @@ class Part:
     @classmethod
     def from_line(cls, line: str) -> Part:
         """The inverse of `to_line`."""
-        values = json.loads(line)
+        values = strict_json.parse(line)
         return cls(**values | {"dense": DenseStats.from_json(values["dense"])})
 
 
@@ -109,7 +111,9 @@ class WorkFolder:
         """The part of a line of the journal; None if the line is cut short or the file is not what it says."""
         try:
             part = Part.from_line(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if not isinstance(part.file, str) or escapes(part.file):
             return None
         file = self.path / part.file
         return part if line.endswith("\n") and file.is_file() and file.stat().st_size == part.bytes else None

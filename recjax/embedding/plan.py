@@ -19,8 +19,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from recjax import strict_json
 from recjax.comms.quantize import Precision
-from recjax.config import unique_keys
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 
@@ -87,13 +87,10 @@ class Plan:
             something that this version cannot place (it says what it can).
         """
         try:
-            raw = json.loads(text, object_pairs_hook=unique_keys)
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from error
-        except json.JSONDecodeError as error:
+            raw = strict_json.parse(text)
+        except strict_json.JsonError as error:
             raise ConfigError(
-                f"{source}:{error.lineno}: not valid JSON ({error.msg}). Write a plan with "
-                "`recjax plan PRESET --save FILE`."
+                f"{error.at(source)}: {error}. Write a plan with `recjax plan PRESET --save FILE`."
             ) from error
         if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("tables"), dict):
             raise ConfigError(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from recjax import strict_json
 from recjax.data.avazu import Avazu, read_unlabelled
 from recjax.data.chunk import Chunk, Column, RawFeature
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
@@ -123,9 +124,9 @@ def json_lines(file: Path, encoder: Encoder) -> Iterator[Chunk]:
 
 def _object(file: Path, line: int, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{file}:{line}: not valid JSON ({error}). Give one object a line.") from None
+        value = strict_json.parse(text)
+    except strict_json.JsonError as error:
+        raise DataError(f"{file}:{line}: {error}. Give one object a line.") from None
     if not isinstance(value, dict):
         raise DataError(
             f"{file}:{line}: {text[:80].decode('utf-8', 'replace')!r} is no JSON object. Give one object a line."

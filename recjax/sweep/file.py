@@ -152,7 +152,9 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text ({error.reason}). A sweep file is TOML.") from error
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{file}: not valid TOML: nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError, and what int() raises at thousands of digits
         raise ConfigError(
             f"{file}: not valid TOML: {error}. Texts stand in quotes; so must a key below another key of the same "
             'table, as in "embedding.optimizer" and "embedding.optimizer.learning_rate".'

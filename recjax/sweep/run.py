@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
+from recjax import strict_json
 from recjax.errors import RecjaxError
 from recjax.sweep.file import Run
 from recjax.train.files import jsonable, write_whole
@@ -41,8 +42,10 @@ def result(run: Run) -> dict[str, Any]:
     try:
         if machinery.config_hash(read_config(run.out, type(run.config))) != known["config_hash"]:
             return known
-        summary = json.loads((run.out / "summary.json").read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        summary = strict_json.parse((run.out / "summary.json").read_bytes())
+        lines = [
+            strict_json.parse(line) for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         chosen = [line for line in lines if (line["split"], line["step"]) == ("validation", summary["eval_step"])]
         names = ("steps", "eval_step", "samples_per_s", "seconds", "devices", "versions")
         measured = {name: summary[name] for name in names}

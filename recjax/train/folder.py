@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from recjax import config as machinery
+from recjax import strict_json
 from recjax.config_values import written
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
@@ -188,6 +189,9 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
         cls = RunConfig
     elif cls is None or cls.__qualname__ != str(where).rpartition(":")[2]:
         try:
+            code = Path(str(where).rpartition(":")[0])
+            if code.suffix == ".py" and (not code.is_absolute() or path.resolve() in code.resolve().parents):
+                raise ConfigError("a run folder must not bring its own code, which would be run. Move the file.")
             found = find_class(str(where))
             if not issubclass(found, RunConfig):
                 raise ConfigError("it is no RunConfig. Put back the code with which the run was made.")
@@ -200,8 +204,8 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
 def _split_class(text: str) -> tuple[object, str]:
     """What "class" says in a config.json (None: nothing), and the text without it."""
     try:
-        plain = json.loads(text, object_pairs_hook=machinery.unique_keys)
-    except (ConfigError, ValueError):  # which `from_json` explains
+        plain = strict_json.parse(text)
+    except strict_json.JsonError:  # which `from_json` explains
         return None, text
     if not isinstance(plain, dict) or "class" not in plain:
         return None, text

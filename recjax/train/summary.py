@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__
+from recjax import __version__, strict_json
 from recjax import config as machinery
 from recjax.presets import FREE_ON_RESUME
 from recjax.train.loop import Outcome
@@ -61,7 +60,7 @@ def summarise(
 def figures(path: Path) -> dict[str, Any]:
     """How fast the training was, from an earlier summary.json; nothing if there is none that can be read."""
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = strict_json.parse(path.read_bytes())
         return {key: earlier[key] for key in ("samples_per_s", "seconds", "compilations")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

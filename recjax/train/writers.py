@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
+from recjax import strict_json
 from recjax.columns import aligned
 from recjax.errors import TrainingError
 from recjax.train.files import disk_error, jsonable, write_whole
@@ -119,7 +120,7 @@ def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -
     kept, lines = [], text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
-            parsed = json.loads(line)
+            parsed = strict_json.parse(line)
             line_step = parsed["step"]
             if not isinstance(line_step, int):
                 raise TypeError

@@ -1,0 +1,387 @@
+"""Damaged files of every kind that recjax reads, and what its readers make of them.
+
+A reader must accept an input or refuse it with a `RecjaxError`; anything else is a defect. `TARGETS` holds the readers,
+`damaged` the ways of damage; an input is a function of (reader, number) alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import shop
+import yelp_support
+from criteo_support import random_rows, text
+
+from recjax import config as machinery
+from recjax import presets
+from recjax.data import avazu, criteo, manifest, movielens, movietweetings, taobao, yelp
+from recjax.data.blocks import open_prepared
+from recjax.data.encoder import open_encoder
+from recjax.data.kept import keep, open_kept
+from recjax.data.work import WorkFolder
+from recjax.embedding.plan import Plan
+from recjax.serving import rows
+from recjax.sweep.file import read_sweep
+from recjax.train import manifest as checkpoints
+from recjax.train.folder import read_config
+from recjax.weights import _open as open_weights
+
+Random = random.Random
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One kind of reader.
+
+    Attributes:
+      write: puts good files into an empty folder.
+      read: reads them all.
+      touch: brings checksums up to date after the damage, so that it reaches what lies behind them.
+      zipped: whether files may also come gzipped.
+    """
+
+    write: Callable[[Path], object]
+    read: Callable[[Path], object]
+    touch: Callable[[Path, Random], object] = lambda folder, rng: None
+    zipped: bool = False
+
+
+# Texts in the datasets' formats.
+
+AVAZU = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,"
+    "device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n"
+    + "".join(
+        f"{i}000009418151094273,{i % 2},141021{i % 24:02},1005,0,1fbe01fe,f3845767,28905ebd,ecad2386,7801e8d9,07d7df22,"
+        f"a99f214a,ddd2926e,44956a24,1,2,15706,320,50,1722,0,35,-1,79\n".replace("141021", f"1410{21 + i // 5}")
+        for i in range(1, 20)
+    )
+)
+TAOBAO = {
+    "raw_sample.csv": "user,time_stamp,adgroup_id,pid,nonclk,clk\n"
+    + "".join(f"{i % 3},{1494000000 + 40000 * i},{i % 4},43_{i % 2},1,{i % 2}\n" for i in range(20)),
+    "ad_feature.csv": "adgroup_id,cate_id,campaign_id,customer,brand,price\n1,6,8,1,NULL,170.0\n2,39,7,5,,0.01\n",
+    "user_profile.csv": "userid,cms_segid,cms_group_id,final_gender_code,age_level,pvalue_level,shopping_level,"
+    "occupation,new_user_class_level \n1,0,5,2,5,,3,0,3\n2,5,2,2,2,1,3,1,2\n",
+}
+MOVIETWEETINGS = {
+    "ratings.dat": "".join(f"{i % 5}::{i % 3}::{i % 11}::{10**9 + i}\n" for i in range(20)),
+    "movies.dat": "0::Die Stille (1990)::Drama|Comedy\n1::Misérables, Les (1995)::\n2::x (2001)::War\n",
+}
+LATEST = {
+    "ratings.csv": "userId,movieId,rating,timestamp\n"
+    + "".join(f"{i % 5},{i % 3},{0.5 + i % 9 / 2},{10**9 + i}\n" for i in range(20)),
+    "movies.csv": 'movieId,title,genres\n0,"Great, The (2013)",Drama|War\n1,Some (1990),(no genres listed)\n2,x,War\n',
+    "tags.csv": 'userId,movieId,tag,timestamp\n1,0,"slow, very",1000000003\n2,1,dark,1000000001\n',
+}
+ONE_M = {
+    "ratings.dat": MOVIETWEETINGS["ratings.dat"].replace("::0::1", "::1::1").replace("::10::1", "::5::1"),
+    "movies.dat": MOVIETWEETINGS["movies.dat"],
+    "users.dat": "".join(f"{i}::F::25::{i}::4806{i}\n" for i in range(5)),
+}
+SWEEP = """\
+preset = "synthetic"
+overrides = ["train.epochs=1"]
+sort = "validation.auc"
+[grid]
+seed = [0, 1, 2]
+embedding.dim = [4, 16]
+model.top = [[64, 1], [32, 1]]
+[zip]
+"train.batch_size" = [512, 1024]
+"train.optimizer.learning_rate" = [0.1, 0.2]
+"""
+PLAN = json.dumps(
+    {"format": "recjax-plan/1", "tables": {"t": [{"placement": "row_wise", "exchange": {"forward": "int8"}}]}}
+)
+
+
+def texts(files: dict[str, str]) -> Callable[[Path], None]:
+    """Writes these files."""
+
+    def write(folder: Path) -> None:
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+
+    return write
+
+
+def chunks(open_raw: Callable[..., Any], config: Any) -> Callable[[Path], None]:
+    """Reads a dataset's raw files."""
+
+    def read(folder: Path) -> None:
+        for _ in open_raw(config, folder).chunks(0):
+            pass
+
+    return read
+
+
+def read_blocks(folder: Path) -> None:
+    source = open_prepared(folder)
+    for split in source._counts:
+        for index in range(min(10, len(source.row_counts(split)))):
+            source.read(split, index)
+    open_encoder(folder)
+
+
+_good: dict[str, Path] = {}  # folders that take long to make, made once
+
+
+def good(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Copies a folder that `make` makes once."""
+
+    def write(folder: Path) -> None:
+        if name not in _good:
+            import tempfile
+
+            _good[name] = Path(tempfile.mkdtemp(prefix="recjax-fuzz-")) / name
+            _good[name].mkdir()
+            make(_good[name])
+        shutil.copytree(_good[name], folder, dirs_exist_ok=True)
+
+    return write
+
+
+def prepare(folder: Path) -> None:
+    made = shop.prepare_shop(folder.with_name("made"))
+    shutil.copytree(made.path, folder, dirs_exist_ok=True)
+
+
+def keep_some(folder: Path) -> None:
+    prepare(folder.with_name("whole"))
+    keep(open_prepared(folder.with_name("whole")), folder / "data")
+
+
+def renew_fingerprint(folder: Path, rng: Random) -> None:
+    """Lets the manifest fit the files and itself, as if somebody had written it so."""
+    file = next(iter(folder.rglob("recjax.json")), None)
+    if file is None or rng.random() < 0.3:
+        return
+    try:
+        raw = json.loads(file.read_text())
+        for name, entry in raw["files"].items():
+            if (file.parent / name).is_file():
+                data = (file.parent / name).read_bytes()
+                entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        raw["fingerprint"] = manifest.fingerprint(raw["dataset"], raw["schema"], raw["splits"])
+        file.write_text(json.dumps(raw))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+        return
+
+
+def seal(folder: Path) -> None:
+    (folder / "tables").mkdir()
+    (folder / "tables" / "t.npy").write_bytes(b"x" * 100)
+    (folder / "small.json").write_text("{}")
+    checkpoints.seal(folder, {"step": 3, "tables": {"t": {"rows": 4}}})
+
+
+def reseal(folder: Path, rng: Random) -> None:
+    if (file := folder / "manifest.json").is_file() and rng.random() < 0.8:
+        (folder / "manifest.sha256").write_bytes(checkpoints._checksum_line(file.read_bytes()))
+
+
+def verify_checkpoint(folder: Path) -> None:
+    checkpoints.peek(folder)
+    try:
+        checkpoints.verify(folder)
+    except checkpoints.Damage:  # which the caller turns into words
+        pass
+
+
+def write_weights(folder: Path) -> None:
+    np.savez(folder / "w.npz", a=np.arange(6.0).reshape(2, 3), b=np.zeros(3, np.float32))
+
+
+def read_weights(folder: Path) -> None:
+    from recjax.weights import _reading
+
+    with open_weights(folder / "w.npz") as arrays:
+        for name in arrays.files:
+            with _reading(folder / "w.npz"):
+                _ = arrays[name]
+
+
+def write_journal(folder: Path) -> None:
+    work = WorkFolder(folder)
+    work.claim({"x": 1})
+    (folder / "part-000000.npz").write_bytes(b"123")
+    line = {"file": "part-000000.npz", "bytes": 3, "rows": [1, 1, 1], "skipped": {}, "done": 0.5}
+    dense = {"count": [1.0], "mean": [1.0], "squares": [0.0], "least": [None]}
+    (folder / "journal.jsonl").write_text(json.dumps(line | {"dense": dense}) + "\n")
+
+
+def read_json_rows(folder: Path) -> None:
+    for chunk in rows.json_lines(folder / "rows.jsonl", _encoder()):
+        _encoder().encode(chunk)
+
+
+def _encoder() -> Any:
+    good("blocks", prepare)(Path(os.devnull).with_name("shm") / f"recjax-fuzz-{os.getpid()}")
+    return open_encoder(_good["blocks"])
+
+
+def write_json_rows(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shop.rows()[:30]))
+
+
+def read_overrides(folder: Path) -> None:
+    lines = (folder / "overrides.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
+    presets.load("movietweetings", [line for line in lines if "=" in line])
+
+
+CRITEO = text(random_rows(30)).decode()
+TARGETS: dict[str, Target] = {
+    "criteo": Target(
+        texts({"train.txt": CRITEO}), chunks(criteo.open_raw, criteo.CriteoKaggle(split="random")), zipped=True
+    ),
+    "criteo, skipping": Target(
+        texts({"train.txt": CRITEO}), chunks(criteo.open_raw, criteo.CriteoKaggle(on_error="skip")), zipped=True
+    ),
+    "avazu": Target(texts({"train.csv": AVAZU}), chunks(avazu.open_raw, avazu.Avazu()), zipped=True),
+    "taobao": Target(texts(TAOBAO), chunks(taobao.open_raw, taobao.Taobao(on_error="skip")), zipped=True),
+    "movietweetings": Target(
+        texts(MOVIETWEETINGS), chunks(movietweetings.open_raw, movietweetings.MovieTweetings()), zipped=True
+    ),
+    "movielens, CSV": Target(texts(LATEST), chunks(movielens.open_raw, movielens.MovieLens(tags=2)), zipped=True),
+    "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
+    "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
+    "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
+    "rows, JSON lines": Target(write_json_rows, read_json_rows),
+    "rows, Criteo": Target(
+        texts({"rows.txt": CRITEO}), lambda folder: sum(chunk.rows for chunk in rows.criteo(folder / "rows.txt"))
+    ),
+    "prepared blocks": Target(good("blocks", prepare), read_blocks, renew_fingerprint),
+    "kept data": Target(good("kept", keep_some), lambda folder: open_kept(folder / "data"), renew_fingerprint),
+    "work journal": Target(write_journal, lambda folder: WorkFolder(folder)._journal()),
+    "checkpoint manifest": Target(seal, verify_checkpoint, reseal),
+    "weights, .npz": Target(write_weights, read_weights),
+    "config.json": Target(
+        lambda folder: (folder / "config.json").write_text(machinery.to_json(presets.load("movietweetings"))),
+        read_config,
+    ),
+    "overrides": Target(
+        texts(
+            {"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\nmodel=dcnv2\n"}
+        ),
+        read_overrides,
+    ),
+    "sweep, TOML": Target(texts({"s.toml": SWEEP}), lambda folder: read_sweep(folder / "s.toml")),
+    "plan": Target(
+        texts({"p.json": PLAN}),
+        lambda folder: Plan.from_json((folder / "p.json").read_bytes().decode("utf-8", "replace")),
+    ),
+}
+
+_BYTES = (b"\0", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x8d\xb0", b'"', b"\\", b"\n", b"\r", b"\r\n", b"\t", b",", b"::", b"|",
+          b"\x1f", b"\x1f\x8b", b"\xef\xbb\xbf", b"-", b"NaN", b"Infinity", b"1e999", b"null", b"{}", b"[]", b"}", b"{", b"]",
+          b"=", b"9" * 30, b"9" * 5000, b"[" * 2000, b'{"a":' * 2000, b"[" * 100_000, b"x" * 70_000, b"../../x",
+          b"/etc/passwd", b"true", b"\\ud800", b"\\u0000", b"0x10", b"1_000", "\u0661".encode(), b" ", b"")  # fmt: skip
+_VALUES = (None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"), "", "x", "../x", "/etc/x", "\ud800",
+           "\0", "NaN", "9" * 5000, "x" * 10_000, [], {}, [[]], {"a": 1}, [None], [1, "x"], "auto", [2**62, 2**62],
+           [[4096, 2**40]], [[1, 1]] * 3)  # fmt: skip
+
+
+def damaged(target: Target, folder: Path, rng: Random) -> None:
+    """Writes files into the empty `folder`, one to three times damaged."""
+    target.write(folder)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        file = rng.choice(files)
+        if not file.is_file() or file.is_symlink():
+            continue
+        if rng.random() < 0.04:
+            _replace(file, rng)
+        elif file.suffix in (".json", ".jsonl") and rng.random() < 0.5:
+            _change_json(file, rng)
+        else:
+            file.write_bytes(_changed(file.read_bytes(), rng))
+    if target.zipped and rng.random() < 0.2:
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            packed = gzip.compress(file.read_bytes(), 1)
+            file.with_name(f"{file.name}.gz").write_bytes(packed if rng.random() < 0.5 else _changed(packed, rng))
+            file.unlink()
+    target.touch(folder, rng)
+
+
+def _replace(file: Path, rng: Random) -> None:
+    """Puts something else in the place of a file."""
+    file.unlink()
+    match rng.randrange(6):
+        case 0:
+            file.mkdir()
+        case 1:
+            file.symlink_to(file.name)
+        case 2:
+            file.symlink_to("/nowhere")
+        case 3:
+            file.symlink_to(file.parent)
+        case 4:
+            os.mkfifo(file)
+
+
+def _changed(data: bytes, rng: Random) -> bytes:
+    """The bytes with one change."""
+    at = rng.randrange(len(data) + 1)
+    end = min(len(data), at + rng.choice((1, 1, 2, 5, 50, 1000)))
+    match rng.randrange(7):
+        case 0 if data:  # a bit
+            flipped = bytearray(data)
+            flipped[at - 1] ^= 1 << rng.randrange(8)
+            return bytes(flipped)
+        case 1:  # cut short
+            return data[:at]
+        case 2:  # something left out
+            return data[:at] + data[end:]
+        case 3:  # twice
+            return data[:end] + data[at:]
+        case 4:  # some bytes of another place
+            other = rng.randrange(len(data) + 1)
+            return data[:at] + data[other : other + end - at] + data[end:]
+        case 5:  # in the place of something
+            return data[:at] + rng.choice(_BYTES) + data[end:]
+    return data[:at] + rng.choice(_BYTES) + data[at:]
+
+
+def _change_json(file: Path, rng: Random) -> None:
+    """Changes a value, a key, or the nesting somewhere in JSON."""
+    lines = file.read_text("utf-8", "replace").splitlines(keepends=True)
+    number = rng.randrange(len(lines)) if file.suffix == ".jsonl" and lines else None
+    try:
+        root = json.loads("".join(lines) if number is None else lines[number])
+    except (ValueError, RecursionError):
+        return
+    holders = [([root], 0)]
+    for holder, key in holders:
+        inner = holder[key]
+        if isinstance(inner, (dict, list)):
+            holders += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
+    holder, key = rng.choice(holders)
+    value: Any = rng.choice(_VALUES)
+    if isinstance(value, (list, dict)) and rng.random() < 0.2:
+        for _ in range(rng.choice((50, 90, 400))):
+            value = [value]
+    match rng.randrange(5):
+        case 0 if isinstance(holder, dict):
+            holder[rng.choice(("", "x", "kind", "../x", "\ud800", "files", "rows"))] = holder.pop(key)
+        case 1 if isinstance(holder, dict):
+            del holder[key]
+        case 2 if isinstance(holder, list):
+            holder.insert(key, value)
+        case _:
+            holder[key] = value
+            if not isinstance(holder, dict) and len(holder) == 1 and holders[0][0] is holder:
+                root = value
+    made = json.dumps(root)
+    file.write_text(made if number is None else "".join([*lines[:number], made + "\n", *lines[number + 1 :]]))
