@@ -353,6 +353,8 @@ def _unknown_key(root: _Node, key: str) -> str:
     """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
     if choices := [assignment for known, assignment in _by_kind(root) if known == key]:
         return f"unknown key {key!r}: it exists only with {either(choices)}. Give that too."
+    if len(key) > 200:  # to compare it with all keys would take minutes
+        return f"unknown key {key[:80]!r}... of {len(key):,} characters. `recjax show PRESET` prints all keys."
     leaf = key.rpartition(".")[2]
 
     def likeness(candidate: str) -> float:

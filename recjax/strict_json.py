@@ -1,7 +1,7 @@
 """JSON from files that anybody may have written: what is wrong with it is said in one way, and nothing is guessed.
 
-Python's reader takes a key twice and half of a surrogate pair, and raises one of several errors at long integers and deep
-nesting. NaN, which it takes too, is left to the reader's check of the value.
+Python's reader takes a key twice and half of a surrogate pair, and raises one of several errors at long integers and
+deep nesting. NaN, which it takes too, is left to the reader's check of the value.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ A reader must accept an input or refuse it with a `RecjaxError`; anything else i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,9 @@ from recjax.data.blocks import open_prepared
 from recjax.data.encoder import open_encoder
 from recjax.data.kept import keep, open_kept
 from recjax.data.work import WorkFolder
-from recjax.embedding.plan import Plan
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import make_plan
+from recjax.embedding.spec import TableSpec
 from recjax.serving import rows
 from recjax.sweep.file import read_sweep
 from recjax.train import manifest as checkpoints
@@ -48,12 +52,14 @@ class Target:
       read: reads them all.
       touch: brings checksums up to date after the damage, so that it reaches what lies behind them.
       zipped: whether files may also come gzipped.
+      pipes: whether a pipe must be refused; else one may be given on purpose, and is waited for.
     """
 
     write: Callable[[Path], object]
     read: Callable[[Path], object]
     touch: Callable[[Path, Random], object] = lambda folder, rng: None
     zipped: bool = False
+    pipes: bool = True
 
 
 # Texts in the datasets' formats.
@@ -142,8 +148,6 @@ def good(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
 
     def write(folder: Path) -> None:
         if name not in _good:
-            import tempfile
-
             _good[name] = Path(tempfile.mkdtemp(prefix="recjax-fuzz-")) / name
             _good[name].mkdir()
             make(_good[name])
@@ -187,8 +191,13 @@ def seal(folder: Path) -> None:
 
 
 def reseal(folder: Path, rng: Random) -> None:
-    if (file := folder / "manifest.json").is_file() and rng.random() < 0.8:
+    if all(file.is_file() for file in _sealed(folder)) and rng.random() < 0.8:
+        file = folder / "manifest.json"
         (folder / "manifest.sha256").write_bytes(checkpoints._checksum_line(file.read_bytes()))
+
+
+def _sealed(folder: Path) -> tuple[Path, Path]:
+    return folder / "manifest.json", folder / "manifest.sha256"
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -222,12 +231,15 @@ def write_journal(folder: Path) -> None:
 
 
 def read_json_rows(folder: Path) -> None:
-    for chunk in rows.json_lines(folder / "rows.jsonl", _encoder()):
-        _encoder().encode(chunk)
+    encoder = _encoder()
+    for chunk in rows.json_lines(folder / "rows.jsonl", encoder):
+        encoder.encode(chunk)
 
 
+@functools.cache
 def _encoder() -> Any:
-    good("blocks", prepare)(Path(os.devnull).with_name("shm") / f"recjax-fuzz-{os.getpid()}")
+    with tempfile.TemporaryDirectory() as folder:
+        good("blocks", prepare)(Path(folder))
     return open_encoder(_good["blocks"])
 
 
@@ -236,6 +248,8 @@ def write_json_rows(folder: Path) -> None:
 
 
 def read_overrides(folder: Path) -> None:
+    if not (folder / "overrides.txt").is_file():
+        return
     lines = (folder / "overrides.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
     presets.load("movietweetings", [line for line in lines if "=" in line])
 
@@ -257,9 +271,11 @@ TARGETS: dict[str, Target] = {
     "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
     "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
     "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
-    "rows, JSON lines": Target(write_json_rows, read_json_rows),
+    "rows, JSON lines": Target(write_json_rows, read_json_rows, pipes=False),
     "rows, Criteo": Target(
-        texts({"rows.txt": CRITEO}), lambda folder: sum(chunk.rows for chunk in rows.criteo(folder / "rows.txt"))
+        texts({"rows.txt": CRITEO}),
+        lambda folder: sum(chunk.rows for chunk in rows.criteo(folder / "rows.txt")),
+        pipes=False,
     ),
     "prepared blocks": Target(good("blocks", prepare), read_blocks, renew_fingerprint),
     "kept data": Target(good("kept", keep_some), lambda folder: open_kept(folder / "data"), renew_fingerprint),
@@ -271,25 +287,94 @@ TARGETS: dict[str, Target] = {
         read_config,
     ),
     "overrides": Target(
-        texts(
-            {"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\nmodel=dcnv2\n"}
-        ),
+        texts({"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\n"}),
         read_overrides,
     ),
     "sweep, TOML": Target(texts({"s.toml": SWEEP}), lambda folder: read_sweep(folder / "s.toml")),
     "plan": Target(
         texts({"p.json": PLAN}),
-        lambda folder: Plan.from_json((folder / "p.json").read_bytes().decode("utf-8", "replace")),
+        lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),)),
     ),
 }
 
-_BYTES = (b"\0", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x8d\xb0", b'"', b"\\", b"\n", b"\r", b"\r\n", b"\t", b",", b"::", b"|",
-          b"\x1f", b"\x1f\x8b", b"\xef\xbb\xbf", b"-", b"NaN", b"Infinity", b"1e999", b"null", b"{}", b"[]", b"}", b"{", b"]",
-          b"=", b"9" * 30, b"9" * 5000, b"[" * 2000, b'{"a":' * 2000, b"[" * 100_000, b"x" * 70_000, b"../../x",
-          b"/etc/passwd", b"true", b"\\ud800", b"\\u0000", b"0x10", b"1_000", "\u0661".encode(), b" ", b"")  # fmt: skip
-_VALUES = (None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"), "", "x", "../x", "/etc/x", "\ud800",
-           "\0", "NaN", "9" * 5000, "x" * 10_000, [], {}, [[]], {"a": 1}, [None], [1, "x"], "auto", [2**62, 2**62],
-           [[4096, 2**40]], [[1, 1]] * 3)  # fmt: skip
+_BYTES = (
+    b"\0",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\xf0\x9f\x8d\xb0",
+    b'"',
+    b"\\",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\t",
+    b",",
+    b"::",
+    b"|",
+    b"\x1f",
+    b"\x1f\x8b",
+    b"\xef\xbb\xbf",
+    b"-",
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b"null",
+    b"{}",
+    b"[]",
+    b"}",
+    b"{",
+    b"]",
+    b"=",
+    b"9" * 30,
+    b"9" * 5000,
+    b"[" * 2000,
+    b'{"a":' * 2000,
+    b"[" * 100_000,
+    b"x" * 70_000,
+    b"../../x",
+    b"/etc/passwd",
+    b"true",
+    b"\\ud800",
+    b"\\u0000",
+    b"0x10",
+    b"1_000",
+    "\u0661".encode(),
+    b" ",
+    b"",
+)
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    10**400,
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    "../x",
+    "/etc/x",
+    "\ud800",
+    "\0",
+    "NaN",
+    "9" * 5000,
+    "x" * 10_000,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    [None],
+    [1, "x"],
+    "auto",
+    [2**62, 2**62],
+    [[4096, 2**40]],
+    [[1, 1]] * 3,
+)
 
 
 def damaged(target: Target, folder: Path, rng: Random) -> None:
@@ -301,7 +386,7 @@ def damaged(target: Target, folder: Path, rng: Random) -> None:
         if not file.is_file() or file.is_symlink():
             continue
         if rng.random() < 0.04:
-            _replace(file, rng)
+            _replace(file, rng, target.pipes)
         elif file.suffix in (".json", ".jsonl") and rng.random() < 0.5:
             _change_json(file, rng)
         else:
@@ -315,7 +400,7 @@ def damaged(target: Target, folder: Path, rng: Random) -> None:
     target.touch(folder, rng)
 
 
-def _replace(file: Path, rng: Random) -> None:
+def _replace(file: Path, rng: Random, pipes: bool) -> None:
     """Puts something else in the place of a file."""
     file.unlink()
     match rng.randrange(6):
@@ -327,7 +412,7 @@ def _replace(file: Path, rng: Random) -> None:
             file.symlink_to("/nowhere")
         case 3:
             file.symlink_to(file.parent)
-        case 4:
+        case 4 if pipes:
             os.mkfifo(file)
 
 
@@ -362,7 +447,7 @@ def _change_json(file: Path, rng: Random) -> None:
         root = json.loads("".join(lines) if number is None else lines[number])
     except (ValueError, RecursionError):
         return
-    holders = [([root], 0)]
+    holders: list[tuple[Any, Any]] = [([root], 0)]
     for holder, key in holders:
         inner = holder[key]
         if isinstance(inner, (dict, list)):

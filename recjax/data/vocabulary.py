@@ -97,7 +97,12 @@ class Vocabulary:
 
 def _read(file: Path) -> np.ndarray:
     """The array [n] of an .npy file; mapped before it is copied, so that a header cannot ask for memory."""
-    array = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+    try:
+        array = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # NumPy's reader of headers raises many kinds
+        raise ValueError(f"{file} has no header that NumPy can read ({error})") from None
     if array.ndim != 1:
         raise ValueError(f"{file} holds an array of {array.ndim} dimensions")
     return array

@@ -174,6 +174,8 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
       ConfigError: no such folder, its config.json is missing or damaged, or the code of its class is gone.
     """
     file = path / "config.json"
+    if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+        raise RecjaxError(f"{file} is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:

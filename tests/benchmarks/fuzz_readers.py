@@ -3,8 +3,8 @@
     python tests/benchmarks/fuzz_readers.py [--minutes 10] [--reader NAME] [--seed 0]
 
 Damages good files (tests/fuzzing.py) and reads them, each reader in a process of its own with a limit of memory. Prints
-a line for each reader: inputs tried, accepted, refused with a clear error, and the growth of memory after the first fifth.
-Ends with status 1 after anything else: another exception, a crash, more than 5 s for an input, or growth above 64 MiB;
+a line for each reader: inputs tried, accepted, refused with a clear error, growth of memory after the first fifth. Ends
+with status 1 after anything else: another exception, a crash, more than 5 s for an input, or growth above 64 MiB;
 then also prints the number of the input, which `--reader NAME --number N` reads again.
 """
 
