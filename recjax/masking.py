@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(?<=://)[^/\s@'\"]*@")
+_USER = re.compile(r"(?<=:/)(/?)[^/\s@'\"]*@")  # a path may have lost a slash
 _QUERY = re.compile(
     r"([?&;][^=&;#\s'\"]*(?:token|key|secret|password|passwd|pwd|signature|sig|credential|auth)[^=&;#\s'\"]*=)[^&;#\s'\",)]+",
     re.IGNORECASE,
@@ -17,7 +17,7 @@ _QUERY = re.compile(
 
 def masked(text: str) -> str:
     """`text` without what in its URLs grants access: `https://user:secret@host/x?token=abc` has *** for both."""
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def holds_secret(text: str) -> bool:

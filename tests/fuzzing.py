@@ -91,7 +91,7 @@ LATEST = {
     "tags.csv": 'userId,movieId,tag,timestamp\n1,0,"slow, very",1000000003\n2,1,dark,1000000001\n',
 }
 ONE_M = {
-    "ratings.dat": MOVIETWEETINGS["ratings.dat"].replace("::0::1", "::1::1").replace("::10::1", "::5::1"),
+    "ratings.dat": "".join(f"{i % 5}::{i % 3}::{1 + i % 5}::{10**9 + i}\n" for i in range(20)),
     "movies.dat": MOVIETWEETINGS["movies.dat"],
     "users.dat": "".join(f"{i}::F::25::{i}::4806{i}\n" for i in range(5)),
 }

@@ -57,7 +57,7 @@ class Counter:
         for name, array in zip(("values", "counts"), run, strict=True):
             file = self._folder / f"run{len(self._spilled)}.{name}.npy"
             np.save(file, array, allow_pickle=False)
-            saved.append(np.load(file, mmap_mode="r"))
+            saved.append(np.load(file, mmap_mode="r", allow_pickle=False))
         return saved[0], saved[1]
 
 

@@ -21,7 +21,7 @@ from recjax.data.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.options import prepare_as
-from recjax.data.places import is_remote
+from recjax.data.places import is_remote, place
 from recjax.data.prepared import Prepared
 from recjax.data.ratings import RatingsReader, prepare_ratings
 from recjax.data.source import SPLITS, BlockSource
@@ -115,6 +115,11 @@ def prepare(
     """
     if isinstance(config, Synthetic | ZipfStream | Prepared):
         raise ConfigError(_nothing_to_prepare(config.kind))
+    if beam is None and is_remote(place(out)):
+        raise ConfigError(
+            f"{out} is object storage. Prepare to a folder of this machine and copy it there as it is, or prepare with "
+            "--beam, which writes there."
+        )
     if beam is not None:
         from recjax.data.beam import prepare_on_beam
 

@@ -19,6 +19,7 @@ from recjax.data.blocks import PreparedSource, open_prepared, verify
 from recjax.data.fields import Faults
 from recjax.data.manifest import FORMAT
 from recjax.data.options import open_as, options_of
+from recjax.data.places import place
 from recjax.data.ratings import RatingsReader, Scale, prepare_ratings, read_movies, read_ratings, split_genres
 from recjax.data.remote import cache_folder
 from recjax.data.table import Form
@@ -85,7 +86,7 @@ def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> R
     Raises:
       DataError: the raw files cannot be read (with file, line and field).
     """
-    folder = _SHIPPED if source is None else Path(source)
+    folder = _SHIPPED if source is None else place(source)
     ratings_file, movies_file = (find(folder, name) for name in _FILES)
     faults = Faults()
     movies = read_movies(movies_file, _MOVIES, split_genres, faults)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.fields import Encoding, Faults, Rows, open_quote, shown
+from recjax.data.places import is_remote
 from recjax.data.textfile import damaged_gzip, read_bytes, unreadable
 from recjax.errors import DataError
 
@@ -148,7 +149,10 @@ def _opened(file: Path, form: Form) -> Iterator[Any]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            stream = stack.enter_context(pa.OSFile(str(file)))
+            if is_remote(file):
+                stream = stack.enter_context(pa.PythonFile(stack.enter_context(file.open("rb"))))
+            else:
+                stream = stack.enter_context(pa.OSFile(str(file)))
         except OSError as error:
             raise unreadable(file, error) from None
         if file.suffix == ".gz":

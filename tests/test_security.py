@@ -1,0 +1,152 @@
+"""Data are never code, names cannot leave their folder, and credentials stay out of what is kept or shown."""
+
+import ast
+import io
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shop
+from commands import assert_refused, inside
+from hypothesis import given
+from hypothesis import strategies as st
+
+import recjax
+from recjax import config as machinery
+from recjax import presets
+from recjax.data.encoder import open_encoder
+from recjax.data.vocabulary import Vocabulary
+from recjax.errors import ConfigError, DataError
+from recjax.masking import holds_secret, masked
+
+PACKAGE = Path(recjax.__file__).parent
+CODE = {"eval", "exec", "compile", "__import__"}
+MODULES = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "yaml", "joblib"}
+
+
+def calls(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_that_is_read_can_run(file):
+    """By reading the source: no pickle, no eval, and NumPy told so wherever it could unpickle."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not [name for name in names if name.split(".")[0] in MODULES]
+    for node, name in calls(tree):
+        assert name not in CODE, f"{file}:{node.lineno}"
+        if name in ("np.load", "numpy.load") and file.parent.name != "bench":
+            safe = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert safe.get("allow_pickle") == "False", f"{file}:{node.lineno}"
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path("/tmp/recjax-was-here").touch, ())
+
+
+def test_pickles_in_the_place_of_arrays_do_not_run(tmp_path):
+    mark = Path("/tmp/recjax-was-here")
+    mark.unlink(missing_ok=True)
+    objects = io.BytesIO()
+    np.save(objects, np.array([Evil()], object), allow_pickle=True)
+    for data in (pickle.dumps(Evil()), objects.getvalue()):
+        (tmp_path / "values.npy").write_bytes(data)
+        np.save(tmp_path / "rows.npy", np.array([1], np.int32))
+        with pytest.raises(ValueError):
+            Vocabulary.load(tmp_path, 1)
+    made = shop.prepare_shop(tmp_path / "made")
+    (made.path / "vocabulary/0/values.npy").write_bytes(objects.getvalue())
+    with pytest.raises(DataError, match="values.npy"):
+        open_encoder(made.path)
+    (tmp_path / "x.npz").write_bytes(pickle.dumps(Evil()))
+    done = inside("weights", "import", tmp_path / "x.npz", "movietweetings", "--out", tmp_path / "run")
+    assert_refused(done, 2, "x.npz cannot be read as an .npz file")
+    assert not mark.exists()
+
+
+def test_an_array_cannot_ask_for_memory(tmp_path):
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000,), }"
+    head = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
+    (tmp_path / "values.npy").write_bytes(head)
+    np.save(tmp_path / "rows.npy", np.array([1], np.int32))
+    with pytest.raises(ValueError):
+        Vocabulary.load(tmp_path, 1)
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 3], [-1, 2]])
+def test_vocabularies_cannot_point_outside_the_table(tmp_path, rows):
+    np.save(tmp_path / "values.npy", np.array([5, 7]))
+    np.save(tmp_path / "rows.npy", np.array(rows, np.int32))
+    with pytest.raises(ValueError, match="are not 1 to 2"):
+        Vocabulary.load(tmp_path, 1)
+
+
+@pytest.mark.parametrize("where", ["absolute", "relative"])
+def test_a_run_folder_cannot_bring_code(tmp_path, where, monkeypatch):
+    """`config.json` names the code of a preset of one's own; that must not lie in what somebody sent."""
+    (tmp_path / "run").mkdir()
+    code = tmp_path / "run" / "evil.py"
+    code.write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
+    plain = json.loads(machinery.to_json(presets.load("movietweetings")))
+    monkeypatch.chdir(tmp_path)
+    name = str(code) if where == "absolute" else "run/evil.py"
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"class": f"{name}:Config", **plain}))
+    assert_refused(inside("eval", tmp_path / "run"), 2, "must not bring its own code")
+    assert not (tmp_path / "was_here").exists()
+
+
+SECRETS = [
+    "https://user:hunter2@host/x",
+    "gs://hunter2@bucket/x",
+    "s3://bucket/x?X-Amz-Signature=hunter2",
+    "https://h/x?a=1&sig=hunter2&b=2",
+    "az://c/x?sv=1&SharedKey=hunter2",
+    "gs://bucket/x?access_token=hunter2",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_credentials_in_a_path_are_refused_and_not_repeated(tmp_path, url):
+    for arguments in (
+        ("show", "movietweetings", f"data.path={url}"),
+        ("train", "movietweetings", f"data.path={url}", "--out", tmp_path / "run"),
+        ("show", "movietweetings", f"plan={url}"),
+        ("show", url),
+        ("data", "info", url),
+        ("data", "prepare", "movietweetings", "--from", url, "--out", tmp_path / "out"),
+        ("data", "prepare", "movietweetings", "--from", "x", "--out", url),
+    ):
+        done = inside(*arguments)
+        assert done.status in (2, 3)
+        assert "hunter2" not in done.out + done.err
+    for file in tmp_path.rglob("*"):
+        assert file.is_dir() or b"hunter2" not in file.read_bytes()
+
+
+def test_a_config_file_cannot_hold_one_either():
+    plain = json.loads(machinery.to_json(presets.load("movietweetings")))
+    plain["data"]["path"] = SECRETS[0]
+    with pytest.raises(ConfigError) as caught:
+        machinery.from_json(presets.RunConfig, json.dumps(plain))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["gs://bucket/dir", "/home/a@b/x?y", "s3://bucket/a=b", "train.steps=3", "https://host/x?page=2", "a@b"]
+)
+def test_what_is_no_credential_stays(text):
+    assert masked(text) == text and not holds_secret(text)
+
+
+@given(st.text("abcXYZ019._~-", min_size=4), st.sampled_from(["{0}:{1}@", "{1}@"]))
+def test_whatever_stands_before_the_host_is_masked(secret, form):
+    url = f"see https://{form.format('user', secret + '!')}host/path now"
+    assert masked(url) == "see https://***@host/path now" and holds_secret(url)
