@@ -120,7 +120,8 @@ def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
                 block, begun = block.removeprefix(b"\xef\xbb\xbf"), True
             text = rest + block
             cut = text.rfind(b"\n") + 1
-            whole, rest = text[:cut].replace(b"\r\n", b"\n"), text[cut:]
+            whole, rest = text[:cut], text[cut:]
+            whole = whole.replace(b"\r\n", b"\n") if b"\r" in whole else whole
             if len(rest) > _LONGEST:
                 at = line + whole.count(b"\n")
                 raise DataError(

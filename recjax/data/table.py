@@ -150,7 +150,7 @@ def _opened(file: Path, form: Form) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         try:
             if is_remote(file):
-                stream = stack.enter_context(pa.PythonFile(stack.enter_context(file.open("rb"))))
+                stream = stack.enter_context(pa.PythonFile(stack.enter_context(file.open("rb")), "r"))
             else:
                 stream = stack.enter_context(pa.OSFile(str(file)))
         except OSError as error:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import bucket
+import fuzzing
 import numpy as np
 import pytest
 import shop
@@ -181,3 +182,19 @@ def test_training_from_a_bucket_gives_the_same_numbers(prepared, gs, tmp_path):
     info = inside("data", "info", URL, "--json").result
     assert info["fingerprint"] == prepared.fingerprint
     assert_refused(inside(*run, "data.path=gs://shop/other", "--out", tmp_path / "c"), 3, "no prepared data at gs://")
+
+
+@pytest.mark.parametrize("name", ["taobao", "movielens, CSV", "movielens, ::", "yelp", "avazu"])
+def test_raw_files_are_read_from_a_bucket_too(gs, tmp_path, name):
+    target = fuzzing.TARGETS[name]
+    target.write(tmp_path)
+    for file in tmp_path.iterdir():
+        (place("gs://b/raw") / file.name).write_bytes(file.read_bytes())
+    target.read(place("gs://b/raw"))
+    with pytest.raises(DataError, match=r"gs://b/other.* (is not a folder|does not exist)"):
+        target.read(place("gs://b/other"))
+
+
+def test_only_beam_writes_to_a_bucket(tmp_path):
+    done = inside("data", "prepare", "movietweetings", "--out", URL)
+    assert_refused(done, 2, "Prepare to a folder of this machine and copy it there")
