@@ -11,6 +11,14 @@ beam_steps.py) joins them:
 
 The Criteo logs are read by many machines, in pieces (a gzipped file by one). The other datasets are read by one, for
 they are small or sorted by time; the later stages are spread.
+
+Beam's own options choose the runner (raw files, --out and its work folder beside it must be readable and writable from
+every machine, so object storage or a shared folder; the workers need this version of recjax, from a container image):
+
+    --runner=DirectRunner                                                              this machine, in memory: to try
+    --runner=DataflowRunner --project=P --region=R --temp_location=gs://B/tmp --sdk_container_image=IMAGE
+    --runner=FlinkRunner --flink_master=HOST:8081 --environment_type=DOCKER --environment_config=IMAGE
+    --runner=SparkRunner --spark_master_url=spark://HOST:7077 --environment_type=DOCKER --environment_config=IMAGE
 """
 
 from __future__ import annotations
