@@ -211,6 +211,8 @@ def _open(file: Path) -> Any:
     """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
     with contextlib.ExitStack() as stack:
         with _reading(file):
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+                raise ValueError("it is no regular file")
             stream = stack.enter_context(open(file, "rb"))
             if not zipfile.is_zipfile(stream):  # NumPy would advise to load it as a pickle, which can run code
                 raise ValueError("it is a file of another kind, or cut short")
