@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import struct
 import sys
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,12 +197,19 @@ def _named(file: Path) -> Any:
         raise ConfigError(f"{file}: {error}") from error
 
 
+# What zipfile and NumPy raise over files that are damaged, encrypted or of a future form.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError, RuntimeError, SyntaxError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
 @contextlib.contextmanager
 def _reading(file: Path) -> Any:
     """Turns what a damaged or foreign file raises into a ConfigError."""
     try:
         yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
             "v.cpu().numpy() for k, v in state_dict.items()})."

@@ -36,6 +36,9 @@ from recjax.errors import DataError
 _KEY, _JOURNAL = "key.json", "journal.jsonl"
 
 
+Line = bytes  # of the journal; `Part` has a field called bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One chunk on disk.
@@ -62,7 +65,7 @@ class Part:
         return json.dumps(values | {"dense": self.dense.to_json()}) + "\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> Part:
+    def from_line(cls, line: Line) -> Part:
         """The inverse of `to_line`."""
         values = strict_json.parse(line)
         return cls(**values | {"dense": DenseStats.from_json(values["dense"])})
