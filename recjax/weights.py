@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import struct
 import sys
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,12 +197,19 @@ def _named(file: Path) -> Any:
         raise ConfigError(f"{file}: {error}") from error
 
 
+# What zipfile and NumPy raise over files that are damaged, encrypted or of a future form.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError, RuntimeError, SyntaxError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
 @contextlib.contextmanager
 def _reading(file: Path) -> Any:
     """Turns what a damaged or foreign file raises into a ConfigError."""
     try:
         yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
             "v.cpu().numpy() for k, v in state_dict.items()})."
@@ -211,6 +221,8 @@ def _open(file: Path) -> Any:
     """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
     with contextlib.ExitStack() as stack:
         with _reading(file):
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+                raise ValueError("it is no regular file")
             stream = stack.enter_context(open(file, "rb"))
             if not zipfile.is_zipfile(stream):  # NumPy would advise to load it as a pickle, which can run code
                 raise ValueError("it is a file of another kind, or cut short")

@@ -39,7 +39,8 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
         state = "the folder exists, but holds no prepared data" if path.is_dir() else "there is no such folder"
         raise DataError(f"no prepared data at {path}: {state}. Prepare them with: {command}") from None
     except strict_json.JsonError as error:
-        raise DataError(f"{error.at(file)} is damaged ({error}). Prepare the data again with: {command}") from None
+        where = f"line {error.line}: " if error.line else ""
+        raise DataError(f"{file} is damaged ({where}{error}). Prepare the data again with: {command}") from None
     except PermissionError:
         raise DataError(no_permission(file)) from None
     except Exception as error:  # object storage raises many kinds

@@ -36,6 +36,9 @@ from recjax.errors import DataError
 _KEY, _JOURNAL = "key.json", "journal.jsonl"
 
 
+Line = bytes  # of the journal; `Part` has a field called bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One chunk on disk.
@@ -62,7 +65,7 @@ class Part:
         return json.dumps(values | {"dense": self.dense.to_json()}) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Part:
+    def from_line(cls, line: Line) -> Part:
         """The inverse of `to_line`."""
         values = strict_json.parse(line)
         return cls(**values | {"dense": DenseStats.from_json(values["dense"])})
@@ -101,13 +104,13 @@ class WorkFolder:
     def _journal(self) -> list[Part]:
         """The parts that were finished, up to the first that is not whole; forgets what follows them."""
         journal = self.path / _JOURNAL
-        lines = journal.read_text("utf-8").splitlines(keepends=True) if journal.is_file() else []
+        lines = journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []
         parts = list(itertools.takewhile(lambda part: part is not None, map(self._whole, lines)))
         if len(parts) < len(lines):
-            journal.write_text("".join(lines[: len(parts)]), "utf-8")
+            journal.write_bytes(b"".join(lines[: len(parts)]))
         return [part for part in parts if part is not None]
 
-    def _whole(self, line: str) -> Part | None:
+    def _whole(self, line: bytes) -> Part | None:
         """The part of a line of the journal; None if the line is cut short or the file is not what it says."""
         try:
             part = Part.from_line(line)
@@ -116,7 +119,11 @@ class WorkFolder:
         if not isinstance(part.file, str) or escapes(part.file):
             return None
         file = self.path / part.file
-        return part if line.endswith("\n") and file.is_file() and file.stat().st_size == part.bytes else None
+        try:
+            whole = file.is_file() and file.stat().st_size == part.bytes
+        except OSError:  # a name that no file can have
+            return None
+        return part if whole and line.endswith(b"\n") else None
 
     def write(self, index: int, chunk: CodedChunk, skipped: Mapping[str, int], done: float | None) -> Part:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""

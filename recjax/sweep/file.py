@@ -147,7 +147,7 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
 
 def _read(file: Path) -> dict[str, Any]:
     if file.exists() and not file.is_file():
-        raise ConfigError(f"the sweep file {file} is no regular file.")
+        raise ConfigError(f"cannot read the sweep file {file}: it is no regular file.")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -175,7 +175,7 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
     """
     file = path / "config.json"
     if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
-        raise RecjaxError(f"{file} is no regular file. Restore it from a copy.")
+        raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
