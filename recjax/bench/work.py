@@ -94,11 +94,12 @@ def wire_bytes(
       host: an all-reduce 2 (N - 1) / N of its result, a reduce-scatter N - 1 times its result, 1/N of what it reduces.
     """
     useful = _useful(bound, routing, item_bytes)
-    per_host = bound.all_devices // (hosts or bound.hosts)
+    hosts = hosts or bound.hosts
+    per_host = bound.all_devices // hosts
     found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for collective in collectives(hlo):
         group = members(collective.groups, bound.all_devices)[0]  # all are alike
-        size, spanned = len(group), len({n // per_host for n in group})
+        size, spanned = len(group), 1 if hosts == 1 else len({n // per_host for n in group})
         between = "devices" if spanned == 1 else "hosts" if spanned == size else "both"
         away = (size - 1) / size * _RING.get(collective.kind, lambda size: 1)(size)
         key = collective.phase, collective.kind, between, size
