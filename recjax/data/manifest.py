@@ -33,6 +33,8 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
     """
     command = prepare_again(path, expect_dataset)
     file = path / MANIFEST
+    if not is_remote(path) and file.exists() and not file.is_file():  # a pipe, say, that would be waited for for ever
+        raise DataError(f"{file} is damaged: it is no regular file. Prepare the data again with: {command}")
     try:
         manifest = strict_json.parse(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
