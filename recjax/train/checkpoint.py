@@ -339,17 +339,18 @@ def _read(folder: Path, step: int) -> Restored:
     content, damage = _verified(folder, step)
     if found := next((d for d in distributed.gather(f"checkpoint {step}", damage) if d), ""):
         raise manifest.Damage(found)
-    parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
     try:
+        parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
         return Restored(step, array_store.read(folder / "state", content["arrays"], parts), content["meta"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise manifest.Damage(f"it cannot be read: {error}") from error
 
 
 def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
     try:
         content = manifest.verify(folder, (distributed.process(), distributed.processes()))
-        return content, "" if content["step"] == step else f"its manifest is of step {content['step']}"
+        said = content.get("step")
+        return content, "" if said == step else f"its manifest is of step {said}"
     except PermissionError as error:
         raise _unreadable(folder, error) from error
     except manifest.Damage as damage:

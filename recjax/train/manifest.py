@@ -13,10 +13,12 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from recjax import strict_json
 from recjax.errors import TrainingError
 from recjax.train.files import flush_folder, write_whole
 
@@ -90,22 +92,18 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     text = _read(folder / _MANIFEST)
     if _read(folder / _CHECKSUM) != _checksum_line(text):
         raise Damage(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
-    content: dict[str, Any] = json.loads(text)
+    content = _parsed(text)
     if content["format"] not in (_WHOLE, _IN_PARTS):
         raise TrainingError(
             f"checkpoint {folder} has format {content['format']}, but this version of recjax reads {_WHOLE} and "
-            f"{_IN_PARTS}. "
-            "Use the version that wrote it, or start anew with another --out."
+            f"{_IN_PARTS}. Use the version that wrote it, or start anew with another --out."
         )
-    expected: dict[str, dict[str, Any]] = content.pop("files")
-    for name in expected:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise Damage(f"{_MANIFEST} lists {name!r}, which lies outside the checkpoint")
+    expected: Files = content.pop("files")
     found = set(files) - {_MANIFEST, _CHECKSUM}
     problems = [f"{name} is missing" for name in sorted(set(expected) - found)]
     problems += [f"{name} is not in the manifest" for name in sorted(found - set(expected))]
     for name in sorted(found & set(expected)):
-        size, right_size = (folder / name).stat().st_size, expected[name]["bytes"]
+        size, right_size = _size(folder / name), expected[name]["bytes"]
         if size < right_size:
             problems.append(f"{name} is truncated: it has {size:,} of {right_size:,} bytes")
         elif size > right_size:
@@ -120,10 +118,41 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     return content
 
 
+def _parsed(text: bytes) -> dict[str, Any]:
+    """What a manifest says, once everything in it that is used here is of the right kind; `Damage` if not."""
+    try:
+        content = strict_json.parse(text)
+    except strict_json.JsonError as error:
+        raise Damage(f"{error.at(_MANIFEST)}: {error}") from None
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise Damage(f"{_MANIFEST} is no manifest of a checkpoint")
+    files = content.get("files")
+    if content["format"] not in (_WHOLE, _IN_PARTS):
+        return content
+    if not isinstance(files, dict):
+        raise Damage(f"{_MANIFEST} lists no files")
+    kinds = {"bytes": int, "sha256": str}
+    for name, what in files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise Damage(f"{_MANIFEST} lists {name!r}, which lies outside the checkpoint")
+        if not isinstance(what, dict) or any(type(what.get(key)) is not kind for key, kind in kinds.items()):
+            raise Damage(f"{_MANIFEST} does not say the size and checksum of {name!r}")
+    return content
+
+
+def _size(path: Path) -> int:
+    """Of a regular file: a pipe would be waited for, and a link may lead anywhere."""
+    with _reading(path):
+        found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise Damage(f"{path.name} is no regular file")
+    return found.st_size
+
+
 def peek(folder: Path) -> dict[str, Any]:
     """The manifest's content, unverified; {} if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads((folder / _MANIFEST).read_bytes())
+    with contextlib.suppress(OSError, ValueError, Damage):
+        content = strict_json.parse(_read(folder / _MANIFEST))
         return content if isinstance(content, dict) else {}
     return {}
 
@@ -139,6 +168,7 @@ def _checksum_line(text: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    _size(path)
     with _reading(path):
         return path.read_bytes()
 
