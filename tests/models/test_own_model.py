@@ -96,7 +96,8 @@ def test_its_config_is_a_config_like_any_other(tmp_path, history):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("gone.py:Run", "cannot read the preset gone.py"),
+        ("/nowhere/gone.py:Run", "cannot read the preset /nowhere/gone.py"),
+        ("gone.py:Run", "a run folder must not bring its own code"),
         ("recjax.no_such:Run", "module 'recjax.no_such' cannot be imported"),
         ("recjax.presets:Gone", "recjax.presets has no class 'Gone'"),
         ("recjax.presets:load", "recjax.presets has no class 'load'"),
