@@ -84,6 +84,8 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
             if watching and not isinstance(error, (NotImplementedError, RecursionError)):
                 watching.explain(error)  # a collective that breaks off is a RuntimeError too
             raise
+        if watching and isinstance(error, RuntimeError):
+            watching.failed(f"out of memory: {error}")
         return _fail(
             f"out of memory: {' '.join(str(error).split())[:300].rstrip('.')}. The tables with their optimizer state "
             "and one batch must fit, as `recjax plan` shows them: take more devices (mesh.devices), a smaller "

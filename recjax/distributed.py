@@ -121,6 +121,11 @@ def processes() -> int:
     return int(state.num_processes) if state.client is not None else 1
 
 
+def joined() -> bool:
+    """Whether this process has joined others."""
+    return _state().client is not None
+
+
 def process() -> int:
     """Which one this is."""
     return int(_state().process_id) if _state().client is not None else 0
@@ -216,20 +221,25 @@ def gather(topic: str, value: str) -> list[str]:
     """What every process gives, in their order. All must call it, in the same order.
 
     Raises:
-      DeviceError: a process did not within `watch.PATIENCE_S`.
+      DeviceError: a process did not within `PATIENCE_S`, or says something else.
     """
     if processes() == 1:
         return [value]
     turn = next(_turns)
-    post(f"gather/{turn}/{process()}", value)
+    post(f"gather/{turn}/{process()}", json.dumps([topic, value]))
     if is_main():
         answers = []
         for k in range(processes()):
             answer = fetch(f"gather/{turn}/{k}", PATIENCE_S)
             if answer is None:
                 raise DeviceError(f"process {k} did not say {topic!r} within {PATIENCE_S:g} s. See what it printed.")
-            answers.append(answer)
+            other, told = json.loads(answer)
+            if other != topic:
+                raise DeviceError(f"process {k} says {other!r}, process 0 {topic!r}: they do different things.")
+            answers.append(told)
         post(f"gathered/{turn}", json.dumps(answers))
+        _state().client.key_value_delete(f"recjax/gather/{turn}/")  # a folder; and all have read the turn before
+        _state().client.key_value_delete(f"recjax/gathered/{turn - 1}")
     text = fetch(f"gathered/{turn}", PATIENCE_S)
     if text is None:
         raise DeviceError(f"process 0 did not say {topic!r} within {PATIENCE_S:g} s. See what it printed.")

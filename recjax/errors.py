@@ -4,6 +4,8 @@ Every message is one paragraph: what was wrong, where (file and line, feature an
 and what to do about it. The command line prints it without a traceback; from Python it is raised.
 """
 
+from typing import Self
+
 
 class RecjaxError(Exception):
     """Base of all errors that recjax raises on purpose. Exit status 1.
@@ -14,6 +16,11 @@ class RecjaxError(Exception):
 
     exit_status = 1
     everywhere = False
+
+    def in_all(self) -> Self:
+        """Itself, as one that all processes raise."""
+        self.everywhere = True
+        return self
 
 
 class ConfigError(RecjaxError):

@@ -82,11 +82,13 @@ def joined(
     Raises:
       ValueError: they do not cover it once.
     """
-    if sum(math.prod(piece.shape) for _, piece in pieces) != math.prod(shape) or any(
-        at < 0 or at + length > size
-        for corner, piece in pieces
-        for at, length, size in zip(corner, piece.shape, shape, strict=True)
-    ):
+    boxes = [[(at, at + n) for at, n in zip(corner, piece.shape, strict=True)] for corner, piece in pieces]
+    inside = all(a >= 0 and z <= n for box in boxes for (a, z), n in zip(box, shape, strict=True))
+    apart = all(
+        any(z <= b or y <= a for (a, z), (b, y) in zip(one, other, strict=True))
+        for one, other in itertools.combinations(boxes, 2)
+    )
+    if sum(math.prod(piece.shape) for _, piece in pieces) != math.prod(shape) or not (inside and apart):
         raise ValueError(f"its pieces do not make up an array of shape {shape}")
 
     def read(index: Index) -> np.ndarray:

@@ -41,6 +41,12 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
       The content of summary.json.
     """
     began = time.monotonic()
+    if distributed.place() is not None and not distributed.joined():
+        raise ConfigError(
+            "the environment says that this is one of several processes (RECJAX_PROCESSES, RECJAX_CLUSTER), but it has "
+            "not joined the others. Call recjax.distributed.join(recjax.distributed.place()) first, or use the command "
+            "line, which also watches over the peers."
+        )
     if not isinstance(config, presets.RunConfig):
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
     if config.train.tensorboard:

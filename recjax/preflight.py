@@ -6,6 +6,7 @@ wrong numbers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -27,7 +28,7 @@ from recjax.train.setup import Setup, make_setup
 _OF_DATA = ("data",)
 _WAIT_S = 0.5
 _SIZES, _REPEATS = (2**16, 2**20), 10  # of the messages that are timed, in bytes
-_TOKEN = ".seen-by-all"  # in a run folder
+_TOKEN = ".seen-by-all.unfinished-0"  # in a run folder, which takes it for a rest if nobody removes it
 
 
 def facts(setup: Setup) -> dict[str, str]:
@@ -42,6 +43,7 @@ def facts(setup: Setup) -> dict[str, str]:
         "devices together": str(setup.mesh.devices.size),
         "mesh": json.dumps(dict(setup.mesh.shape)),
         "config": machinery.config_hash(setup.config, ("data.path", "data.cache")),
+        "plan": hashlib.sha256(setup.plan.to_json().encode()).hexdigest()[:12],
         "data": setup.source.fingerprint,
     }
 
@@ -73,11 +75,9 @@ def compare(mine: Mapping[str, str]) -> dict[int, dict[str, str]]:
             for name, values in differing.items()
         )
         what = "data" if of_data else "settings"
-        error = (DataError if of_data else ConfigError)(
+        raise (DataError if of_data else ConfigError)(
             f"the processes differ in their {what}: {table}. Give all of them the same command, software and data."
-        )
-        error.everywhere = True
-        raise error
+        ).in_all()
     return found
 
 

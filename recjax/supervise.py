@@ -18,6 +18,7 @@ from recjax.distributed import Place
 from recjax.watch import AGAIN, LOST
 
 PIPE = "RECJAX_SUPERVISED"  # in the child's environment: the descriptor it writes to
+_START = 10  # limits: hundreds of processes that import at once from one network disk take minutes
 
 
 def supervise(place: Place) -> int:
@@ -31,10 +32,10 @@ def supervise(place: Place) -> int:
         [sys.executable, *sys.orig_argv[1:]], env={**os.environ, PIPE: str(write)}, pass_fds=[write]
     )
     os.close(write)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: child.send_signal(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
     phase, heard = "start", time.monotonic()
+    limit_s = _START * place.limit_s  # to its first word; from then on one limit
     silent = False
     while True:
         ready, _, _ = select.select([read], [], [], 1.0)
@@ -43,14 +44,15 @@ def supervise(place: Place) -> int:
             if not data:
                 break
             phase, heard = data.decode(errors="replace").split("\n")[-2] or phase, time.monotonic()
-        elif time.monotonic() - heard > place.limit_s and not silent:
+            limit_s = place.limit_s
+        elif time.monotonic() - heard > limit_s and not silent:
             silent = True
             child.kill()
     status = child.wait()
     who = "this process" if place.process is None else f"process {place.process}"
     if silent:
         return _lost(
-            f"{who} gave no sign for {place.limit_s:.0f} s, in phase {phase}, and was ended: it had been stopped, or "
+            f"{who} gave no sign for {limit_s:.0f} s, in phase {phase}, and was ended: it had been stopped, or "
             f"its machine was too busy. {AGAIN}"
         )
     if status >= 0:

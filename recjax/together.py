@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from recjax import distributed, supervise, watch
 from recjax.errors import RecjaxError, StoppedError
 from recjax.masking import masked
 
+_ALIKE = (0, StoppedError.exit_status)  # all processes end with the same of these
+
 
 def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
     """What `work` returns: the exit status. After an error the process ends here, or Python would wait for the others.
@@ -20,28 +23,34 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
       place: what the environment says of this process.
       work: prints its errors itself.
     """
-    # Gloo prints to the process's standard output, which is for results.
-    sys.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding)
-    os.dup2(sys.stderr.fileno(), 1)
+    with contextlib.suppress(OSError):  # a notebook's or a test's have no descriptor
+        # Gloo prints to the process's standard output, which is for results.
+        out, errors = os.dup(sys.stdout.fileno()), sys.stderr.fileno()
+        sys.stdout = os.fdopen(out, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        os.dup2(errors, 1)
     pipe = os.environ.get(supervise.PIPE)
     watching = watch.start(int(pipe) if pipe else None)
     try:
         distributed.join(place)
         watching.joined(place.limit_s)
         status = work(watching)
+        if status in _ALIKE:
+            watching.phase("wait")
+            distributed.gather("that it is done", "")  # process 0 may have results to write that take a while
     except RecjaxError as error:
         print(f"\nrecjax: error: {masked(str(error))}", file=sys.stderr)
         status = error.exit_status
     except BaseException:
         traceback.print_exc()
         status = 1
-    if status not in (0, StoppedError.exit_status):  # in these two all processes end alike
+    if status not in _ALIKE:
         settle()
         if distributed.is_main():  # with it goes what the others may still have to read
             time.sleep(watch.LAST_WORDS_S)
         os._exit(status)
     watching.done()
-    distributed.leave()
+    with contextlib.suppress(RuntimeError):  # a peer that dies now takes nothing with it
+        distributed.leave()
     return status
 
 

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ from recjax.masking import masked
 LOST = 4  # exit status
 # Phases in which a process works alone, and after how many limits in one of them it counts as stuck. In the others it
 # waits for its peers, or does what none of them waits for.
-ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "prepare": 30}
+ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "report": 30}
 _DONE = "done"
 _BEAT_S = 1.0
 LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
@@ -57,7 +58,10 @@ class Watch:
         self._thread.start()
 
     def joined(self, limit_s: float) -> None:
-        """From now on the peers are watched too."""
+        """From now on the peers are watched too, also one that will not have said a word."""
+        now = time.monotonic()
+        silent = {"phase": "start", "moves": -1, "beat": None, "failed": "", "where": "not a word from it yet"}
+        self._seen = {k: (silent, now, now) for k in range(distributed.processes())}
         self._limit_s, self._joined = limit_s, True
 
     def phase(self, name: str) -> None:
@@ -86,6 +90,7 @@ class Watch:
         while time.monotonic() < deadline:
             time.sleep(0.2)  # meanwhile the thread may find the culprit
         text = " ".join(str(error).split())[:300]
+        traceback.print_exception(error)  # it may as well be a mistake of ours
         self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
 
     def end(self, message: str) -> None:
@@ -170,7 +175,10 @@ class Watch:
         still_s = now - max((moved_at for _, _, moved_at in self._seen.values()), default=now)
         if not alone and still_s > self._limit_s:
             phases = ", ".join(f"{k} in {record['phase']}" for k, (record, _, _) in sorted(self._seen.items()))
-            return f"no process has moved for {still_s:.0f} s: {phases}. {AGAIN}"
+            return (
+                f"no process has moved for {still_s:.0f} s: {phases}. (Steps that take so long need a larger "
+                f"RECJAX_LIMIT_S.) {AGAIN}"
+            )
         return ""
 
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,7 +53,7 @@ def agreed(stream: Iterator[Counted], mesh: Mesh, stop: Callable[[], bool] = lam
 
     waiting: tuple[Counted, list[str], jax.Array] | None = None
     while True:
-        watch.phase("input")
+        watch.phase("input" if waiting else "start")  # the first batch may have to be fetched from far away
         item = next(stream, None)
         watch.phase("wait")
         if item is None:
@@ -77,17 +76,17 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
     Where Python does not allow to handle signals, in a thread other than the main one, nothing is asked.
     """
-    asked = threading.Event()
+    asked: list[int] = []  # not an event, whose lock a second signal would wait for while the first one's has it
 
     def ask(number: int, frame: object) -> None:
-        asked.set()
+        asked.append(number)
 
     try:
         before = signal.signal(signal.SIGTERM, ask)
     except ValueError:
-        yield asked.is_set
+        yield lambda: bool(asked)
         return
     try:
-        yield asked.is_set
+        yield lambda: bool(asked)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: it was not Python's

@@ -28,9 +28,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from recjax import distributed
+from recjax import distributed, watch
 from recjax.errors import TrainingError
-from recjax.train import array_store, manifest
+from recjax.train import array_store, manifest, messages
 from recjax.train.array_store import Arrays
 from recjax.train.files import disk_error, flush_folder
 
@@ -81,7 +81,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
-        return list(self._folders())
+        return list(self._folders(together=False))
 
     def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
         """Starts to write a checkpoint in the background; waits first for one that is still being written.
@@ -133,7 +133,8 @@ class Checkpoints:
           TrainingError: as for `wait`.
         """
         try:
-            self.wait()
+            with watch.during("checkpoint"):
+                self.wait()
         finally:
             self._worker.shutdown()
 
@@ -170,7 +171,7 @@ class Checkpoints:
         damages: dict[Path, str] = {}
         for step, folder in reversed(self._folders().items()):
             try:
-                used = use(_read(folder, step))
+                used = _used(folder, step, use)
             except manifest.Damage as damage:
                 if _gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
                     return self.newest(report, use)
@@ -206,7 +207,7 @@ class Checkpoints:
                 "these, or another run folder."
             )
         try:
-            return use(_read(folders[step], step))
+            return _used(folders[step], step, use)
         except manifest.Damage as damage:
             if _gone(folders[step]):
                 return self.restore(step, use)
@@ -215,15 +216,15 @@ class Checkpoints:
                 f"the others there: {others}."
             ) from damage
 
-    def _folders(self) -> dict[int, Path]:
-        """Step -> folder, ascending, as process 0 sees them."""
+    def _folders(self, together: bool = True) -> dict[int, Path]:
+        """Step -> folder, ascending; as process 0 sees them, if all ask `together`."""
         try:
             names = sorted(os.listdir(self._directory))
         except FileNotFoundError:
             names = []
         except OSError as error:
             raise _unreadable(self._directory, error) from error
-        if distributed.processes() > 1 and threading.current_thread() is threading.main_thread():
+        if together:
             names = json.loads(distributed.from_main("its checkpoints", json.dumps(names)))
         # Backwards, so that "00000100", if it is there, takes the place of "00000100.replaced".
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
@@ -254,7 +255,7 @@ class Checkpoints:
                         known |= _flushed(folder)
                     content["parts"] = [array_store.corners(arrays)]
                     for k in others:
-                        told = _told(f"{turn}/part/{k}", k)
+                        told = messages.told(f"{turn}/part/{k}", k)
                         content["parts"].append(told["corners"])
                         known |= told["files"]
                 manifest.seal(unfinished, content, known)
@@ -281,7 +282,7 @@ class Checkpoints:
         """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
         me = distributed.process()
         try:
-            name = _said(f"{turn}/folder")
+            name = messages.said(f"{turn}/folder")
             _, pieces = array_store.parted(arrays)
             folder = self._directory / name / _part(me)
             try:
@@ -289,13 +290,16 @@ class Checkpoints:
                     array_store.write(folder, pieces)
                 self._arrays_read.set()
                 files = _flushed(folder)
-            except OSError as error:
-                failed = disk_error(folder, error, array_store.size_bytes(pieces))
+            except BaseException as error:
+                needed = array_store.size_bytes(pieces)
+                failed = disk_error(folder, error, needed) if isinstance(error, OSError) else error
                 distributed.post(f"{turn}/part/{me}", json.dumps({"error": str(failed)}))
+                if failed is error:
+                    raise
                 raise failed from error
             told = {"corners": array_store.corners(arrays), "files": files}
             distributed.post(f"{turn}/part/{me}", json.dumps(told))
-            _said(f"{turn}/done")
+            messages.said(f"{turn}/done")
         finally:
             self._arrays_read.set()
 
@@ -310,7 +314,7 @@ class Checkpoints:
             self._delete(replaced)
 
     def _retire(self, step: int) -> None:
-        folders = self._folders()
+        folders = self._folders(together=False)
         kept = [other for other in folders if other <= step and other not in self._damaged][-self._keep :]
         pinned = {manifest.peek(folders[other]).get("pinned") for other in kept}
         for other in set(folders) - set(kept) - pinned:
@@ -334,16 +338,29 @@ class Checkpoints:
         return self._directory / f"{_UNFINISHED}{step:08}-{secrets.token_hex(4)}"
 
 
-def _read(folder: Path, step: int) -> Restored:
-    """Each of several processes reads its share of the files to verify them, and all hear what any of them found."""
-    content, damage = _verified(folder, step)
-    if found := next((d for d in distributed.gather(f"checkpoint {step}", damage) if d), ""):
+def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
+    """What `use` makes of a checkpoint; `Damage` in all processes if any of them cannot read it."""
+    with watch.during("restore"):
+        content, damage = _verified(folder, step)
+        if not damage:
+            try:
+                parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
+                restored = Restored(step, array_store.read(folder / "state", content["arrays"], parts), content["meta"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
+                damage = f"it cannot be read: {error}"
+        _agree(f"what checkpoint {step} is", damage)
+        try:
+            used = use(restored)
+        except manifest.Damage as error:
+            damage = str(error)
+        _agree(f"whether checkpoint {step} could be read", damage)
+        return used
+
+
+def _agree(topic: str, damage: str) -> None:
+    """Each process says what it found, and all raise it."""
+    if found := next((d for d in distributed.gather(topic, damage) if d), ""):
         raise manifest.Damage(found)
-    try:
-        parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
-        return Restored(step, array_store.read(folder / "state", content["arrays"], parts), content["meta"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise manifest.Damage(f"it cannot be read: {error}") from error
 
 
 def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
@@ -371,25 +388,6 @@ def _flushed(folder: Path) -> manifest.Files:
 def _part(process: int) -> str:
     """Folder of what a process held."""
     return f"part-{process:05}"
-
-
-def _said(key: str) -> str:
-    """What process 0 says under `key`; its error is raised."""
-    text = distributed.fetch(key, distributed.PATIENCE_S)
-    if text is None:
-        raise TrainingError(f"process 0 did not say within {distributed.PATIENCE_S:g} s whether it saved a checkpoint.")
-    if text.startswith("!"):
-        raise TrainingError(f"the checkpoint could not be saved: {text[1:]}")
-    return text
-
-
-def _told(key: str, process: int) -> dict[str, Any]:
-    """What another process tells process 0 of its part; its error is raised."""
-    text = distributed.fetch(key, distributed.PATIENCE_S)
-    told = json.loads(text) if text else {"error": f"it did not answer within {distributed.PATIENCE_S:g} s"}
-    if "error" in told:
-        raise TrainingError(f"process {process} could not save its part of the checkpoint: {told['error']}")
-    return dict(told)
 
 
 def _unreadable(folder: Path, error: OSError) -> TrainingError:

@@ -164,8 +164,8 @@ class Loop:
                     raise DataError(
                         f"step {step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
                         "samples out when preparing the data, or raise train.batch_size."
-                    )
-                raise TrainingError(_not_finite(step, place, result))
+                    ).in_all()
+                raise TrainingError(_not_finite(step, place, result)).in_all()
             loss = float(result["loss"])
             self.progress.update(step, first + size, loss)
             if step % self.setup.config.train.log_every == 0 or step == self.total:
@@ -182,7 +182,7 @@ class Loop:
             result = evaluation.measure(self.setup, state, "validation")
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
-        value = result[by]
+        value = float(distributed.from_main("the measure that chooses", repr(float(result[by]))))  # to the last bit
         if math.isnan(value):
             self.progress.note(
                 f"step {cursor.step:,}: the validation {by} has no value (are all labels equal?), so it chooses nothing"

@@ -256,6 +256,7 @@ class Setup:
             before = counted.whole or counted.batch, prediction
         if before:
             yield _rows(*before)
+        watch.phase("report")  # what is made of them is each process's own work
 
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:

@@ -5,8 +5,13 @@
 Each run trains the small preset in two processes of two devices, is hit once, and then resumes with the same command.
 Of each the table tells in how many seconds all processes had ended, with which statuses, and what they said; whether
 the run resumed and ended with the weights of an undisturbed run, bit for bit; and how many steps have no line in
-metrics.jsonl or more than one. The lost link is a veth pair between two network namespaces, the full disk a small
-tmpfs: both need root. Unequal data must be refused before the first step.
+metrics.jsonl or more than one (a sample that is lost or trained twice changes the weights, so their equality is the
+proof). The lost link is a veth pair between two network namespaces, the full disk a small tmpfs: both need root. Unequal
+data must be refused by both before the first step, which counts as resumed and equal.
+
+32 faults with RECJAX_LIMIT_S=20 on two cores of an Intel Xeon that a run of all tests kept busy (Python 3.11, JAX
+0.10.2): 32 ended within 20 s (kill -9 after 10, of process 0 at once; SIGSTOP 20; lost link 11 to 20; SIGTERM 1 to 4),
+32 resumed, 32 with the weights of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -170,6 +175,7 @@ def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit
     return row
 
 
+STATUSES: dict[str, set[int]] = {"SIGTERM": {143}, "full disk": {1, 4}, "unequal data": {3}}  # of others: 4
 FAULTS = ("kill -9", "SIGSTOP", "SIGTERM", "lost link", "death while saving",
           "kill -9 of all, newest checkpoint corrupt", "full disk", "unequal data")  # fmt: skip
 
@@ -208,10 +214,11 @@ def main() -> None:
             if row.note:
                 print(row.note, file=sys.stderr)
             shutil.rmtree(own, ignore_errors=True)
-    in_time = sum(-999 not in row.statuses and row.ended_s <= options.limit + 2 for row in rows)
+    right = [set(row.statuses) == STATUSES.get(row.fault, {4}) for row in rows]
+    in_time = sum(ok and row.ended_s <= options.limit + 2 for ok, row in zip(right, rows, strict=True))
     resumed, equal = sum(row.resumed for row in rows), sum(row.equal for row in rows)
     print(
-        f"\n{len(rows)} faults: {in_time} ended within {options.limit} s, {resumed} resumed, {equal} with the weights "
+        f"\n{len(rows)} faults: {in_time} ended as they should within {options.limit} s, {resumed} resumed, {equal} with the weights "
         f"of the undisturbed run, {sum(row.lost for row in rows)} steps lost, {sum(row.twice for row in rows)} twice"
     )
 

@@ -21,7 +21,7 @@ def test_four_processes_then_two_then_one(tmp_path: Path) -> None:
     os.kill(four.worker(2), signal.SIGKILL)
     assert four.wait(60) == [4] * 4, four.tail()
     said = " ".join(four.messages())
-    assert "process 2 was ended by SIGKILL" in said and "go on" in said or "goes on" in said
+    assert "process 2 was ended by SIGKILL" in said and "goes on" in said
     assert "Traceback" not in four.tail()
     two = Job(out, preset, [*SETTINGS, "mesh.devices=4", "plan=table_wise"], 2, limit_s=30)
     two.wait_for(lambda: two.step() > 35)
