@@ -18,6 +18,7 @@ from recjax.distributed import Place
 from recjax.watch import AGAIN, LOST
 
 PIPE = "RECJAX_SUPERVISED"  # in the child's environment: the descriptor it writes to
+_SILENCE = 0.9  # of the limit, so that all is over within it
 _START = 10  # limits: hundreds of processes that import at once from one network disk take minutes
 
 
@@ -35,7 +36,7 @@ def supervise(place: Place) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
     phase, heard = "start", time.monotonic()
-    limit_s = _START * place.limit_s  # to its first word; from then on one limit
+    limit_s = _START * place.limit_s  # to its first word
     silent = False
     while True:
         ready, _, _ = select.select([read], [], [], 1.0)
@@ -44,7 +45,7 @@ def supervise(place: Place) -> int:
             if not data:
                 break
             phase, heard = data.decode(errors="replace").split("\n")[-2] or phase, time.monotonic()
-            limit_s = place.limit_s
+            limit_s = _SILENCE * place.limit_s
         elif time.monotonic() - heard > limit_s and not silent:
             silent = True
             child.kill()

@@ -47,4 +47,4 @@ def test_unequal_data_and_a_stalled_process(tmp_path: Path) -> None:
     os.kill(job.worker(1), signal.SIGSTOP)
     assert job.wait(30) == [4, 4], job.tail()
     assert any("process 1 (" in m and "was last heard of" in m for m in job.messages())
-    assert any("process 1 gave no sign for 10 s" in m for m in job.messages())
+    assert any("process 1 gave no sign for 9 s" in m for m in job.messages())
