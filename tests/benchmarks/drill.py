@@ -10,8 +10,8 @@ proof). The lost link is a veth pair between two network namespaces, the full di
 Unequal data must be refused by both before the first step, which counts as resumed and equal.
 
 32 faults with RECJAX_LIMIT_S=20 on two cores of an Intel Xeon that a run of all tests kept busy (Python 3.11, JAX
-0.10.2): all ended as they should (kill -9 after 10 s, of process 0 at once; SIGSTOP 20; lost link 11 to 18; SIGTERM 1 to 4),
-32 resumed, 32 with the weights of the undisturbed run.
+0.10.2): all ended as they should (kill -9 after 10 s, of process 0 at once; SIGSTOP 20; lost link 11 to 18;
+SIGTERM 1 to 4), 32 resumed, 32 with the weights of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def main() -> None:
     in_time = sum(ok and row.ended_s <= options.limit + 0.5 for ok, row in zip(right, rows, strict=True))
     resumed, equal = sum(row.resumed for row in rows), sum(row.equal for row in rows)
     print(
-        f"\n{len(rows)} faults: {in_time} ended as they should within {options.limit} s, {resumed} resumed, {equal} with "
+        f"\n{len(rows)} faults: {in_time} ended rightly within {options.limit} s, {resumed} resumed, {equal} with "
         f"the weights of the undisturbed run, {sum(row.lost for row in rows)} steps lost, "
         f"{sum(row.twice for row in rows)} twice"
     )
