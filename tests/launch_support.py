@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ echo "out of $i"
 echo "err of $i" >&2
 does=$(sed -n "$(wc -l <"$FAKE/attempts-$i")p" "$FAKE/does-$i" 2>/dev/null)
 case $does in
-  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; touch "$FAKE/waits-$i"; while :; do sleep 0.05; done ;;
+  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; touch "$FAKE/waits-$i"; for _ in {1..1200}; do sleep 0.05; done ;;
   die) kill -9 $$ ;;
   exit*) exit "${does#exit }" ;;
 esac
@@ -37,6 +38,12 @@ if [[ ! -t 0 && -n ${FAKE_READS:-} ]]; then cat >"$FAKE/$name.input"; fi
 cat "$FAKE/$name.out" 2>/dev/null
 exit "$(cat "$FAKE/$name.status" 2>/dev/null || echo 0)"
 """
+
+
+def _heed_signals() -> None:
+    """What a background job of a shell ignores its children ignore too, and bash cannot trap it any more."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Desk:
@@ -91,7 +98,9 @@ class Desk:
         words = ["bash", str(LAUNCH / script), *map(str, arguments)]
         env = self.env | {k: str(v) for k, v in dict(options.pop("env", {})).items()}  # type: ignore[call-overload]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
-        return subprocess.Popen(words, cwd=self.folder, env=env, text=True, **pipes)  # type: ignore[call-overload]
+        return subprocess.Popen(  # type: ignore[call-overload]
+            words, cwd=self.folder, env=env, text=True, preexec_fn=_heed_signals, **pipes
+        )
 
     def run(self, script: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
         """Runs a script of launch/ to its end."""
