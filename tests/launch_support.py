@@ -25,7 +25,8 @@ echo "out of $i"
 echo "err of $i" >&2
 does=$(sed -n "$(wc -l <"$FAKE/attempts-$i")p" "$FAKE/does-$i" 2>/dev/null)
 case $does in
-  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; touch "$FAKE/waits-$i"; for _ in {1..1200}; do sleep 0.05; done ;;
+  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; touch "$FAKE/waits-$i"
+        for _ in {1..1200}; do sleep 0.05; done ;;
   die) kill -9 $$ ;;
   exit*) exit "${does#exit }" ;;
 esac
