@@ -83,7 +83,7 @@ def test_the_command_takes_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, why",
     [
-        (lambda ranks: [ranks[0], ranks[1][:2]], "unequal numbers of events"),
+        (lambda ranks: [ranks[0], ranks[1][:2]], "unequal numbers of collectives"),
         (lambda ranks: [ranks[0], (dataclasses.replace(ranks[1][0], kind="all_gather"), *ranks[1][1:])], "the same"),
         (lambda ranks: [(dataclasses.replace(r[0], kind="broadcast"), *r[1:]) for r in ranks], "a broadcast is not"),
     ],
