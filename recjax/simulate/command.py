@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
-_NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight", "no_congestion",
-            "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout", "shortcut")  # fmt: skip
+_NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
+            "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
+            "shortcut")  # fmt: skip
 
 
 def add(
