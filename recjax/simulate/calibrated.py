@@ -10,6 +10,10 @@ A rank does one collective at a time, in the order of the workload, as on a comm
 Several arrays in one all-reduce go one after the other where the sweep is of CPU devices, for XLA reduces each by
 itself there, and as one message elsewhere, where NCCL groups them. All groups of a collective go at a time without
 hindering each other.
+
+A sweep repeats its collectives with nothing between, so these times are what they cost at best: with data in the caches
+and no waking of threads. Where host devices share few cores with each other, and with what feeds them, collectives in a
+training step take several times as long (tests/benchmarks/calibration.py has figures).
 """
 
 from __future__ import annotations

@@ -17,6 +17,13 @@ collective of a step is the median over the steps, and a step is the sum over it
 
 An error is max(predicted, measured) / min(predicted, measured) - 1, and the mean of errors is geometric. Nothing is
 fitted to the traces.
+
+Found on two cores of an AMD EPYC (JAX 0.10.2) that another program used besides: predictions are too low, in every
+preset, by factors of 2.6 to 7.8 (geometric mean 4.4; with less beside it, on 2 devices, 5.5). Large messages are met
+best (2 MB in 17 arrays on 2 devices: 792 us, predicted 744), small ones worst (2.5 KB: 200 us, predicted 9). A sweep
+repeats one collective with nothing between, so that its data are in the caches and its threads awake; in a step ranks
+come from computing, and share the cores with the threads that prepare the next batch. Replaying the same trace shows
+the parts: `recjax replay` met the sweep (dense_grads 77 us, the sweep 67), with `--gaps` it took 127, the step 403.
 """
 
 import argparse
