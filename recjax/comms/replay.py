@@ -234,7 +234,8 @@ class _Shape:
         elif kind == "reduce_scatter":
             y = jax.lax.psum_scatter(x, RANKS, scatter_dimension=0, tiled=True, **groups)
         elif self.parts:
-            arrays = [x[:1] + jnp.arange(size).astype(self.dtype) for size in self.parts]
+            # all different, or the compiler would send equal ones once
+            arrays = [x[:1] + jnp.arange(i, i + size).astype(self.dtype) for i, size in enumerate(self.parts)]
             y = sum(y[:1] for y in jax.lax.psum(arrays, RANKS, **groups))
         else:  # all_reduce, and what XLA has no collective for on all back ends: broadcast, reduce, barrier
             y = jax.lax.psum(x, RANKS, **groups)

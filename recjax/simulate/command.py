@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 from recjax.errors import ConfigError
 
 if TYPE_CHECKING:
-    from recjax.simulate.system import System
+    from recjax.simulate.system import Played, System
     from recjax.simulate.tcp import Tcp
     from recjax.simulate.topology import Topology
     from recjax.simulate.workload import Workload
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+_NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
+            "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
+            "shortcut")  # fmt: skip
 
 
 def add(
     verbs: Any,
     verb: Callable[..., argparse.ArgumentParser],
     show: Print,
-    read_trace: Callable[[Path, Topology], Workload],
+    read_trace: Callable[[Path, Topology | None], Workload],
 ) -> None:
     """Adds the verb.
 
@@ -36,7 +39,7 @@ def add(
       verbs: the subparsers to add to.
       verb: makes a parser: (of, name, run, what it does, example).
       show: prints a result: (options, object for --json, text).
-      read_trace: the workload of a folder with a communication trace.
+      read_trace: the workload of a folder with a communication trace, for a topology or for any.
     """
     what = "predict collectives and whole iterations on a network, owned or not"
     simulate = verbs.add_parser(
@@ -56,9 +59,10 @@ def add(
     one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce: "
                      "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
                      "output")  # fmt: skip
-    _network_options(one)
+    _network_options(one, required=True)
 
-    whole = verb(actions, "workload", lambda o: _workload(o, show, read_trace), "simulate training iterations",
+    whole: argparse.ArgumentParser
+    whole = verb(actions, "workload", lambda o: _workload(o, whole, show, read_trace), "simulate training iterations",
                  "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
                  "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
     whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
@@ -66,7 +70,10 @@ def add(
                        "(HOTI 2020)")  # fmt: skip
     whole.add_argument("overrides", nargs="*", metavar="name=value", help="of a preset: shapes to change, such as "
                        "parallelism=data tables=128 bottom=512-64")  # fmt: skip
-    _network_options(whole)
+    whole.add_argument("--calibration", type=Path, action="append", metavar="FILE", help="of a trace, in place of a "
+                       "network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
+                       "number of ranks that its collectives have")  # fmt: skip
+    _network_options(whole, required=False)
     for collective in _COLLECTIVES:
         whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
                            help="algorithm, as in `recjax simulate collective`")  # fmt: skip
@@ -86,11 +93,11 @@ def add(
     study.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
 
 
-def _network_options(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--topology", required=True, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, the "
-                    "innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
-    to.add_argument("--bandwidth", required=True, metavar="RATE,...", help="of a link in one direction, one for all "
-                    "dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)")  # fmt: skip
+def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
+    to.add_argument("--topology", required=required, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, "
+                    "the innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
+    to.add_argument("--bandwidth", required=required, metavar="RATE,...", help="of a link in one direction, one for "
+                    "all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)")  # fmt: skip
     to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
     to.add_argument("--endpoint-delay", default="0ns", metavar="TIME",
                     help="of a rank, for every message it receives (default: 0ns)")  # fmt: skip
@@ -187,22 +194,59 @@ def _collective(options: argparse.Namespace, show: Print) -> None:
     show(options, found, lambda: report.collective_text(found))
 
 
-def _workload(options: argparse.Namespace, show: Print, read_trace: Callable[[Path, Topology], Workload]) -> None:
+def _workload(
+    options: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    show: Print,
+    read_trace: Callable[[Path, Topology | None], Workload],
+) -> None:
     from recjax.simulate import draw, report
     from recjax.simulate.execution import simulate
 
-    topology = _topology(options)
-    algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
-    system = _system(options, algorithms, options.scheduling)
-    result = simulate(_read(options, topology, read_trace), topology, system, options.shortcut, _progress())
-    found = report.of_workload(result)
+    result: Played
+    if options.calibration:
+        result, found = _calibrated(options, parser, read_trace)
+    elif options.topology is None or options.bandwidth is None:
+        raise ConfigError(
+            "without --topology and --bandwidth there is no network: give both, or --calibration with what "
+            "`recjax replay --sweep` measured."
+        )
+    else:
+        topology = _topology(options)
+        algorithms = {collective: getattr(options, collective) for collective in _COLLECTIVES}
+        system = _system(options, algorithms, options.scheduling)
+        result = simulate(_read(options, topology, read_trace), topology, system, options.shortcut, _progress())
+        found = report.of_workload(result)
+    text = report.calibrated_text if options.calibration else report.workload_text
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         draw.draw_workload(result, found, options.out / "simulation.png")
         (options.out / "simulation.json").write_text(json.dumps(found, indent=1))
         (options.out / "trace.json").write_text(json.dumps(draw.chrome_trace(result)))
     written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
-    show(options, found, lambda: report.workload_text(found) + written)
+    show(options, found, lambda: text(found) + written)
+
+
+def _calibrated(
+    options: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    read_trace: Callable[[Path, Topology | None], Workload],
+) -> tuple[Played, dict[str, Any]]:
+    from recjax.simulate import report
+    from recjax.simulate.calibrated import play, read_sweep
+
+    of_network = (*_NETWORK, *_COLLECTIVES, "scheduling", "iterations")
+    if given := [name for name in of_network if getattr(options, name) != parser.get_default(name)]:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} is of a network, in whose place --calibration stands. Leave out one of "
+            "the two."
+        )
+    path = Path(options.workload)
+    if not path.is_dir() or options.overrides:
+        raise ConfigError(f"--calibration is for the folder of a trace alone, and {options.workload} is none.")
+    sweeps = [read_sweep(file) for file in options.calibration]
+    played = play(read_trace(path, None), sweeps)
+    return played, report.of_calibrated(played, sweeps)
 
 
 def _hoti2020(options: argparse.Namespace, show: Print) -> None:
@@ -224,7 +268,7 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
 
 
 def _read(
-    options: argparse.Namespace, topology: Topology, read_trace: Callable[[Path, Topology], Workload]
+    options: argparse.Namespace, topology: Topology, read_trace: Callable[[Path, Topology | None], Workload]
 ) -> Workload:
     from recjax import config
     from recjax.simulate.astra_text import read_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recjax.simulate.system import Result
+from recjax.simulate.system import Played
 from recjax.simulate.units import time_text
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def save(drawn: Figure, path: Path) -> None:
     path.write_bytes(picture.getvalue())
 
 
-def draw_workload(result: Result, found: dict[str, Any], path: Path) -> None:
+def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     """Computation and exposed communication of every layer, raw latencies, and the time line of a rank.
 
     Args:
-      result: of `simulate`.
-      found: `report.of_workload` of it.
+      result: of `simulate` or `calibrated.play`.
+      found: `report.of_workload` or `of_calibrated` of it.
       path: of the PNG.
     """
     drawn = figure(11, 9)
@@ -79,7 +79,7 @@ def draw_workload(result: Result, found: dict[str, Any], path: Path) -> None:
     save(drawn, path)
 
 
-def spans(result: Result, actor: int) -> list[tuple[int, int, float, float]]:
+def spans(result: Played, actor: int) -> list[tuple[int, int, float, float]]:
     """(operation, row, start, end) of an actor, in ns: row 0 holds computations, a collective takes the first free."""
     free: list[float] = []
     found = []
@@ -96,7 +96,7 @@ def spans(result: Result, actor: int) -> list[tuple[int, int, float, float]]:
     return found
 
 
-def chrome_trace(result: Result) -> dict[str, Any]:
+def chrome_trace(result: Played) -> dict[str, Any]:
     """What happened, in the trace event format: a process for each rank (16 at most), a thread for each row."""
     events: list[dict[str, Any]] = []
     for actor in range(min(result.finished.shape[1], _RANKS)):
@@ -112,7 +112,7 @@ def chrome_trace(result: Result) -> dict[str, Any]:
             events.append({"name": operation.name, "cat": kind, "ph": "X", "pid": actor, "tid": row,
                            "ts": start / 1e3, "dur": (end - start) / 1e3, "args": details})  # fmt: skip
             rows = max(rows, row)
-        whole = f"rank {actor}" + (" (stands for all)" if result.shortcut else "")
+        whole = f"rank {actor}" + (" (stands for all)" if getattr(result, "shortcut", "") else "")
         events.append({"name": "process_name", "ph": "M", "pid": actor, "args": {"name": whole}})
         for row in range(rows + 1):
             name = f"collectives {row}" if row else "computation"

@@ -124,7 +124,8 @@ class _Execution:
         for i, needs in enumerate(self.needs):
             for need in needs:
                 self.followers[need].append(i)
-        self.stream = [i for i, operation in enumerate(operations) if operation.kind == "compute"]
+        computes = [i for i, operation in enumerate(operations) if operation.kind == "compute"]
+        self.streams = [[i for i in computes if self.members[i][actor]] for actor in range(actors)]
         shape = (len(operations), actors)
         self.ready, self.started, self.finished = (np.full(shape, np.nan) for _ in range(3))
         self.waited = np.zeros(shape)
@@ -152,8 +153,8 @@ class _Execution:
         self._wait_at_the_end(end)
         used = {link: size for link, size in enumerate(self.engine.bytes_on) if size}
         scale = 1 / TICKS_PER_NS
-        return Result(self.workload, self.topology, self.system, shortcut, refused, float(end.max()) * scale,
-                      self.ready * scale, self.started * scale, self.finished * scale, self.waited * scale,
+        return Result(self.workload, float(end.max()) * scale, self.ready * scale, self.started * scale,
+                      self.finished * scale, self.waited * scale, self.topology, self.system, shortcut, refused,
                       used, self.network, self.engine.events, self.engine.lost * self.network.stands_for)  # fmt: skip
 
     # --- before it starts ---
@@ -170,7 +171,7 @@ class _Execution:
         return [round(d * TICKS_PER_NS) for d in np.resize(durations, self.network.actors).tolist()]
 
     def _members(self, operation: Operation) -> list[bool]:
-        if operation.kind == "compute" or not operation.ranks:
+        if not operation.ranks:
             return [True] * self.network.actors
         return self.network.member(np.array(operation.ranks))
 
@@ -208,11 +209,12 @@ class _Execution:
     def _unblock(self, i: int, actor: int, now: int) -> None:
         """All that operation i depends on is done."""
         self.ready[i, actor] = now
-        if self.workload.operations[i].kind == "compute":
-            self._compute(actor, now)
-        elif not self.members[i][actor] or not self.plans[i]:
+        computes = self.workload.operations[i].kind == "compute"
+        if not self.members[i][actor] or not (computes or self.plans[i]):
             self.started[i, actor] = now
             self._finish(i, actor, now)
+        elif computes:
+            self._compute(actor, now)
         else:
             self.issued[actor] += 1
             for number in range(self.system.chunks):
@@ -220,9 +222,9 @@ class _Execution:
             self._admit(self.lanes[self.plans[i][0].dims], actor)
 
     def _compute(self, actor: int, now: int) -> None:
-        if self.busy[actor] or self.next[actor] == len(self.stream):
+        if self.busy[actor] or self.next[actor] == len(self.streams[actor]):
             return
-        i = self.stream[self.next[actor]]
+        i = self.streams[actor][self.next[actor]]
         if self.missing[i][actor]:
             return
         if self.needs[i] and now > self.idle_since[actor]:

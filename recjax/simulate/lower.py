@@ -155,7 +155,7 @@ class Quotient(Network):
     def member(self, groups: np.ndarray) -> list[bool]:
         """Always: every rank does the same."""
         if groups.size != self.topology.size:
-            raise NotSymmetricError("a collective has only some of the ranks")
+            raise NotSymmetricError("an operation is of only some of the ranks")
         return [True]
 
     def _step(self, sends: list[Send], size_bytes: float) -> tuple[list[tuple[Message, ...]], list[int]]:

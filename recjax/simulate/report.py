@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from recjax.simulate.system import DEFAULT_ALGORITHMS, Result
+from recjax.simulate.calibrated import Sweep
+from recjax.simulate.system import DEFAULT_ALGORITHMS, Played, Result
 from recjax.simulate.units import size_text, time_text
+from recjax.simulate.workload import Operation
 
 # bus bandwidth = bytes / time * factor(ranks), as nccl-tests defines it
 BUS_FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n} | dict.fromkeys(
@@ -55,12 +57,41 @@ def collective_text(found: dict[str, Any]) -> str:
 
 
 def of_workload(result: Result) -> dict[str, Any]:
-    """What a simulation of a workload found.
+    """What a simulation of a workload on a network found: `of_played`, and how busy the links were."""
+    system = result.system
+    return {
+        **of_played(result),
+        "topology": _topology(result),
+        "chunks": system.chunks,
+        "in_flight": system.in_flight,
+        "scheduling": system.scheduling,
+        "algorithms": DEFAULT_ALGORITHMS | dict(system.algorithms),
+        "ranks": result.topology.size,
+        "links": links(result),
+        "busiest_link": busiest_link(result),
+        "bytes_on_links": bytes_on_links(result),
+        **how(result),
+    }
+
+
+def of_calibrated(played: Played, sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    """What a simulation with measured times found: `of_played`, and which sweeps it took them from."""
+    return {
+        **of_played(played),
+        "topology": "measured collectives",
+        "ranks": played.finished.shape[1],
+        "calibration": [{"file": sweep.source, "ranks": sweep.ranks} for sweep in sweeps],
+    }
+
+
+def of_played(result: Played) -> dict[str, Any]:
+    """Times of a workload and its layers.
 
     Of every rank's time, computation and exposed communication make up the whole: a rank's stream either computes or
     stands still for the end of a collective. Shown is the rank that ends last. A collective's raw latency is from the
     moment when a rank could start it until it is done there, waiting for other collectives' chunks included; of the
-    ranks the longest.
+    ranks the longest. Its `last_ns` is from its beginning on a rank, of the ranks the shortest: that of the one that
+    came last, and so waited for none.
     """
     operations = result.workload.operations
     last = int(result.finished.max(axis=0, initial=0).argmax()) if operations else 0
@@ -82,63 +113,71 @@ def of_workload(result: Result) -> dict[str, Any]:
             "phase": operation.phase,
             "bytes": operation.bytes or max((sum(row) for row in operation.splits), default=0.0),
             "raw_latency_ns": rounded(latency),
+            "last_ns": rounded(float(spans[i, _members(operation)].min())),
             "queued_ns": rounded(float((result.started[i] - result.ready[i]).max())),
             "exposed_ns": rounded(float(result.waited[i, last])),
         })  # fmt: skip
     compute = float(spans[computes, last].sum())
     exposed = float(result.waited[:, last].sum())
-    raw = sum(c["raw_latency_ns"] for layer in layers.values() for c in layer["collectives"])
-    system = result.system
+    collectives = [c for layer in layers.values() for c in layer["collectives"]]
     return {
         "workload": result.workload.name,
-        "topology": _topology(result),
-        "ranks": result.topology.size,
-        "chunks": system.chunks,
-        "in_flight": system.in_flight,
-        "scheduling": system.scheduling,
-        "algorithms": DEFAULT_ALGORITHMS | dict(system.algorithms),
         "time_ns": rounded(result.time_ns),
         "compute_ns": rounded(compute),
         "exposed_communication_ns": rounded(exposed),
-        "raw_communication_ns": rounded(raw),
+        "raw_communication_ns": rounded(sum(c["raw_latency_ns"] for c in collectives)),
+        "last_communication_ns": rounded(sum(c["last_ns"] for c in collectives)),
         "layers": [{"layer": name, **layer} for name, layer in layers.items()],
-        "links": links(result),
-        "busiest_link": busiest_link(result),
-        "bytes_on_links": bytes_on_links(result),
-        **how(result),
     }
 
 
+def _members(operation: Operation) -> Any:
+    """The ranks that take part, as an index."""
+    return np.array(operation.ranks).ravel() if operation.ranks else slice(None)
+
+
 def workload_text(found: dict[str, Any]) -> str:
-    """The same for people."""
-    total = found["time_ns"] or 1.0
-    rows = [["layer", "compute", "exposed", "collective", "phase", "bytes", "raw latency", "queued"]]
-    for layer in found["layers"]:
-        row = [layer["layer"], time_text(layer["compute_ns"]), time_text(layer["exposed_ns"])]
-        for c in layer["collectives"] or [None]:
-            cells = ["", "", "", "", ""]
-            if c:
-                cells = [c["collective"], c["phase"], size_text(c["bytes"]), time_text(c["raw_latency_ns"]),
-                         time_text(c["queued_ns"])]  # fmt: skip
-            rows.append([*row, *cells])
-            row = ["", "", ""]
+    """`of_workload` for people."""
     busy = [["links", "count", "bytes on all", "busy: mean", "most"]]
     for row in found["links"]:
         shares = [f"{row['mean_utilisation']:.1%}", f"{row['most_utilisation']:.1%}"]
         busy.append([f"{row['dimension']}: {row['links']}", f"{row['count']:,}", size_text(row["bytes"]), *shares])
-    return "\n".join([
+    how_played = f"{found['chunks']} chunk(s), {found['in_flight']} in flight, {found['scheduling']}; " + ", ".join(
+        f"{collective} {name}" for collective, name in found["algorithms"].items()
+    )
+    ends = [table(busy), link_text(found["busiest_link"]), how_text(found)]
+    return "\n".join([_whole_text(found), how_played, "", _layers_text(found), "", *ends])
+
+
+def calibrated_text(found: dict[str, Any]) -> str:
+    """`of_calibrated` for people."""
+    last = time_text(found["last_communication_ns"])
+    files = ", ".join(f"{sweep['file']} ({sweep['ranks']} ranks)" for sweep in found["calibration"])
+    alone = f"its collectives take {last} together once their last rank is there; measured in {files}"
+    return "\n".join([_whole_text(found), alone, "", _layers_text(found)])
+
+
+def _whole_text(found: dict[str, Any]) -> str:
+    total = found["time_ns"] or 1.0
+    return (
         f"{found['workload']} on {found['topology']}: {time_text(found['time_ns'])} = computation "
         f"{time_text(found['compute_ns'])} ({found['compute_ns'] / total:.0%}) + exposed communication "
-        f"{time_text(found['exposed_communication_ns'])} ({found['exposed_communication_ns'] / total:.0%})",
-        f"{found['chunks']} chunk(s), {found['in_flight']} in flight, {found['scheduling']}; "
-        + ", ".join(f"{collective} {name}" for collective, name in found["algorithms"].items()),
-        "",
-        table(rows),
-        "",
-        table(busy),
-        link_text(found["busiest_link"]),
-        how_text(found),
-    ])  # fmt: skip
+        f"{time_text(found['exposed_communication_ns'])} ({found['exposed_communication_ns'] / total:.0%})"
+    )
+
+
+def _layers_text(found: dict[str, Any]) -> str:
+    rows = [["layer", "compute", "exposed", "collective", "phase", "bytes", "raw latency", "last rank", "queued"]]
+    for layer in found["layers"]:
+        row = [layer["layer"], time_text(layer["compute_ns"]), time_text(layer["exposed_ns"])]
+        for c in layer["collectives"] or [None]:
+            cells = [""] * 6
+            if c:
+                cells = [c["collective"], c["phase"], size_text(c["bytes"]), time_text(c["raw_latency_ns"]),
+                         time_text(c["last_ns"]), time_text(c["queued_ns"])]  # fmt: skip
+            rows.append([*row, *cells])
+            row = ["", "", ""]
+    return table(rows)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

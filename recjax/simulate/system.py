@@ -56,33 +56,43 @@ class System:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Result:
-    """What happened. Times in ns, from the start.
+class Played:
+    """What happened when. Times in ns, from the start.
 
     Attributes:
-      workload, topology, system: as given.
-      shortcut: "" if every rank was played; else which rank stands for all.
-      refused: why not one rank stood for all, "" if it did or nobody asked.
+      workload: as given.
       time_ns: when the last rank was done.
       ready, started, finished: float [operations, actors]: all it depended on was done; it began (a collective: its
-        first chunk was admitted); it was done. nan where a rank takes no part.
+        first chunk was admitted); it was done.
       waited: float [operations, actors]: how long a rank's stream stood still for this operation's end.
+    """
+
+    workload: Workload
+    time_ns: float
+    ready: np.ndarray
+    started: np.ndarray
+    finished: np.ndarray
+    waited: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result(Played):
+    """What happened on a network.
+
+    Attributes:
+      topology, system: as given.
+      shortcut: "" if every rank was played; else which rank stands for all.
+      refused: why not one rank stood for all, "" if it did or nobody asked.
       bytes_on: link -> bytes, of the links that carried any.
       network: which names the links.
       events: that the engine played.
       lost: segments that TCP lost and sent again.
     """
 
-    workload: Workload
     topology: Topology
     system: System
     shortcut: str
     refused: str
-    time_ns: float
-    ready: np.ndarray
-    started: np.ndarray
-    finished: np.ndarray
-    waited: np.ndarray
     bytes_on: dict[int, float]
     network: Network
     events: int

@@ -32,7 +32,9 @@ class Operation:
       splits: of an all-to-all whose parts are unequal, instead of `bytes`: [n][n], what the i-th member of a group
         sends to the j-th. Such a one is exchanged directly.
       group: None for all ranks; or dimensions of the topology, as in `(0,)`: the ranks that differ in these alone.
-      ranks: instead of `group`, the groups by rank: disjoint, of one size; a rank in none of them passes.
+      ranks: instead of `group`, the groups by rank: disjoint, of one size; a rank in none of them passes. Of a
+        computation, those that compute.
+      parts: of an all-reduce, the bytes of each of the arrays in it, if they are several; simulated as one.
       depends_on: names of operations.
       layer: what to count it under, "" for its name.
       phase: for example "forward", "input_gradient", "weight_gradient", "update".
@@ -47,6 +49,7 @@ class Operation:
     splits: tuple[tuple[float, ...], ...] = ()
     group: tuple[int, ...] | None = None
     ranks: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[float, ...] = ()
     depends_on: tuple[str, ...] = ()
     layer: str = ""
     phase: str = ""
@@ -55,10 +58,17 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Operations in an order in which each stands behind all that it depends on. Made by `from_operations`."""
+    """Operations in an order in which each stands behind all that it depends on. Made by `from_operations`.
+
+    Attributes:
+      name: for people.
+      operations: of all ranks.
+      ranks: how many it is of; None if it is for any number.
+    """
 
     name: str
     operations: tuple[Operation, ...]
+    ranks: int | None = None
 
 
 def from_operations(name: str, operations: Iterable[Operation]) -> Workload:

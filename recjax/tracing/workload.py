@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,21 @@ if TYPE_CHECKING:
     from recjax.simulate.workload import Operation, Workload
 
 
-def read_workload(folder: Path, topology: Topology) -> Workload:
+def read_workload(folder: Path, topology: Topology | None) -> Workload:
     """What the ranks of a trace did, each event an operation; only the collectives' own times are left out.
 
     An event waits for those that it names. If none of a trace's events names any, as files of others may have it, each
-    waits for the one before it. True splits are taken where the trace has them.
+    waits for the one before it. True splits are taken where the trace has them. Where the ranks' times of computing
+    are not cut alike, or wait for different events, each is an operation of its rank alone, and a collective waits
+    everywhere for the collectives that it waited for on any rank.
 
     Args:
       folder: as for `recjax.comms.formats.read_trace`.
-      topology: of as many ranks as the trace has.
+      topology: of as many ranks as the trace has; None for a workload of as many ranks as that may be.
 
     Raises:
-      DataError: the trace is damaged, lacks ranks, has as many as the topology has not, its ranks do not do the same
-        in the same order, or it holds a kind of event that is not simulated.
+      DataError: the trace is damaged, lacks ranks, has as many as the topology has not, its ranks do not have the same
+        collectives in the same order, or it holds a kind of event that is not simulated.
     """
     from recjax.comms.formats import read_trace
     from recjax.simulate.workload import from_operations
@@ -36,23 +39,66 @@ def read_workload(folder: Path, topology: Topology) -> Workload:
         raise DataError(
             f"{folder} lacks the file of rank {missing[0]} of {trace.world}: all are needed to simulate it."
         )
-    if trace.world != topology.size:
+    if topology and trace.world != topology.size:
         raise DataError(f"{folder} has {trace.world} ranks, and --topology {topology.size}. Give one of as many.")
-    ranks = [trace.ranks[rank] for rank in range(trace.world)]
-    if len({len(events) for events in ranks}) > 1:
-        raise DataError(
-            f"{folder}: its ranks have unequal numbers of events; only such that do the same are simulated."
+    linked = any(event.deps for events in trace.ranks.values() for event in events)
+    ranks = [_placed(trace.ranks[rank], linked) for rank in range(trace.world)]
+    alike = len({tuple((e.kind, len(e.group), e.deps) for e in events) for events in ranks}) == 1
+    made = (_together if alike else _apart)(ranks, folder)
+    return dataclasses.replace(from_operations(folder.resolve().name, made), ranks=trace.world)
+
+
+def _placed(events: Sequence[Event], linked: bool) -> list[Event]:
+    """The events with their places as ids; each waits for the one before if they are not linked."""
+    places = {event.id: place for place, event in enumerate(events)}
+    return [
+        dataclasses.replace(
+            event, id=place, deps=tuple(places[d] for d in event.deps) if linked or not place else (place - 1,)
         )
-    linked = any(event.deps for events in ranks for event in events)
-    names = {event.id: f"{event.id} {event.name or event.kind}" for event in ranks[0]}
+        for place, event in enumerate(events)
+    ]
+
+
+def _together(ranks: Sequence[Sequence[Event]], folder: Path) -> list[Operation]:
+    """An operation for each event that all ranks have."""
+    names = [f"{event.id} {event.name or event.kind}" for event in ranks[0]]
+    return [
+        dataclasses.replace(
+            _operation(events, names[place], f"{folder}, event {place}"),
+            depends_on=tuple(names[d] for d in events[0].deps),
+        )
+        for place, events in enumerate(zip(*ranks, strict=True))
+    ]
+
+
+def _apart(ranks: Sequence[Sequence[Event]], folder: Path) -> list[Operation]:
+    """An operation for each collective, and one for each rank's time of computing."""
+    from recjax.comms.trace import COMPUTE
+    from recjax.simulate.workload import Operation
+
+    if len({sum(event.kind != COMPUTE for event in events) for events in ranks}) > 1:
+        raise DataError(
+            f"{folder}: its ranks have unequal numbers of collectives; only such that do the same are simulated."
+        )
     made: list[Operation] = []
-    for place, events in enumerate(zip(*ranks, strict=True)):
-        waits = tuple(names[dep] for dep in events[0].deps)
-        if not linked and made:
-            waits = (made[-1].name,)
-        operation = _operation(events, names[events[0].id], f"{folder}, event {place}")
-        made.append(dataclasses.replace(operation, depends_on=waits))
-    return from_operations(folder.resolve().name, made)
+    names: list[list[str]] = [[] for _ in ranks]  # of each rank's events that are made
+    while any(len(names[rank]) < len(events) for rank, events in enumerate(ranks)):
+        for rank, events in enumerate(ranks):
+            while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind == COMPUTE:
+                after = tuple(names[rank][d] for d in event.deps)
+                names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
+                made.append(
+                    Operation(names[rank][-1], "compute", float(event.duration_ns or 0), ranks=((rank,),),
+                              depends_on=after, layer=event.phase or event.kind)
+                )  # fmt: skip
+        heads = tuple(events[len(names[rank])] for rank, events in enumerate(ranks) if len(names[rank]) < len(events))
+        if heads:
+            name = f"{heads[0].id} {heads[0].name or heads[0].kind}"
+            after = tuple(dict.fromkeys(names[rank][d] for rank, head in enumerate(heads) for d in head.deps))
+            for known in names:
+                known.append(name)
+            made.append(dataclasses.replace(_operation(heads, name, f"{folder}, {name}"), depends_on=after))
+    return made
 
 
 def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
@@ -60,7 +106,7 @@ def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
     from recjax.simulate.workload import Operation
 
     first = events[0]
-    if len({(e.kind, len(e.group), len(e.deps)) for e in events}) > 1:
+    if len({(e.kind, len(e.group)) for e in events}) > 1:
         kinds = ", ".join(sorted({e.kind for e in events}))
         raise DataError(f"{place}: its ranks do not do the same ({kinds}); only such that do are simulated.")
     layer = first.phase or first.kind
@@ -75,7 +121,7 @@ def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
     groups = tuple(sorted({e.group for e in events}))
     whole = len(groups) == 1 and groups[0] == tuple(range(len(events)))
     made = Operation(name, "collective", collective=collective, bytes=float(sizes[first.kind]), layer=layer,
-                     phase=first.scope)  # fmt: skip
+                     phase=first.scope, parts=tuple(map(float, first.parts)))  # fmt: skip
     if not whole:
         made = dataclasses.replace(made, ranks=groups)
     if first.kind == "all_to_all" and len(groups) == 1 and all(e.sends for e in events):

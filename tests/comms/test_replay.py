@@ -127,14 +127,14 @@ def test_ragged_all_to_alls_compile_for_accelerators_and_not_here():
 
 
 def test_an_all_reduce_of_several_arrays_stays_one(monkeypatch):
-    """As the compiler made it: one collective of three arrays, whose sizes differ."""
+    """As the compiler made it: one collective of four arrays, two of one size among them."""
     texts = []
     monkeypatch.setattr(replays, "_instructions", lambda hlo: texts.append(hlo) or {})
     group = (0, 1)
-    event = Event(0, "all_reduce", dtype="float32", group=group, in_bytes=72, out_bytes=72, parts=(4, 28, 40))
+    event = Event(0, "all_reduce", dtype="float32", group=group, in_bytes=72, out_bytes=72, parts=(4, 28, 28, 12))
     replays._program(slots(Trace(2, dict.fromkeys(group, (event,)))), mesh(2), "padded", 0.0, 0)
     (found,) = collectives(texts[0])
-    assert found.result_bytes == 72 and sorted(dims for _, dims in found.shapes) == [(1,), (7,), (10,)]
+    assert found.result_bytes == 72 and sorted(dims for _, dims in found.shapes) == [(1,), (3,), (7,), (7,)]
 
 
 def test_only_some_ranks():

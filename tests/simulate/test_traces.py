@@ -60,6 +60,18 @@ def test_true_splits_and_unequal_computing_are_kept(tmp_path, format):
     assert result.time_ns == 5000 + 6000
 
 
+def test_computing_that_is_cut_unlike_stays_with_its_rank(tmp_path):
+    """Rank 1 computes 1 us, and 2 more after the exchange, to 4 us: its all-reduce begins then, rank 0's at 3."""
+    exchange, _, reduce = events(1)
+    parts = (Event(1, "compute", start_ns=0, duration_ns=1000), Event(2, "compute", start_ns=2000, duration_ns=2000,
+                                                                      deps=(0, 1)))  # fmt: skip
+    second = (exchange, *parts, dataclasses.replace(reduce, id=3, deps=(0, 2)))
+    result = play(write(tmp_path / "trace", recjax_json, [events(0), second]))
+    reduced = result.workload.operations[-1].name
+    assert finish(result, result.workload.operations[0].name) == [2000, 2000]
+    assert result.started[-1].tolist() == [3000, 4000] and finish(result, reduced) == [10_000, 10_000]
+
+
 def test_without_dependencies_each_event_waits_for_the_one_before(tmp_path):
     plain = [tuple(dataclasses.replace(e, deps=()) for e in events(rank)) for rank in (0, 1)]
     assert play(write(tmp_path / "trace", recjax_json, plain)).time_ns == 2000 + 3000 + 6000
@@ -83,7 +95,7 @@ def test_the_command_takes_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "change, why",
     [
-        (lambda ranks: [ranks[0], ranks[1][:2]], "unequal numbers of events"),
+        (lambda ranks: [ranks[0], ranks[1][:2]], "unequal numbers of collectives"),
         (lambda ranks: [ranks[0], (dataclasses.replace(ranks[1][0], kind="all_gather"), *ranks[1][1:])], "the same"),
         (lambda ranks: [(dataclasses.replace(r[0], kind="broadcast"), *r[1:]) for r in ranks], "a broadcast is not"),
     ],

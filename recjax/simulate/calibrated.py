@@ -1,0 +1,171 @@
+"""Plays a workload with times of collectives that were measured: `recjax replay --sweep` in place of a network.
+
+A sweep has, for each kind of collective and size of message, `last_us`: the time of the rank that came last, which so
+waited for none. That is what a collective takes once all of its ranks are there; how long the others wait for the last
+one follows from the workload, and is simulated. A size between two that were measured takes a time between theirs,
+linear in the logarithms of both; one below the least takes as long as that; one above the largest is refused. (The
+sweep's fit of a latency and a rate is not used: it is off by far more than neighbouring points are.)
+
+A rank does one collective at a time, in the order of the workload, as on a communicator, and computes beside it.
+Several arrays in one all-reduce go one after the other where the sweep is of CPU devices, for XLA reduces each by
+itself there, and as one message elsewhere, where NCCL groups them. All groups of a collective go at a time without
+hindering each other.
+
+A sweep repeats its collectives with nothing between, so these times are what they cost at best: with data in the caches
+and no waking of threads. Where host devices share few cores with each other, and with what feeds them, collectives in a
+training step take several times as long (tests/benchmarks/calibration.py has figures).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax import strict_json
+from recjax.errors import ConfigError, DataError
+from recjax.simulate.system import Played
+from recjax.simulate.units import size_text
+from recjax.simulate.workload import Operation, Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What a sweep measured.
+
+    Attributes:
+      source: its file, for messages.
+      ranks: of each collective.
+      by_array: whether the arrays of an all-reduce go one after the other.
+      points: kind -> (bytes, ns), ascending, of a message as nccl-tests count it: the larger one of a rank's buffers.
+    """
+
+    source: str
+    ranks: int
+    by_array: bool
+    points: dict[str, tuple[tuple[float, float], ...]]
+
+    def time_ns(self, operation: Operation) -> float:
+        """From the moment when the last rank is there until a collective is done.
+
+        Raises:
+          ConfigError: its kind or a size as large as its was not measured.
+        """
+        sizes = operation.parts if self.by_array and operation.parts else (operation.bytes,)
+        return sum(self._time_ns(operation, size) for size in sizes)
+
+    def _time_ns(self, operation: Operation, size_bytes: float) -> float:
+        kind = operation.collective
+        if kind not in self.points:
+            raise ConfigError(
+                f"{self.source} has no {kind}, and {operation.name!r} is one. Measure all kinds: "
+                f"{_command(self.ranks)}."
+            )
+        bytes_P, ns_P = np.log(np.array(self.points[kind])).T
+        if size_bytes > math.exp(bytes_P[-1]) * (1 + 1e-9):
+            raise ConfigError(
+                f"{self.source} ends at {size_text(math.exp(bytes_P[-1]))} for {kind}, and {operation.name!r} has "
+                f"{size_text(size_bytes)}. Measure larger ones: {_command(self.ranks)} --max SIZE."
+            )
+        return math.exp(np.interp(math.log(max(size_bytes, 1.0)), bytes_P, ns_P))
+
+
+def _command(ranks: int | str) -> str:
+    return f"recjax replay --sweep --devices {ranks} --out sweep.json"
+
+
+def read_sweep(path: Path) -> Sweep:
+    """A sweep from its file.
+
+    Raises:
+      ConfigError: there is no such file.
+      DataError: it is no sweep, or one without points.
+    """
+    try:
+        return _sweep(str(path), strict_json.parse(path.read_bytes()))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--calibration {path}: {reason}. Measure one: {_command('N')}.") from error
+    except strict_json.JsonError as error:
+        raise DataError(f"{error.at(path)}: {error}. Give what `recjax replay --sweep --out` wrote.") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path} is not what `recjax replay --sweep --out` writes ({type(error).__name__}: {error})."
+        ) from None
+
+
+def _sweep(source: str, given: Any) -> Sweep:
+    points: dict[str, tuple[tuple[float, float], ...]] = {}
+    for kind, of_kind in given["collectives"].items():
+        found: dict[float, list[float]] = {}
+        for point in of_kind["points"]:
+            size, us = float(point["bytes"]), float(point["last_us"])
+            if not (0 < size < math.inf and 0 < us < math.inf):
+                raise ValueError(f"{kind} of {size} bytes in {us} us")
+            found.setdefault(size, []).append(us * 1e3)
+        if found:  # sizes that were rounded to the same stand there several times
+            points[kind] = tuple((size, float(np.mean(ns))) for size, ns in sorted(found.items()))
+    if not points or given["devices"] < 2:
+        raise ValueError("nothing was measured")
+    return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points)
+
+
+def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
+    """Plays a workload.
+
+    In the order of the operations, each after all that it depends on, every rank has one stream of computations and one
+    of collectives, so one pass over them gives all times.
+
+    Args:
+      workload: of a trace.
+      sweeps: one for each number of ranks that its collectives have.
+
+    Raises:
+      ConfigError: a collective that no sweep has measured, or two sweeps of as many ranks.
+    """
+    ranks = workload.ranks or 0
+    by_ranks = {sweep.ranks: sweep for sweep in sweeps}
+    if len(by_ranks) < len(sweeps):
+        raise ConfigError("--calibration names two sweeps of as many ranks. Give one for each number of ranks.")
+    operations = workload.operations
+    places = {operation.name: i for i, operation in enumerate(operations)}
+    ready, started, finished, waited = (np.zeros((len(operations), ranks)) for _ in range(4))
+    computed, communicated = np.zeros(ranks), np.zeros(ranks)  # until when each rank's streams are taken
+    everyone = np.arange(ranks)
+    for i, operation in enumerate(operations):
+        needs = [places[name] for name in operation.depends_on]
+        ready[i] = finished[needs].max(axis=0, initial=0)
+        started[i] = finished[i] = ready[i]
+        members = np.array(operation.ranks).ravel() if operation.ranks else everyone
+        if operation.kind == "compute":
+            started[i, members] = np.maximum(ready[i], computed)[members]
+            if needs:
+                last = np.array(needs)[finished[needs].argmax(axis=0)]
+                waited[last[members], members] += (started[i] - computed)[members]
+            computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
+            continue
+        started[i, members] = np.maximum(ready[i], communicated)[members]
+        took = _measured_ns(operation, members.size if not operation.ranks else len(operation.ranks[0]), by_ranks)
+        for group in operation.ranks or (tuple(range(ranks)),):
+            finished[i, group] = started[i, group].max() + took
+        communicated[members] = finished[i, members]
+    end = finished.max(axis=0, initial=0)
+    for rank in np.flatnonzero(end > computed) if operations else ():
+        waited[finished[:, rank].argmax(), rank] += end[rank] - computed[rank]
+    return Played(workload, float(end.max(initial=0)), ready, started, finished, waited)
+
+
+def _measured_ns(operation: Operation, ranks: int, sweeps: dict[int, Sweep]) -> float:
+    if ranks < 2:
+        return 0.0
+    if ranks not in sweeps:
+        had = ", ".join(f"{sweep.source} {sweep.ranks}" for sweep in sweeps.values())
+        raise ConfigError(
+            f"{operation.name!r} ({operation.collective}) is of {ranks} ranks, and the calibration of another number "
+            f"({had}). Measure as many: {_command(ranks)}."
+        )
+    return sweeps[ranks].time_ns(operation)

@@ -1,0 +1,136 @@
+"""Simulating a trace with times that a sweep measured: worked by hand, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+from commands import assert_refused, inside
+
+from recjax.comms.formats import recjax_json
+from recjax.comms.trace import Event, Trace
+from recjax.simulate.calibrated import play, read_sweep
+from recjax.simulate.workload import Operation, Workload
+from recjax.tracing.workload import read_workload
+
+# At 2000 bytes an all-to-all takes 20 us: as far from 10 as from 40 in logarithms. At 1000 an all-reduce takes 8.
+POINTS = {"all_to_all": [(1000, 10), (4000, 40)], "all_reduce": [(100, 4), (10_000, 16)]}
+
+
+def write_sweep(path, points=POINTS, devices=2, device="cpu"):
+    kinds = {
+        kind: {"points": [{"bytes": size, "last_us": us, "p50_us": 3 * us} for size, us in of_kind]}
+        for kind, of_kind in points.items()
+    }
+    path.write_text(json.dumps({"devices": devices, "device": device, "collectives": kinds}))
+    return path
+
+
+def events(rank, group=(0, 1), parts=()):
+    """Computes 3 or 5 us; exchanges beside 30 us of computing; reduces after both."""
+    exchange = Event(1, "all_to_all", phase="row_exchange", group=group, in_bytes=2000, out_bytes=2000, deps=(0,))
+    reduce = Event(3, "all_reduce", phase="dense_grads", group=group, in_bytes=1000, out_bytes=1000, deps=(1, 2))
+    return (
+        Event(0, "compute", start_ns=0, duration_ns=(3000, 5000)[rank % 2]),
+        exchange,
+        Event(2, "compute", start_ns=5000, duration_ns=30_000, deps=(0,)),
+        dataclasses.replace(reduce, parts=parts),
+    )
+
+
+def write_trace(folder, ranks):
+    folder.mkdir()
+    for name, content in recjax_json.write(Trace(len(ranks), dict(enumerate(ranks)))).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_trace(tmp_path / "trace", [events(0), events(1)])
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return write_sweep(tmp_path / "sweep.json")
+
+
+def test_a_worked_prediction(trace, sweep, tmp_path):
+    """Rank 1 comes to the exchange at 5 us and to the all-reduce at 35; these take 20 and 8 us from there on."""
+    done = inside("simulate", "workload", trace, "--calibration", sweep, "--json", "--out", tmp_path / "out").result
+    assert (done["time_ns"], done["compute_ns"], done["exposed_communication_ns"]) == (43_000, 33_000, 10_000)
+    assert done["last_communication_ns"] == 28_000 and done["ranks"] == 2
+    exchange, reduce = done["layers"][1]["collectives"][0], done["layers"][2]["collectives"][0]
+    assert (exchange["last_ns"], exchange["raw_latency_ns"]) == (20_000, 22_000)  # rank 0 waits 2 us for rank 1
+    assert (reduce["last_ns"], reduce["raw_latency_ns"], reduce["exposed_ns"]) == (8000, 10_000, 10_000)
+    assert (tmp_path / "out" / "simulation.png").stat().st_size > 0
+    shown = inside("simulate", "workload", trace, "--calibration", sweep)
+    assert "28.00 us together" in shown.out and "sweep.json (2 ranks)" in shown.out
+
+
+def test_a_rank_does_one_collective_at_a_time(sweep):
+    twice = tuple(Operation(name, "collective", collective="all_to_all", bytes=2000.0) for name in "ab")
+    played = play(Workload("two", twice, 2), [read_sweep(sweep)])
+    assert played.finished.ravel().tolist() == pytest.approx([20_000, 20_000, 40_000, 40_000])
+
+
+@pytest.mark.parametrize("device, us", [("cpu", 4 + 8), ("NVIDIA H100", 8)])
+def test_arrays_of_one_all_reduce_go_one_after_the_other_on_cpu_alone(tmp_path, device, us):
+    operation = Operation("a", "collective", collective="all_reduce", bytes=1000.0, parts=(50.0, 1000.0))
+    sweep = read_sweep(write_sweep(tmp_path / "sweep.json", device=device))
+    assert sweep.time_ns(operation) == pytest.approx(us * 1000)
+
+
+def test_groups_take_the_sweep_of_as_many_ranks(tmp_path):
+    """Ranks 0, 2 are done with all after 41 us, and 1, 3 after 43; then all four meet for 100 us."""
+    ranks = []
+    for rank in range(4):
+        first = events(rank, group=(rank % 2, rank % 2 + 2))
+        ranks.append((*first, Event(4, "all_reduce", group=(0, 1, 2, 3), in_bytes=1000, out_bytes=1000, deps=(3,))))
+    trace = write_trace(tmp_path / "trace", ranks)
+    two = read_sweep(write_sweep(tmp_path / "two.json"))
+    four = read_sweep(write_sweep(tmp_path / "four.json", {"all_reduce": [(1000, 100)]}, devices=4))
+    played = play(read_workload(trace, None), [two, four])
+    assert played.finished[3].tolist() == [41_000, 43_000] * 2 and played.time_ns == 143_000
+
+
+def test_computing_that_is_cut_unlike_stays_with_its_rank(tmp_path, sweep):
+    """Rank 0 computes on from 33 us for 9 more: it comes last to the all-reduce, at 42, and 8 us later it is done."""
+    more = Event(3, "compute", start_ns=33_000, duration_ns=9000, deps=(2,))
+    first = (*events(0)[:3], more, dataclasses.replace(events(0)[3], id=4, deps=(1, 3)))
+    played = play(read_workload(write_trace(tmp_path / "trace", [first, events(1)]), None), [read_sweep(sweep)])
+    assert played.time_ns == 50_000 and played.finished.max(axis=0).tolist() == [50_000, 50_000]
+
+
+def test_small_messages_take_as_long_as_the_least_and_equal_sizes_their_mean(tmp_path):
+    points = {"all_reduce": [(16, 4), (16, 6), (64, 20)]}
+    sweep = read_sweep(write_sweep(tmp_path / "sweep.json", points))
+    for size in (0.0, 4.0, 16.0):
+        operation = Operation("a", "collective", collective="all_reduce", bytes=size)
+        assert sweep.time_ns(operation) == pytest.approx(5000)
+
+
+@pytest.mark.parametrize(
+    "change, patterns",
+    [
+        ({"devices": 4}, ("of 2 ranks", "sweep.json 4", "recjax replay --sweep --devices 2")),
+        ({"points": {"all_to_all": POINTS["all_to_all"]}}, ("no all_reduce", "--sweep --devices 2")),
+        ({"points": POINTS | {"all_to_all": [(1000, 10)]}}, ("ends at 1,000 B", "2.0 KiB", "--max")),
+    ],
+)
+def test_a_sweep_that_does_not_hold_the_trace_is_refused(trace, tmp_path, change, patterns):
+    sweep = write_sweep(tmp_path / "sweep.json", **change)
+    assert_refused(inside("simulate", "workload", trace, "--calibration", sweep), 2, *patterns)
+
+
+def test_other_mistakes_are_refused(trace, sweep, tmp_path):
+    how = ("simulate", "workload", trace, "--calibration")
+    assert_refused(inside(*how, tmp_path / "none.json"), 2, "none.json: No such file", "replay --sweep")
+    assert_refused(inside(*how, sweep, "--calibration", sweep), 2, "two sweeps of as many ranks")
+    assert_refused(inside(*how, sweep, "--latency", "1us"), 2, "--latency is of a network")
+    assert_refused(inside("simulate", "workload", "hoti2020", "--calibration", sweep), 2, "trace alone")
+    assert_refused(inside("simulate", "workload", trace), 2, "--topology and --bandwidth", "--calibration")
+    for wrong in ("{", "[]", "{}", '{"devices": 2, "device": "cpu", "collectives": {}}'):
+        sweep.write_text(wrong)
+        assert_refused(inside(*how, sweep), 3, "sweep.json", "replay --sweep --out")
+    write_sweep(sweep, {"all_reduce": [(100, 0)]})
+    assert_refused(inside(*how, sweep), 3, "all_reduce of 100.0 bytes in 0.0 us")
