@@ -75,7 +75,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
         raise ConfigError(f"{_CLUSTERS}={cluster} is not known. It may be {either(CLUSTERS)}.")
     if given and len(given) < len(_EXPLICIT):
         missing = " and ".join(name for name in _EXPLICIT if name not in given)
-        raise ConfigError(f"{' and '.join(given)} are set, but {missing} not. A process of several needs all three.")
+        raise ConfigError(f"{' and '.join(given)} without {missing}: a process of several needs all three set.")
     processes, process = (_whole(environment, name) for name in _EXPLICIT[1:]) if given else (None, None)
     if processes is not None and process is not None and not 0 <= process < processes:
         raise ConfigError(

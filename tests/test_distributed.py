@@ -27,7 +27,7 @@ def test_the_environment_says_who_a_process_is():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"RECJAX_PROCESS": ""}, "RECJAX_COORDINATOR and RECJAX_PROCESSES are set, but RECJAX_PROCESS not"),
+        ({"RECJAX_PROCESS": ""}, "RECJAX_COORDINATOR and RECJAX_PROCESSES without RECJAX_PROCESS"),
         ({"RECJAX_PROCESS": "4"}, "numbered from 0 to 3"),
         ({"RECJAX_PROCESS": "two"}, "RECJAX_PROCESS='two' is no whole number"),
         ({"RECJAX_COORDINATOR": "node1"}, "Write HOST:PORT"),
