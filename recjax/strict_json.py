@@ -6,6 +6,7 @@ deep nesting. NaN, which it takes too, is left to the reader's check of the valu
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -37,7 +38,7 @@ def parse(text: str | bytes) -> Any:
         deeper than anything that recjax reads.
     """
     try:
-        plain = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        plain = text.removeprefix(codecs.BOM_UTF8).decode() if isinstance(text, bytes) else text
         value = json.loads(plain, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise JsonError(f"not valid JSON ({error.msg})", error.lineno) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 TOP = Path(__file__).parent.parent
 LAUNCH = TOP / "launch"
+# What a background job of a shell ignores its children ignore too, and bash cannot trap it any more.
+_HEED = ("env", "--default-signal=INT,HUP,QUIT")
 GOLDEN = TOP / "tests" / "golden" / "launch"
 
 # Does one thing an attempt, line by line of does-I: "exit N", "wait" (for SIGTERM: 143) or "die" (SIGKILL).
@@ -39,12 +40,6 @@ if [[ ! -t 0 && -n ${FAKE_READS:-} ]]; then cat >"$FAKE/$name.input"; fi
 cat "$FAKE/$name.out" 2>/dev/null
 exit "$(cat "$FAKE/$name.status" 2>/dev/null || echo 0)"
 """
-
-
-def _heed_signals() -> None:
-    """What a background job of a shell ignores its children ignore too, and bash cannot trap it any more."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 class Desk:
@@ -100,7 +95,7 @@ class Desk:
         env = self.env | {k: str(v) for k, v in dict(options.pop("env", {})).items()}  # type: ignore[call-overload]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
         return subprocess.Popen(  # type: ignore[call-overload]
-            words, cwd=self.folder, env=env, text=True, preexec_fn=_heed_signals, **pipes
+            [*_HEED, *words], cwd=self.folder, env=env, text=True, **pipes
         )
 
     def run(self, script: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
