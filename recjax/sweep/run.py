@@ -105,7 +105,11 @@ def _train(run: Run, label: str) -> str | None:
                     _note(f"{label} {text}")
                     said = text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else said
         except BaseException:  # an interrupt, say: no run goes on alone
-            child.terminate()
+            child.terminate()  # upon which it saves a checkpoint
+            try:
+                child.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                child.kill()
             raise
     if child.returncode < 0:
         return f"killed by signal {-child.returncode} ({signal.Signals(-child.returncode).name})"
