@@ -7,6 +7,7 @@ before a verb runs, so `recjax --help` is quick and starts no device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import __version__, distributed, supervise, together, verbs, watch
-from recjax.errors import ConfigError, RecjaxError
+from recjax.errors import ConfigError, RecjaxError, out_of_memory
 from recjax.masking import masked
 from recjax.pages import restart_with_tunables
 from recjax.simulate import command as simulation
@@ -62,13 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> int:
     try:
-        try:
+        with watching.reporting() if watching else contextlib.nullcontext():
             options.run(options)
-        except BaseException as error:
-            if watching and not isinstance(error, RuntimeError) and not getattr(error, "everywhere", False):
-                kind = "" if isinstance(error, RecjaxError) else f"{type(error).__name__}: "
-                watching.failed(f"{kind}{error}")
-            raise
         sys.stdout.flush()
     except RecjaxError as error:
         return _fail(str(error), error.exit_status)
@@ -80,12 +76,8 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
         where = f" ({error.filename})" if error.filename else ""
         return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
     except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            if watching and not isinstance(error, (NotImplementedError, RecursionError)):
-                watching.explain(error)  # a collective that breaks off is a RuntimeError too
+        if not out_of_memory(error):
             raise
-        if watching and isinstance(error, RuntimeError):
-            watching.failed(f"out of memory: {error}")
         return _fail(
             f"out of memory: {' '.join(str(error).split())[:300].rstrip('.')}. The tables with their optimizer state "
             "and one batch must fit, as `recjax plan` shows them: take more devices (mesh.devices), a smaller "
@@ -93,12 +85,6 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
             1,
         )
     return 0
-
-
-def _out_of_memory(error: Exception) -> bool:
-    # JAX says so with a RuntimeError only; asking for its class here would import it.
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text
 
 
 def _fail(message: str, status: int) -> int:

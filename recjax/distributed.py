@@ -26,7 +26,7 @@ from typing import Any
 from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
-DEFAULT_LIMIT_S = 60.0
+_DEFAULT_LIMIT_S = 60.0
 PATIENCE_S = 1800.0  # that one waits for a process that is at work; whether it still is, `watch.py` finds out
 _CLUSTERS = "RECJAX_CLUSTER"
 CLUSTERS = ("auto", "slurm", "ompi", "mpi4py", "gketpu", "gcetpu")  # JAX's names; auto finds Kubernetes, too
@@ -90,16 +90,27 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     devices = environment.get("RECJAX_LOCAL_DEVICES")
     try:
         local = tuple(int(part) for part in devices.split(",")) if devices else None
-        limit_s = float(environment.get("RECJAX_LIMIT_S") or DEFAULT_LIMIT_S)
     except ValueError as error:
-        raise ConfigError(
-            f"RECJAX_LOCAL_DEVICES={devices!r} and RECJAX_LIMIT_S={environment.get('RECJAX_LIMIT_S')!r}: the first "
-            "needs numbers such as 0,1, the second seconds."
-        ) from error
-    if not 5 <= limit_s < 1e6:
-        raise ConfigError(f"RECJAX_LIMIT_S={limit_s:g}: a process may be busy for some seconds; give at least 5.")
+        raise ConfigError(f"RECJAX_LOCAL_DEVICES={devices!r} needs numbers such as 0,1.") from error
     bind = environment.get("RECJAX_BIND") or environment.get("RECJAX_COORDINATOR") or None
-    return Place(environment.get("RECJAX_COORDINATOR"), processes, process, bind, local, cluster, limit_s)
+    limit = limit_s(environment)
+    return Place(environment.get("RECJAX_COORDINATOR"), processes, process, bind, local, cluster, limit)
+
+
+def limit_s(environment: Mapping[str, str] = os.environ) -> float:
+    """RECJAX_LIMIT_S.
+
+    Raises:
+      ConfigError: it makes no sense.
+    """
+    given = environment.get("RECJAX_LIMIT_S") or str(_DEFAULT_LIMIT_S)
+    try:
+        limit = float(given)
+    except ValueError as error:
+        raise ConfigError(f"RECJAX_LIMIT_S={given!r} is no number of seconds.") from error
+    if not 5 <= limit < 1e6:
+        raise ConfigError(f"RECJAX_LIMIT_S={limit:g}: a process may be busy for some seconds; give at least 5.")
+    return limit
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int:

@@ -50,3 +50,9 @@ class StoppedError(RecjaxError):
 
 class TrainingError(RecjaxError):
     """The run itself cannot go on: a non-finite step, an unusable checkpoint, a full disk. Status 1."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no memory left; JAX says so with a RuntimeError of no class of its own."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text

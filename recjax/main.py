@@ -11,13 +11,13 @@ from typing import Any
 import jax
 
 from recjax import config as machinery
-from recjax import distributed, preflight, presets
+from recjax import distributed, preflight, presets, watch
 from recjax.config_values import written
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, StoppedError, TrainingError
 from recjax.train import calibration, evaluation, tensorboard
-from recjax.train.agreement import asked_to_stop
+from recjax.train.agreement import AskedToStop, asked_to_stop
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
@@ -45,13 +45,18 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
         raise ConfigError(
             "the environment says that this is one of several processes (RECJAX_PROCESSES, RECJAX_CLUSTER), but it has "
             "not joined the others. Call recjax.distributed.join(recjax.distributed.place()) first, or use the command "
-            "line, which also watches over the peers."
+            "line."
         )
     if not isinstance(config, presets.RunConfig):
         raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
     if config.train.tensorboard:
         tensorboard.require()
-    path, main = Path(out or presets.default_out(config)), distributed.is_main()
+    with watch.from_python():
+        return _train(config, Path(out or presets.default_out(config)), began)
+
+
+def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any]:
+    main = distributed.is_main()
     with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
         setup = make_setup(config, splits=("train", "test"))
         preflight.require_alike(setup, path)
@@ -63,13 +68,16 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
                 keep(setup.source, folder.path / KEPT)
             with _metrics(folder.path, config, cursor, undone) if main else NoMetrics() as log:
                 outcome = Loop(setup, checkpoints, log, stop).fit(state, cursor)
-                if outcome.asked:
+                try:
+                    if outcome.asked:
+                        raise AskedToStop
+                    chosen, step = _chosen(setup, checkpoints, outcome)
+                    result = evaluation.measure(setup, chosen, "test", stop)
+                except AskedToStop:
                     raise StoppedError(
                         f"the run was asked to stop (SIGTERM) and has, after step {outcome.cursor.step}, whose "
                         f"checkpoint is complete. Give the same command to go on."
-                    )
-                chosen, step = _chosen(setup, checkpoints, outcome)
-                result = evaluation.measure(setup, chosen, "test")
+                    ) from None
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
         if main:

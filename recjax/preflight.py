@@ -48,8 +48,12 @@ def facts(setup: Setup) -> dict[str, str]:
     }
 
 
-def require_alike(setup: Setup, out: Path) -> dict[int, dict[str, str]]:
+def require_alike(setup: Setup, out: Path | None) -> dict[int, dict[str, str]]:
     """Compares the processes' facts, and finds out whether all see the run folder; one process has nothing to do.
+
+    Args:
+      setup: what this process has built.
+      out: the run folder; None leaves that question out.
 
     Returns:
       process -> its facts.
@@ -59,7 +63,7 @@ def require_alike(setup: Setup, out: Path) -> dict[int, dict[str, str]]:
       DeviceError: a process did not say what it has.
     """
     found = compare(facts(setup))
-    if distributed.processes() > 1:
+    if out is not None and distributed.processes() > 1:
         _require_shared(out)
     return found
 
@@ -139,9 +143,7 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
       ConfigError, DataError, DeviceError: what stands in the way of the run.
     """
     setup = make_setup(config, splits=("train", "test"))
-    found = compare(facts(setup))
-    if out is not None and distributed.processes() > 1:
-        _require_shared(out)
+    found = require_alike(setup, out)
     measured: dict[str, Any] = {}
     if setup.mesh.devices.size > 1:
         mesh = ranks_mesh(list(setup.mesh.devices.flat))

@@ -53,17 +53,13 @@ def parse(text: str | bytes) -> Any:
         raise JsonError("not valid JSON: a number has too many digits") from None
     if plain.count("[") + plain.count("{") > _DEEPEST and _depth_exceeds(value):
         raise JsonError(_too_deep())
-    if "\\u" in plain and not _is_unicode(value):
-        raise JsonError("a text holds half of a surrogate pair, which is no character")
+    if "\\u" in plain:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            near = ascii(error.object[max(0, error.start - 40) : error.start + 20])
+            raise JsonError(f"half of a surrogate pair, which is no character, in {near}") from None
     return value
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

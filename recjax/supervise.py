@@ -1,7 +1,7 @@
 """One of several processes, run as a child that can be told of even when it is aborted, stopped or killed.
 
 When a peer is lost JAX may abort the process, and nothing of Python runs any more. So the command that the user starts
-is a small parent, which runs the same command again as its child, passes signals on, hears from the child every second
+is a small parent, which runs the same command again as its child, passes SIGTERM on, hears from the child every second
 (see `watch.py`), and turns an abort or a silence into a paragraph and exit status 4.
 """
 
@@ -25,7 +25,7 @@ _START = 10  # limits: hundreds of processes that import at once from one networ
 def supervise(place: Place) -> int:
     """Runs this very command as a child, and returns its exit status, or 4 if it was lost.
 
-    A second SIGTERM or SIGINT reaches the child as the first did.
+    A second SIGTERM reaches the child as the first did. SIGINT is left to the terminal, which sends it to both.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)

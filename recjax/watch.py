@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recjax import distributed
+from recjax.errors import RecjaxError, out_of_memory
 from recjax.masking import masked
 
 LOST = 4  # exit status
@@ -33,6 +34,9 @@ LOST = 4  # exit status
 # waits for its peers, or does what none of them waits for.
 ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "report": 30}
 _DONE = "done"
+_OUTSIDE = (
+    "outside"  # between runs that a Python program starts: what it does there, and for how long, is its own affair
+)
 _BEAT_S = 1.0
 LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
 _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
@@ -49,7 +53,7 @@ class Watch:
         """
         self._pipe = pipe
         self._phase, self._moves = "start", 0
-        self._limit_s = distributed.DEFAULT_LIMIT_S
+        self._limit_s = distributed.limit_s()
         self._failed = ""
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
         self._joined = False
@@ -69,6 +73,22 @@ class Watch:
         self._phase = name
         self._moves += 1
 
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """The peers learn of an error in it, and end too, unless they have the same one.
+
+        An error that a lost peer may have caused ends this process as well, once it is known which one it was.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not getattr(error, "everywhere", False):
+                if _perhaps_a_peers(error):
+                    self._explain(error)
+                kind = "" if isinstance(error, RecjaxError) else f"{type(error).__name__}: "
+                self.failed(f"{kind}{error}")
+            raise
+
     def failed(self, message: str) -> None:
         """Tells the peers that this process ends, and why; they end too."""
         self._failed = " ".join(message.split())[:600]
@@ -83,8 +103,7 @@ class Watch:
             self._tell()
         self._joined = False
 
-    def explain(self, error: BaseException) -> None:
-        """After an error that a lost peer may have caused: ends the process, once it is known which one it was."""
+    def _explain(self, error: BaseException) -> None:
         self.phase("lost")
         deadline = time.monotonic() + self._limit_s / 2 + 3 * self._interval_s()
         while time.monotonic() < deadline:
@@ -119,7 +138,7 @@ class Watch:
                     self._tell()
                     records = {int(k): json.loads(text) for k, text in distributed.posted("watch").items()}
                 except Exception as error:
-                    if self._joined:
+                    if self._joined and self._phase != _OUTSIDE:
                         self.end(
                             f"process 0, which the others meet at, cannot be reached any more; it ended, or the link "
                             f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
@@ -155,6 +174,8 @@ class Watch:
             if (record["phase"], record["moves"]) != (before["phase"], before["moves"]):
                 moved_at = now
             self._seen[k] = record, beat_at, moved_at
+        if self._phase == _OUTSIDE:
+            return ""
         here = f"This process was in phase {self._phase}. {AGAIN}"
         for k, (record, beat_at, moved_at) in self._seen.items():
             name, phase, still_s = f"process {k} ({record['where']})", record["phase"], now - moved_at
@@ -171,7 +192,7 @@ class Watch:
                 )
             if still_s > ALONE.get(phase, 1e9) * self._limit_s:
                 return f"{name} has been in phase {phase} for {still_s:.0f} s. {here}"
-        alone = any(record["phase"] in ALONE or record["phase"] == _DONE for record, _, _ in self._seen.values())
+        alone = any(record["phase"] in (*ALONE, _DONE, _OUTSIDE) for record, _, _ in self._seen.values())
         still_s = now - max((moved_at for _, _, moved_at in self._seen.values()), default=now)
         if not alone and still_s > self._limit_s:
             phases = ", ".join(f"{k} in {record['phase']}" for k, (record, _, _) in sorted(self._seen.items()))
@@ -193,6 +214,23 @@ def start(pipe: int | None = None) -> Watch:
     return _watch
 
 
+@contextlib.contextmanager
+def from_python() -> Iterator[None]:
+    """A run that a Python program starts in each of several processes is watched too; the command line's already is."""
+    if distributed.processes() == 1 or (_watch is not None and _watch._phase != _OUTSIDE):
+        yield
+        return
+    watching = start()
+    if not watching._joined:
+        watching.joined(distributed.limit_s())
+    watching.phase("start")
+    try:
+        with watching.reporting():
+            yield
+    finally:
+        watching.phase(_OUTSIDE)
+
+
 def phase(name: str) -> None:
     """Says what this process does from now on, if it is watched."""
     if _watch is not None:
@@ -208,6 +246,12 @@ def during(name: str) -> Iterator[None]:
         yield
     finally:
         phase(before)
+
+
+def _perhaps_a_peers(error: BaseException) -> bool:
+    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own.
+    own = isinstance(error, (NotImplementedError, RecursionError)) or out_of_memory(error)
+    return isinstance(error, RuntimeError) and not own
 
 
 def _first(error: BaseException) -> str:

@@ -48,16 +48,22 @@ def test_nothing_that_is_read_can_run(file):
 
 
 class Evil:
+    """Leaves a mark if it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
     def __reduce__(self):
-        return (Path("/tmp/recjax-was-here").touch, ())
+        return (self.mark.touch, ())
 
 
 def test_pickles_in_the_place_of_arrays_do_not_run(tmp_path):
-    mark = Path("/tmp/recjax-was-here")
-    mark.unlink(missing_ok=True)
+    mark = tmp_path / "was-here"
+    pickle.loads(pickle.dumps(Evil(mark)))
+    mark.unlink()  # so the trap works
     objects = io.BytesIO()
-    np.save(objects, np.array([Evil()], object), allow_pickle=True)
-    for data in (pickle.dumps(Evil()), objects.getvalue()):
+    np.save(objects, np.array([Evil(mark)], object), allow_pickle=True)
+    for data in (pickle.dumps(Evil(mark)), objects.getvalue()):
         (tmp_path / "values.npy").write_bytes(data)
         np.save(tmp_path / "rows.npy", np.array([1], np.int32))
         with pytest.raises(ValueError):
@@ -66,7 +72,7 @@ def test_pickles_in_the_place_of_arrays_do_not_run(tmp_path):
     (made.path / "vocabulary/0/values.npy").write_bytes(objects.getvalue())
     with pytest.raises(DataError, match="values.npy"):
         open_encoder(made.path)
-    (tmp_path / "x.npz").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "x.npz").write_bytes(pickle.dumps(Evil(mark)))
     done = inside("weights", "import", tmp_path / "x.npz", "movietweetings", "--out", tmp_path / "run")
     assert_refused(done, 2, "x.npz cannot be read as an .npz file")
     assert not mark.exists()

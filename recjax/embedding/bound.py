@@ -80,8 +80,26 @@ class Piece:
     last: int
 
 
+class _InReplicas:
+    """What stands in `replicas` groups of `devices` devices each."""
+
+    devices: int
+    replicas: int
+    independent: bool
+
+    @property
+    def all_devices(self) -> int:
+        """Devices of all replica groups, over which the batch is split."""
+        return self.devices * self.replicas
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether several groups of devices hold the same values, and agree on the gradients in each step."""
+        return self.replicas > 1 and not self.independent
+
+
 @dataclasses.dataclass(frozen=True)
-class Group:
+class Group(_InReplicas):
     """Tables that share a buffer and its exchanges.
 
     Attributes:
@@ -110,16 +128,6 @@ class Group:
     exchange: Exchange = EXACT
     replicas: int = 1
     independent: bool = False
-
-    @property
-    def all_devices(self) -> int:
-        """Devices of all replica groups."""
-        return self.devices * self.replicas
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether several groups of devices hold the same values, and agree on the gradients in each step."""
-        return self.replicas > 1 and not self.independent
 
     @property
     def versions(self) -> int:
@@ -225,7 +233,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundPlan:
+class BoundPlan(_InReplicas):
     """A plan bound to N devices in equal hosts, or to as many in each of some replica groups.
 
     Attributes:
@@ -243,16 +251,6 @@ class BoundPlan:
     features: tuple[FeatureSpec, ...]
     replicas: int = 1
     independent: bool = False
-
-    @property
-    def all_devices(self) -> int:
-        """Devices of all replica groups, over which the batch is split."""
-        return self.devices * self.replicas
-
-    @property
-    def synchronous(self) -> bool:
-        """As `Group` has it."""
-        return self.replicas > 1 and not self.independent
 
 
 def bind(

@@ -164,10 +164,7 @@ def _fitting(item: Any, values: str) -> int | bytes | None:
         return None
     if values == "hex":
         return int(item, 16) if _HEX.fullmatch(item) else None
-    try:
-        return None if "\0" in item else item.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
-        return None
+    return None if "\0" in item else item.encode()
 
 
 def _column(file: Path, rows: Sequence[tuple[int, dict[str, Any]]], feature: RawFeature) -> Column:

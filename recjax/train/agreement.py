@@ -26,6 +26,10 @@ from recjax.mesh import Share, put_share, replicated
 _STOP = "\0stop"  # beside the names of capacities
 
 
+class AskedToStop(Exception):
+    """A pass over data was broken off, in all processes at the same batch, for one of them has been asked to stop."""
+
+
 def agreed(stream: Iterator[Counted], mesh: Mesh, stop: Callable[[], bool] = lambda: False) -> Iterator[Counted]:
     """A stream of counted batches whose needs are the largest of all processes, and `last` that of any.
 

@@ -7,7 +7,7 @@ two values between which the true one lies; the other measures are sums, and sta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -51,9 +51,13 @@ class _Part(Protocol):
     def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
 
 
-def measure(setup: Setup, state: TrainState, split: str) -> dict[str, float]:
-    """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`)."""
-    return _measured(setup, state, split, _is_exact(setup, split, EXACT_ROWS), ()).result()
+def measure(setup: Setup, state: TrainState, split: str, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`).
+
+    Raises:
+      AskedToStop: `stop` of any process has said so.
+    """
+    return _measured(setup, state, split, _is_exact(setup, split, EXACT_ROWS), (), stop).result()
 
 
 def report(setup: Setup, state: TrainState, split: str, details: Details) -> dict[str, Any]:
@@ -100,9 +104,16 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
     return result
 
 
-def _measured(setup: Setup, state: TrainState, split: str, exact: bool, parts: Sequence[_Part]) -> Exact | Binned:
+def _measured(
+    setup: Setup,
+    state: TrainState,
+    split: str,
+    exact: bool,
+    parts: Sequence[_Part],
+    stop: Callable[[], bool] = lambda: False,
+) -> Exact | Binned:
     whole = Exact() if exact else Binned()
-    for batch, logits in setup.predictions(state, split):
+    for batch, logits in setup.predictions(state, split, stop):
         whole.add(batch.labels, logits, batch.weights, batch.position)
         for part in parts:
             part.add(batch, logits)

@@ -18,6 +18,7 @@ from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
 from recjax.train import evaluation, routers
 from recjax.train import state as states
+from recjax.train.agreement import AskedToStop
 from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.memory import available_bytes
@@ -38,6 +39,7 @@ class Cursor:
       best_value: that metric.
       misses: evaluations since then.
       stopped: whether the run stopped early.
+      unevaluated: whether the evaluation due at this step was broken off, as the run was asked to stop.
       end: None, or what the last step of a run did for being the last: "lines", the splits whose lines in
         metrics.jsonl are due to that, and the four attributes above as they would be without its evaluation.
     """
@@ -50,6 +52,7 @@ class Cursor:
     best_value: float | None = None
     misses: int = 0
     stopped: bool = False
+    unevaluated: bool = False
     end: dict[str, Any] | None = None
 
     def extend(self) -> list[str]:
@@ -100,7 +103,8 @@ class Loop:
           setup: the run's fixed parts.
           checkpoints: where states go.
           log: metrics.jsonl.
-          stop: whether this process has been asked to stop; it then does so after the next step, with a checkpoint.
+          stop: whether this process has been asked to stop; all then do so after the next step, or before the next
+            batch of an evaluation, with a checkpoint.
         """
         self.setup, self.checkpoints, self.log, self.stop = setup, checkpoints, log, stop
         train = setup.config.train
@@ -122,9 +126,10 @@ class Loop:
         train, setup = self.setup.config.train, self.setup
         pending: Callable[[], None] | None = None
         programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
-        if cursor.step >= self.total or cursor.stopped:
-            return Outcome(state, cursor, 0, None)
-        first, asked = cursor.position, False
+        first, asked = cursor.position, cursor.unevaluated and not self._conclude(state, cursor)
+        if asked or cursor.step >= self.total or cursor.stopped:
+            self._saved()
+            return Outcome(state, cursor, 0, None, asked)
         with self.progress:
             for trained, counted, result in training(setup, state, cursor, self.stop):
                 state = trained
@@ -134,24 +139,27 @@ class Loop:
                 pending = self._reader(cursor.step, first, cursor.position - first, result)
                 first = cursor.position
                 last = cursor.step == self.total
-                asked = counted.last and not last
                 due = cursor.step % self.eval_every == 0
-                evaluate = last or due
-                if evaluate or asked or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
+                asked = counted.last and not last
+                if last or due or asked or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
                     pending()
                     pending = None
-                    before = {name: getattr(cursor, name) for name in _CHOICE}
-                    if evaluate:
-                        self._evaluate(state, cursor, train.patience)
-                    if last:
-                        cursor.end = self._end(cursor, before, due)
-                    self._save(state, cursor)
+                    asked |= not self._conclude(state, cursor)
                 if last or asked or cursor.stopped:
                     break
-        with watch.during("checkpoint"):
-            self.checkpoints.wait()
+        self._saved()
         asked = asked and not cursor.stopped
         return Outcome(state, cursor, len(programs), self.progress.mean_samples_per_s, asked)
+
+    def _conclude(self, state: states.TrainState, cursor: Cursor) -> bool:
+        """Evaluates, if this step is one for it, and saves; whether the evaluation was not broken off."""
+        last, due = cursor.step == self.total, cursor.step % self.eval_every == 0
+        before = {name: getattr(cursor, name) for name in _CHOICE}
+        cursor.unevaluated = (last or due) and not self._evaluate(state, cursor)
+        if last and not cursor.unevaluated:
+            cursor.end = self._end(cursor, before, due)
+        self._save(state, cursor)
+        return not cursor.unevaluated
 
     def _reader(self, step: int, first: int, size: int, result: dict[str, jax.Array]) -> Callable[[], None]:
         """Reads the metrics of a step, whose samples begin at position `first`, when it is called."""
@@ -175,11 +183,15 @@ class Loop:
 
         return read
 
-    def _evaluate(self, state: states.TrainState, cursor: Cursor, patience: int) -> None:
+    def _evaluate(self, state: states.TrainState, cursor: Cursor) -> bool:
+        """Evaluates and chooses; False if it was broken off."""
         if not self.has_validation:
-            return
-        with self.progress.paused():
-            result = evaluation.measure(self.setup, state, "validation")
+            return True
+        try:
+            with self.progress.paused():
+                result = evaluation.measure(self.setup, state, "validation", self.stop)
+        except AskedToStop:
+            return False
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = float(distributed.from_main("the measure that chooses", repr(float(result[by]))))  # to the last bit
@@ -187,15 +199,16 @@ class Loop:
             self.progress.note(
                 f"step {cursor.step:,}: the validation {by} has no value (are all labels equal?), so it chooses nothing"
             )
-            return
+            return True
         better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
         else:
             cursor.misses += 1
-            cursor.stopped = bool(patience) and cursor.misses >= patience
+            cursor.stopped = 0 < self.setup.config.train.patience <= cursor.misses
         text = f"step {cursor.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
         self.progress.note(text + (", best so far" if better else "") + (", stopping early" if cursor.stopped else ""))
+        return True
 
     def _end(self, cursor: Cursor, before: dict[str, Any], due: bool) -> dict[str, Any]:
         """`Cursor.end` of a run that ends now; `before` is its choice before the evaluation, if that was not `due`."""
@@ -218,6 +231,10 @@ class Loop:
             self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=best)
             if not self.copies:
                 self.checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
+
+    def _saved(self) -> None:
+        with watch.during("checkpoint"):
+            self.checkpoints.wait()
 
     def _copies(self, needed_bytes: int) -> bool:
         """Whether checkpoints are written from a copy in host memory, while training goes on."""

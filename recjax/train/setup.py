@@ -31,7 +31,7 @@ from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import routers
 from recjax.train import state as states
-from recjax.train.agreement import agreed
+from recjax.train.agreement import AskedToStop, agreed
 from recjax.train.checkpoint import Restored
 from recjax.train.dense import Dense, make_dense
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
@@ -237,16 +237,24 @@ class Setup:
         begun = self.router.begin(counted, grow(capacities, counted.needs))
         return self.router.finish(begun, grow(capacities, begun.needs))
 
-    def predictions(self, state: states.TrainState, split: str) -> Iterator[tuple[Batch, np.ndarray]]:
-        """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B]."""
+    def predictions(
+        self, state: states.TrainState, split: str, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Batch, np.ndarray]]:
+        """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B].
+
+        Raises:
+          AskedToStop: `stop` of any process has said so.
+        """
         size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
-        return self.logits(state, self.counted(split, size, whole=True, epochs=1))
+        return self.logits(state, self.counted(split, size, whole=True, epochs=1, stop=stop))
 
     def logits(self, state: states.TrainState, stream: Iterable[route.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each counted batch of a stream, whole, and its logits: float64 [B]."""
         sizes: dict[str, int] = {}
         before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
         for begun in routers.ahead(self.router, iter(stream), lambda needs: functools.reduce(grow, needs, sizes)):
+            if begun.counted.last:
+                raise AskedToStop
             sizes.update(grow(sizes, begun.needs))
             watch.phase("dispatch")
             counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))

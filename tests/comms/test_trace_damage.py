@@ -22,9 +22,9 @@ EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
     ("name", "content", "message"),
     [
         ("0.json", b"", "not valid JSON"),
-        ("0.json", b"[" * 200_000, "nested too deeply"),
-        ("0.json", b"\xff\xfe\x00", "not text"),
-        ("0.json", b"[" + b"9" * 5000 + b"]", "not readable"),
+        ("0.json", b"[" * 200_000, "nested more than"),
+        ("0.json", b"\xff\xfe\x00", "not UTF-8 text"),
+        ("0.json", b"[" + b"9" * 5000 + b"]", "too many digits"),
         ("0.json", b"17", "no trace that recjax knows"),
         ("0.json", b"[17]", "should be an object"),
         ("0.json", b'[{"comms": "fly"}]', "no collective that recjax knows"),

@@ -8,20 +8,24 @@ from process_support import assert_equal, train_together
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-# Every kind of slot, in float64; 50 steps of one epoch and a quarter, the end of which is a batch of 4 samples.
+PLACEMENTS = ("row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid")
+
+# A table in every placement, and every kind of slot, in float64; 50 steps of one epoch and a quarter, the end of which
+# is a batch of 4 samples.
 COMMON = [
     "compute_dtype=float64",
+    "data.rows=300,50,200,70,120,90",
+    "data.ids_per_bag=1,0,3,1,2,1",
+    "data.weighted=false,true,false,false,true,false",
     "train.steps=50",
     "train.checkpoint_every=0",
     "train.eval_every=50",
     "embedding.tables.sparse_0.optimizer=adam",
     "embedding.tables.sparse_1.optimizer=ftrl",
-    "embedding.features.sparse_1.pooling=mean",
+    "embedding.tables.sparse_4.optimizer=adagrad",
+    "embedding.features.sparse_2.pooling=mean",
 ]
-
-
-def placed(*placements: str) -> list[str]:
-    return [f"embedding.tables.sparse_{n}.placement={placement}" for n, placement in enumerate(placements)]
+SPREAD = [f"embedding.tables.sparse_{n}.placement={placement}" for n, placement in enumerate(PLACEMENTS)]
 
 
 @pytest.fixture(scope="module")
@@ -33,31 +37,28 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 HOW = {
-    "one step": ["mesh.devices=4", *placed("row_wise", "table_wise", "column_wise")],
-    "two steps": ["mesh.devices=4", "mesh.hosts=2", "train.dense=sharded",
-                  *placed("grid", "data_parallel", "table_row_wise")],
-    "replica groups, routed by devices": ["mesh.devices=4", "mesh.replicas=2", "train.routing=device",
-                                          "train.accumulate=2", *placed("row_wise", "data_parallel", "column_wise")],
-}  # fmt: skip
+    "over two hosts": ["mesh.hosts=2", "train.dense=sharded"],
+    "replica groups, routed by devices": ["mesh.replicas=2", "train.routing=device", "train.accumulate=2"],
+}
 AVERAGED = ["mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=7"]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_two_processes_of_two_devices(how: str, alone: Path, tmp_path: Path) -> None:
-    train_together(2, tmp_path / "run", write_preset(tmp_path), [*COMMON, *HOW[how]])
+    train_together(2, tmp_path / "run", write_preset(tmp_path), [*COMMON, *SPREAD, "mesh.devices=4", *HOW[how]])
     assert_equal(alone, tmp_path / "run", 1e-9)
 
 
 def test_groups_that_average_are_saved_by_two_processes_as_by_one(tmp_path: Path) -> None:
-    preset, overrides = write_preset(tmp_path), [*COMMON, *AVERAGED, *placed("row_wise", "data_parallel")]
+    preset, overrides = write_preset(tmp_path), [*COMMON, *AVERAGED, *SPREAD[:4]]
     for processes in (1, 2):
         train_together(processes, tmp_path / f"by {processes}", preset, overrides)
     assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
 
 
-def test_four_processes_of_two_devices(alone: Path, tmp_path: Path) -> None:
-    """Two replica groups of two hosts."""
-    placements = placed("grid", "row_wise", "table_row_wise")
-    overrides = [*COMMON, "mesh.devices=8", "mesh.hosts=4", "mesh.replicas=2", *placements]
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_four_processes_of_two_devices(replicas: int, alone: Path, tmp_path: Path) -> None:
+    """Each is a host, of one replica group or of one of two."""
+    overrides = [*COMMON, *SPREAD, "mesh.devices=8", "mesh.hosts=4", f"mesh.replicas={replicas}"]
     train_together(4, tmp_path / "run", write_preset(tmp_path), overrides)
     assert_equal(alone, tmp_path / "run", 1e-9)

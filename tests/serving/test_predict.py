@@ -124,7 +124,7 @@ BAD = [
     ({"user": 2**63}, r"'user' is 9223372036854775808, not an integer of 64 bits"),
     ({"city": 4}, r"rows\.jsonl:3: 'city' is 4, not text \(Unicode.*\)\. Correct .*, or give null where it is missing"),
     ({"city": "a\0"}, r"'city' is \"a\\u0000\", not text"),
-    ({"city": "\ud800"}, r"rows\.jsonl:3: 'city' is \"\\ud800\", not text"),
+    ({"city": "\ud800"}, r"rows\.jsonl:3: half of a surrogate pair, .*\"city\": \"\\ud800\""),
     ({"tags": "t1"}, r"rows\.jsonl:3: 'tags' is \"t1\", not a list of values"),
     ({"tags": [None]}, r"'tags' is null, not text"),
     ({"age": "4"}, r"rows\.jsonl:3: 'age' is \"4\", not a number"),

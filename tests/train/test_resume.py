@@ -29,9 +29,11 @@ from recjax.train.checkpoint import Checkpoints
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
 
 # Three blocks of 10,000 rows in windows of two; 40 steps an epoch, the last of 16 samples; 80 steps on 8 devices.
+# An evaluation has 19 batches.
 # The preset keeps a checkpoint every 5 steps, evaluates every 15, and logs every one.
 ROWS, BATCH, EPOCH, STEPS = 10_000, 256, 40, 80
-LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_blocks=2", "train.epochs=2")
+LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_blocks=2", "train.epochs=2",
+        "train.eval_batch_size=32")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +194,39 @@ def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
         kill(command, lambda: False, f"{DIES}\n{place}")
         assert last_step(run) == dies_at, place
         assert set(kept) <= set(steps_kept(run)), place
+    assert inside(*command).status == 0
+    assert_ended_like(run, undisturbed)
+
+
+# Python that a command runs first: in the given evaluation of a split, it is asked to stop.
+ASKED = """
+import os, signal
+from recjax.train.setup import Setup
+
+def predictions(self, state, split, *options, count=[0], plain=Setup.predictions):
+    count[0] += split == {split!r}
+    for number, batch in enumerate(plain(self, state, split, *options)):
+        if number == 0 and split == {split!r} and count[0] == {which}:
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield batch
+Setup.predictions = predictions
+"""
+
+
+def test_sigterm_does_not_wait_for_the_end_of_an_evaluation(preset, undisturbed, tmp_path):
+    """It is broken off after a checkpoint, and made up for first when the run goes on."""
+    run = tmp_path / "run"
+    command = ("train", preset, *LONG, "--out", run)
+    for split, which, step, evaluated in (
+        ("validation", 1, 15, []),
+        ("validation", 1, 15, []),  # again
+        ("validation", 6, 80, [15, 30, 45, 60, 75]),  # the last one
+        ("test", 1, 80, [15, 30, 45, 60, 75, 80]),
+    ):
+        done = outside(*command, before=ASKED.format(split=split, which=which))
+        assert done.status == 143 and f"has, after step {step}," in done.err, done.err
+        assert max(steps_kept(run)) == step
+        assert steps_of(run, "validation") == evaluated
     assert inside(*command).status == 0
     assert_ended_like(run, undisturbed)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from recjax import strict_json
 from recjax.comms.trace import MAX_RANKS
 from recjax.errors import DataError
 
@@ -78,15 +78,9 @@ def parse(data: bytes, place: str) -> Any:
     """The value that JSON text holds.
 
     Raises:
-      DataError: it is not JSON, is nested too deeply, or holds a number too long to read.
+      DataError: it is no strict JSON.
     """
     try:
-        return json.loads(data)
-    except RecursionError:
-        raise DataError(f"{place}: its JSON is nested too deeply to be a trace.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not text ({error.reason} at byte {error.start:,}).") from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"{place}:{error.lineno}: not valid JSON ({error.msg}). The file is damaged.") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise DataError(f"{place}: not readable as JSON ({error}).") from error
+        return strict_json.parse(data)
+    except strict_json.JsonError as error:
+        raise DataError(f"{error.at(place)}: {error}. The file is damaged, or no trace.") from error
