@@ -98,8 +98,9 @@ def test_all_that_wait_for_each_other_end_after_the_limit():
 def test_what_a_program_does_between_its_runs_is_its_own_affair():
     peers = Peers()
     assert peers.judge(0, p0="wait:1", p1="outside:1") == ""
-    assert peers.judge(9999, p0="wait:1", p1="-outside:1") == ""
-    assert "process 1 (h1) was last heard of 31 s ago" in peers.judge(10_030, p0="wait:1", p1="-outside:1")
+    assert peers.judge(9999, p0="wait:1", p1="outside:1") == ""
+    assert peers.judge(10_000, p0="wait:1", p1="-outside:1") == ""
+    assert "process 1 (h1) was last heard of 31 s ago" in peers.judge(10_031, p0="wait:1", p1="-outside:1")
     peers.watch._phase = "outside"
     assert peers.judge(10_040, p0="outside:2", p1="-outside:1") == ""
     assert peers.judge(10_041, p0="outside:2", p1="!wait:1") == ""
