@@ -51,7 +51,14 @@ def ranks_mesh(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.array(devices), (RANKS,))
 
 
-def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "padded", gaps: bool = False) -> Times:
+def replay(
+    slots: Sequence[Slot],
+    mesh: Mesh,
+    repeats: int,
+    splits: Splits = "padded",
+    gaps: bool = False,
+    between_bytes: int = 0,
+) -> Times:
     """Runs slots `repeats` times, and `WARM` times before.
 
     Args:
@@ -60,6 +67,8 @@ def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "pa
       repeats: how often.
       splits: how all-to-alls with true splits go.
       gaps: whether to compute between them for as long as the trace did.
+      between_bytes: memory that each rank passes over before each collective, as computing does: what the collective
+        reads and writes is then in no cache, and its ranks do not come at the same moment.
 
     Raises:
       ConfigError: ragged splits on CPU.
@@ -70,7 +79,9 @@ def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "pa
         raise ConfigError("--splits ragged: JAX has no ragged all-to-all on CPU. Use --splits padded.")
     turns_per_ns = _calibrate(mesh) if gaps and any(any(s.gap_ns.values()) for s in slots) else 0.0
     parts = [slots[i : i + MOST] for i in range(0, len(slots), MOST)]
-    programs = [_program(part, mesh, splits, turns_per_ns, number) for number, part in enumerate(_cut(parts))]
+    programs = [
+        _program(part, mesh, splits, turns_per_ns, between_bytes, number) for number, part in enumerate(_cut(parts))
+    ]
 
     def run() -> float:
         began = time.perf_counter_ns()
@@ -103,7 +114,7 @@ def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
 
 
 def _program(
-    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, number: int
+    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, between_bytes: int, number: int
 ) -> tuple[Callable[[], jax.Array], dict[int, list[str]]]:
     """A call that runs slots, and slot -> the names of its instructions."""
     ranks = mesh.devices.size
@@ -113,11 +124,12 @@ def _program(
         for rank, ns in slot.gap_ns.items():
             turns[rank, i] = min(2**31 - 1, int(ns * turns_per_ns))
     # What the compiler must not know, so that it neither drops a wait nor makes a collective of constants simpler.
-    given = [np.zeros((ranks, 1), np.int32), turns, *(shape.sizes for shape in shapes)]
+    passed = np.zeros((ranks, between_bytes // 4), np.float32)
+    given = [np.zeros((ranks, 1), np.int32), turns, passed, *(shape.sizes for shape in shapes)]
     sharding = NamedSharding(mesh, P(RANKS))
     arrays = [jax.make_array_from_callback(x.shape, sharding, x.__getitem__) for x in given]
 
-    def body(zero_1x1: jax.Array, turns_1xS: jax.Array, *sizes: jax.Array) -> jax.Array:
+    def body(zero_1x1: jax.Array, turns_1xS: jax.Array, passed_1xM: jax.Array, *sizes: jax.Array) -> jax.Array:
         zero = zero_1x1[0, 0]
         done: list[jax.Array] = []
         last: dict[str, int] = {}
@@ -126,6 +138,8 @@ def _program(
             ready = sum((done[d] for d in before), zero)
             if turns_per_ns:
                 ready = _spin(ready, turns_1xS[0, i]) * zero
+            if between_bytes:
+                ready = jnp.sum(passed_1xM + ready.astype(passed_1xM.dtype)).astype(jnp.int32) * zero
             with jax.named_scope(f"{SCOPE}{i}"):
                 done.append(shape.run(slot.kind, ready, sizes[i][0]) * zero)
             last[slot.kind] = i

@@ -26,7 +26,12 @@ _BUFFERS = 4  # of the message's size that a rank needs at most
 
 
 def sweep(
-    mesh: Mesh, kinds: Sequence[str], sizes: Sequence[int], repeats: int, memory_bytes: int | None = None
+    mesh: Mesh,
+    kinds: Sequence[str],
+    sizes: Sequence[int],
+    repeats: int,
+    memory_bytes: int | None = None,
+    between_bytes: int = 0,
 ) -> dict[str, Any]:
     """Measures collectives over all devices of a mesh.
 
@@ -36,9 +41,11 @@ def sweep(
       sizes: bytes of the messages, ascending; rounded up so that blocks are equal and elements whole.
       repeats: runs of each size; fewer where one takes long.
       memory_bytes: that all host devices together may take; sizes that need more are left out.
+      between_bytes: see `replay.replay`.
 
     Returns:
-      JSON values: "devices", "device", "processes", "versions"; "left_out_bytes", the sizes that memory does not hold;
+      JSON values: "devices", "device", "processes", "versions", "between_bytes"; "left_out_bytes", the sizes that memory does not
+      hold;
       "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us", "algorithm_bytes_per_s" and
       "bus_bytes_per_s" at the median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean).
 
@@ -57,7 +64,7 @@ def sweep(
         points: list[dict[str, float]] = []
         for size in fitting:
             runs = repeats if not points else max(2, min(repeats, int(2e6 / (_CHAIN * points[-1]["p50_us"]))))
-            points.append(_point(kind, size, mesh, runs))
+            points.append(_point(kind, size, mesh, runs, between_bytes))
             if jax.process_index() == 0:
                 print(f"{kind} {size:,} B: {points[-1]['p50_us']:.1f} us", file=sys.stderr, flush=True)
         found[kind] = {"points": points, **fit([(p["bytes"], p["p50_us"]) for p in points])}
@@ -66,6 +73,7 @@ def sweep(
         "device": device.device_kind,
         "processes": jax.process_count(),
         "versions": {"jax": jax.__version__},
+        "between_bytes": between_bytes,
         "left_out_bytes": [size for size in sizes if size not in fitting],
         "collectives": found,
     }
@@ -90,9 +98,9 @@ def chain(kind: str, size: int, ranks: int, count: int = _CHAIN) -> list[Slot]:
     return slots(Trace(ranks, dict.fromkeys(group, events)))
 
 
-def _point(kind: str, size: int, mesh: Mesh, repeats: int) -> dict[str, float]:
+def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int) -> dict[str, float]:
     chained = chain(kind, size, mesh.devices.size)
-    times = replay(chained, mesh, repeats)
+    times = replay(chained, mesh, repeats, between_bytes=between_bytes)
     if times.slots is None:
         raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")
     us = np.stack(times.slots[1:]) / 1e3  # [collectives, repeats, ranks]

@@ -7,9 +7,12 @@ from the profile, where operations are named after the program's instructions.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import platform
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,6 +27,7 @@ from recjax.comms.dependencies import dependencies
 from recjax.comms.trace import ITEM_BYTES, Event, Trace, checked
 from recjax.config_values import written
 from recjax.embedding import route
+from recjax.embedding.capacity import grow
 from recjax.embedding.route import GroupRouting
 from recjax.embedding.splits import EXCHANGES, sent_bytes
 from recjax.errors import ConfigError
@@ -32,6 +36,7 @@ from recjax.tracing.times import Timeline
 from recjax.train.abstract import abstract_inputs, abstract_state
 from recjax.train.loop import Cursor, training
 from recjax.train.setup import Setup, make_setup
+from recjax.train.state import TrainState
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
@@ -53,10 +58,16 @@ class Step:
     counts: dict[str, GroupRouting]
 
 
-def record(config: RunConfig, steps: int) -> Trace:
+def record(config: RunConfig, steps: int, alone: bool = False) -> Trace:
     """Trains `UNTIMED + steps` steps from new weights and gives the trace of the last `steps`.
 
     Several processes record together, and all of them get the trace of all ranks.
+
+    Args:
+      config: what to train.
+      steps: how many to record.
+      alone: whether all batches lie on the devices before the first step, so that nothing of the host's runs beside
+        the steps. On host devices that would take their cores from them.
 
     Raises:
       ConfigError: `steps` is not positive, or what `make_setup` refuses.
@@ -67,12 +78,12 @@ def record(config: RunConfig, steps: int) -> Trace:
     setup = make_setup(config, splits=("train",))
     _tell(f"training {UNTIMED} steps and recording {steps} on {setup.bound.all_devices} device(s)")
     done: list[Step] = []
-    loop = training(setup, setup.new_state(), cursor := Cursor())
+    loop = _alone(setup, UNTIMED + steps) if alone else _as_it_trains(setup)
 
     def train(count: int) -> None:
         for _ in range(count):
-            state, counted, _ = next(loop)
-            done.append(Step(dict(cursor.capacities), true_counts(setup, counted)))
+            state, step = next(loop)
+            done.append(step)
         jax.block_until_ready(state)
 
     train(UNTIMED)
@@ -92,8 +103,35 @@ def record(config: RunConfig, steps: int) -> Trace:
             line = Timeline(times.get((rank, number), ()))
             ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
     all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
-    trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps))
+    trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps, alone))
     return checked(trace, "the trace")
+
+
+def _as_it_trains(setup: Setup) -> Iterator[tuple[TrainState, Step]]:
+    cursor = Cursor()
+    for state, counted, _ in training(setup, setup.new_state(), cursor):
+        yield state, Step(dict(cursor.capacities), true_counts(setup, counted))
+
+
+def _alone(setup: Setup, count: int) -> Iterator[tuple[TrainState, Step]]:
+    train, state, sizes = setup.config.train, setup.new_state(), dict[str, int]()
+    stream = setup.counted(
+        "train",
+        train.batch_size,
+        parts=train.accumulate,
+        seed=setup.config.seed,
+        shuffle=train.shuffle,
+        shuffle_blocks=train.shuffle_blocks,
+    )
+    batches = list(itertools.islice(stream, count))
+    sizes = functools.reduce(grow, (counted.needs for counted in batches), sizes)
+    begun = [setup.router.begin(counted, sizes) for counted in batches]
+    sizes = functools.reduce(grow, (b.needs for b in begun), sizes)
+    steps = [Step(sizes, true_counts(setup, counted)) for counted in batches]
+    inputs = jax.block_until_ready([setup.router.finish(b, sizes) for b in begun])
+    for step, given in zip(steps, inputs, strict=True):
+        state, _ = setup.train_step(state, given)
+        yield state, step
 
 
 def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines]:
@@ -189,7 +227,7 @@ def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[
     return dataclasses.replace(event, parts=sizes)
 
 
-def _about(setup: Setup, steps: int) -> dict[str, Any]:
+def _about(setup: Setup, steps: int, alone: bool) -> dict[str, Any]:
     config = setup.config
     return {
         "source": "recjax",
@@ -199,6 +237,7 @@ def _about(setup: Setup, steps: int) -> dict[str, Any]:
         "hosts": config.mesh.hosts,
         "batch_size": config.train.batch_size,
         "steps": steps,
+        "alone": alone,
         "device": setup.mesh.devices.flat[0].device_kind,
         "versions": {"python": platform.python_version(), "jax": jax.__version__},
     }

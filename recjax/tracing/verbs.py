@@ -31,6 +31,8 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     made.add_argument("preset", help=preset)
     overrides(made)
     made.add_argument("--steps", type=int, default=5, metavar="K", help="steps to record (default: 5)")
+    made.add_argument("--alone", action="store_true",
+                      help="place all batches first, so that nothing of the host's runs beside the steps")  # fmt: skip
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, a file for each rank")
     made.add_argument("--format", action="append", choices=FORMATS,
                       help="may be given several times (default: recjax); others go to DIR/FORMAT")  # fmt: skip
@@ -62,6 +64,9 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
+    again.add_argument("--between", default="0", metavar="SIZE",
+                       help="of a sweep: memory that each rank passes over between collectives, as training does, so "
+                       "that they find their data outside the caches (default: 0)")  # fmt: skip
     again.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     again.set_defaults(tunables=True, together=True)
 
@@ -85,7 +90,7 @@ def trace(options: argparse.Namespace) -> Shown:
     results = []
     # The largest mesh first: host devices are made once.
     for folder, config in sorted(configs, key=lambda run: -run[1].mesh.devices):
-        recorded = record(config, options.steps)
+        recorded = record(config, options.steps, options.alone)
         recorded = dataclasses.replace(
             recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
         )
@@ -219,7 +224,8 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     mesh = ranks_mesh(list(make_mesh(MeshConfig(devices=options.devices)).devices.flat))
     # All processes must leave out the same sizes.
     memory = int(distributed.from_main("its memory", str(available_bytes() or 0)))
-    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None)
+    between = _bytes("--between", options.between) if options.between != "0" else 0
+    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None, between)
 
 
 def _bytes(name: str, text: str) -> int:
