@@ -225,6 +225,11 @@ def posted(folder: str) -> dict[str, str]:
     return {key.removeprefix(prefix): value for key, value in _state().client.key_value_dir_get(prefix)}
 
 
+def forget(folder: str) -> None:
+    """Removes all that has been posted in a folder."""
+    _state().client.key_value_delete(f"recjax/{folder}/")
+
+
 _turns = itertools.count()
 
 
@@ -249,8 +254,8 @@ def gather(topic: str, value: str) -> list[str]:
                 raise DeviceError(f"process {k} says {other!r}, process 0 {topic!r}: they do different things.")
             answers.append(told)
         post(f"gathered/{turn}", json.dumps(answers))
-        _state().client.key_value_delete(f"recjax/gather/{turn}/")  # a folder; and all have read the turn before
-        _state().client.key_value_delete(f"recjax/gathered/{turn - 1}")
+        forget(f"gather/{turn}")
+        _state().client.key_value_delete(f"recjax/gathered/{turn - 1}")  # all have read it
     text = fetch(f"gathered/{turn}", PATIENCE_S)
     if text is None:
         raise DeviceError(f"process 0 did not say {topic!r} within {PATIENCE_S:g} s. See what it printed.")

@@ -80,7 +80,7 @@ def replay(
     turns_per_ns = _calibrate(mesh) if gaps and any(any(s.gap_ns.values()) for s in slots) else 0.0
     parts = [slots[i : i + MOST] for i in range(0, len(slots), MOST)]
     programs = [
-        _program(part, mesh, splits, turns_per_ns, between_bytes, number) for number, part in enumerate(_cut(parts))
+        _program(part, mesh, splits, turns_per_ns, number, between_bytes) for number, part in enumerate(_cut(parts))
     ]
 
     def run() -> float:
@@ -114,7 +114,7 @@ def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
 
 
 def _program(
-    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, between_bytes: int, number: int
+    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, number: int, between_bytes: int = 0
 ) -> tuple[Callable[[], jax.Array], dict[int, list[str]]]:
     """A call that runs slots, and slot -> the names of its instructions."""
     ranks = mesh.devices.size

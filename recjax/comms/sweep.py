@@ -44,10 +44,10 @@ def sweep(
       between_bytes: see `replay.replay`.
 
     Returns:
-      JSON values: "devices", "device", "processes", "versions", "between_bytes"; "left_out_bytes", the sizes that memory does not
-      hold;
-      "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us", "algorithm_bytes_per_s" and
-      "bus_bytes_per_s" at the median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean).
+      JSON values: "devices", "device", "processes", "versions", "between_bytes"; "left_out_bytes", the sizes that
+      memory does not hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us",
+      "algorithm_bytes_per_s" and "bus_bytes_per_s" at the median, and the fit "alpha_us", "bytes_per_s" (see `fit`),
+      "fit_error" (its mean).
 
     Raises:
       ConfigError: only one device, or the profiler shows no times on this back end.

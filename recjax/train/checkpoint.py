@@ -107,7 +107,7 @@ class Checkpoints:
         self.wait()
         self._arrays_read.clear()
         save = self._save if distributed.is_main() else self._save_part
-        self._saving = self._worker.submit(save, f"save/{next(_saves)}", step, arrays, content)
+        self._saving = self._worker.submit(save, next(_saves), step, arrays, content)
 
     def wait_for_arrays(self) -> None:
         """Returns when the arrays of the last save may change: all are in files, or the save has failed.
@@ -230,7 +230,7 @@ class Checkpoints:
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
         return {step: folders[step] for step in sorted(folders)}
 
-    def _save(self, turn: str, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+    def _save(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
         """Runs in the background thread of process 0."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
@@ -244,7 +244,7 @@ class Checkpoints:
             try:
                 unfinished.mkdir()
                 if others:
-                    distributed.post(f"{turn}/folder", unfinished.name)
+                    messages.post(turn, "folder", unfinished.name)
                 array_store.write(unfinished / "state", whole)
                 if pieces:
                     array_store.write(unfinished / _part(0), pieces)
@@ -255,9 +255,10 @@ class Checkpoints:
                         known |= _flushed(folder)
                     content["parts"] = [array_store.corners(arrays)]
                     for k in others:
-                        told = messages.told(f"{turn}/part/{k}", k)
+                        told = messages.told(turn, k)
                         content["parts"].append(told["corners"])
                         known |= told["files"]
+                    messages.forget(turn - 1)  # all others have begun this one
                 manifest.seal(unfinished, content, known)
                 self._put(unfinished, final)
             except BaseException:
@@ -266,23 +267,23 @@ class Checkpoints:
             self._damaged.discard(step)
             self._retire(step)
             if others:
-                distributed.post(f"{turn}/done", "saved")
+                messages.post(turn, "done", "saved")
         except BaseException as error:
             failed = disk_error(final, error, array_store.size_bytes(arrays)) if isinstance(error, OSError) else error
             if others:
                 for key in ("folder", "done"):
-                    distributed.post(f"{turn}/{key}", f"!{failed}")
+                    messages.post(turn, key, f"!{failed}")
             if failed is error:
                 raise
             raise failed from error
         finally:
             self._arrays_read.set()
 
-    def _save_part(self, turn: str, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+    def _save_part(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
         """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
         me = distributed.process()
         try:
-            name = messages.said(f"{turn}/folder")
+            name = messages.said(turn, "folder")
             _, pieces = array_store.parted(arrays)
             folder = self._directory / name / _part(me)
             try:
@@ -293,13 +294,12 @@ class Checkpoints:
             except BaseException as error:
                 needed = array_store.size_bytes(pieces)
                 failed = disk_error(folder, error, needed) if isinstance(error, OSError) else error
-                distributed.post(f"{turn}/part/{me}", json.dumps({"error": str(failed)}))
+                messages.tell(turn, {"error": str(failed)})
                 if failed is error:
                     raise
                 raise failed from error
-            told = {"corners": array_store.corners(arrays), "files": files}
-            distributed.post(f"{turn}/part/{me}", json.dumps(told))
-            messages.said(f"{turn}/done")
+            messages.tell(turn, {"corners": array_store.corners(arrays), "files": files})
+            messages.said(turn, "done")
         finally:
             self._arrays_read.set()
 

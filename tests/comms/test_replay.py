@@ -172,6 +172,15 @@ def test_sweep(compiled_once, capsys):
         sweep(mesh(1), ("all_to_all",), (64,), 2)
 
 
+def test_a_sweep_may_pass_over_memory_between_its_collectives(compiled_once):
+    """32 MiB take a millisecond at least, which is no part of what the collectives take."""
+    chained = chain("all_reduce", 64, 2)
+    plain, passing = (replays.replay(chained, mesh(2), 3, between_bytes=size) for size in (0, 2**25))
+    assert min(passing.wall_ns) > max(1e6 * len(chained), 2 * min(plain.wall_ns))
+    last = np.stack([ns.min(axis=1) for ns in passing.slots])
+    assert np.median(last) < np.median(passing.wall_ns) / len(chained) / 2
+
+
 def test_computing_takes_its_time():
     """The gap before a collective is really waited for: 20 ms of it are seen on the host's clock."""
     group = (0, 1)

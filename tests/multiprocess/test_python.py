@@ -36,6 +36,8 @@ def describe(setup, cursor, plain=loop.describe):
 
 loop.describe = describe
 recjax.fit(config, out=f"{out}/second")
+if distributed.is_main():  # what was said of the first run's save is forgotten
+    assert {key.split("/")[0] for key in distributed.posted("save")} == {"1"}
 print("all is done")
 """
 

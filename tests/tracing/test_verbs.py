@@ -45,6 +45,18 @@ def test_a_trace_has_a_file_for_each_rank_and_every_collective_a_time(traced):
     assert figures["count"] == 5 and figures["time"]["share"] > 0 and figures["steps"] == 2
 
 
+def test_steps_that_have_the_cores_to_themselves_send_the_same(traced, preset, tmp_path):
+    out, _ = traced
+    inside("trace", preset, *RUN, "--steps", 2, "--out", tmp_path / "alone", "--alone", "--json").result  # noqa: B018
+    both = []
+    for folder in (out, tmp_path / "alone"):
+        held = json.loads((folder / "trace.2.json").read_text())
+        both.append([(e["phase"], e["sends"], e["receives"]) for e in held["events"] if "sends" in e])
+        assert all(e["duration_ns"] > 0 for e in held["events"] if e["kind"] != "compute")
+    assert both[0] == both[1] and len(both[0]) == 6
+    assert held["about"]["alone"] is True
+
+
 def test_report_of_several_formats(traced, tmp_path):
     out, _ = traced
     page, png = tmp_path / "r.html", tmp_path / "r.png"
