@@ -163,14 +163,14 @@ def make_train_step(
         scale = 1 / weight  # of the tables' gradients
         axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
 
-        def over_tables(count: Callable[[jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
-            """The sum of `count` of all scaled row gradients, over groups and devices, and of that of dense gradients.
+        def over_tables(count: Callable[[jax.Array, jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
+            """The sum of `count` of all row gradients and their scale, over groups and devices, and of dense ones.
 
             What all devices hold alike, or all of a replica group, is one device's part of the sum. So it depends on
             all buckets of dense gradients, or XLA would combine it with one of them, which would then wait for the row
             gradients.
             """
-            found = {g.name: count(sent[g.name][1] * scale) for g in bound.groups}
+            found = {g.name: count(sent[g.name][1], scale) for g in bound.groups}
             spread = [found[g.name] for g in bound.groups if g.sharding != "copies"]
             in_group = [found[g.name] for g in bound.groups if g.sharding == "copies" and g.independent]
             alike = sum((found[g.name] for g in bound.groups if g.sharding == "copies" and not g.independent), dense)
@@ -185,12 +185,12 @@ def make_train_step(
             bad = {
                 "bad_loss": _not_finite(loss),
                 "bad_dense": held.total(sum((_not_finite(g) for g in jax.tree.leaves(dense_grads)), jnp.int32(0))),
-                "bad_tables": over_tables(_not_finite, jnp.int32(0)),
+                "bad_tables": over_tables(_rows_not_finite, jnp.int32(0)),
             }
         if options.clip_norm:
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
-                squares = over_tables(_squares, of_dense)
+                squares = over_tables(lambda rows, scale: _squares(rows * scale), of_dense)
                 bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)
@@ -263,6 +263,24 @@ def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
 
 def _not_finite(x: jax.Array) -> jax.Array:
     return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+
+
+def _rows_not_finite(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
+    """`_not_finite(rows * scale)`. XLA's code for CPUs writes all its integers to memory before it adds them up.
+
+    A sum of floats it makes in one pass instead, and no sum with a term that is not finite is finite itself. So they
+    are counted only if that fails (as it also may where there are none, if the sum overflows).
+    """
+
+    def probed(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
+        fine = jnp.isfinite(jnp.sum(rows_CxD * scale))
+        return jax.lax.cond(fine, lambda rows, scale: _not_finite(rows[:0] * scale), counted, rows_CxD, scale)
+
+    def counted(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
+        return _not_finite(rows_CxD * scale)
+
+    # Elsewhere counting is one pass anyway, and a device must not wait for a choice.
+    return jax.lax.platform_dependent(rows_CxD, scale, cpu=probed, default=counted)
 
 
 def _squares(x: jax.Array) -> jax.Array:
