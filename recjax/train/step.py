@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -181,17 +181,20 @@ def make_train_step(
                 total = total + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sum(in_group), 0)
             return jax.lax.psum(total, axes)
 
+        one = jnp.ones((), loss.dtype)
         with jax.named_scope("finite_check"):
             bad = {
-                "bad_loss": _not_finite(loss),
-                "bad_dense": held.total(sum((_not_finite(g) for g in jax.tree.leaves(dense_grads)), jnp.int32(0))),
-                "bad_tables": over_tables(_rows_not_finite, jnp.int32(0)),
+                "bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32),
+                "bad_dense": held.total(_not_finite(jax.tree.leaves(dense_grads), one)),
+                "bad_tables": over_tables(lambda rows, scale: _not_finite([rows], scale), jnp.int32(0)),
             }
         if options.clip_norm:
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
                 squares = over_tables(lambda rows, scale: _squares(rows * scale), of_dense)
-                bad["bad_norm"] = _not_finite(squares)  # finite gradients may have squares that overflow
+                bad["bad_norm"] = (~jnp.isfinite(squares)).astype(
+                    jnp.int32
+                )  # finite gradients may have squares that overflow
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)
                 dense_grads = jax.tree.map(lambda g: g * clip, dense_grads)
@@ -261,26 +264,29 @@ def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
     return TrainState(P(), P(), *held.specs(), specs, specs)
 
 
-def _not_finite(x: jax.Array) -> jax.Array:
-    return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+def _not_finite(arrays: Sequence[jax.Array], scale: jax.Array) -> jax.Array:
+    """How many elements of arrays are not finite once they are scaled: int32.
 
-
-def _rows_not_finite(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
-    """`_not_finite(rows * scale)`. XLA's code for CPUs writes all its integers to memory before it adds them up.
-
-    A sum of floats it makes in one pass instead, and no sum with a term that is not finite is finite itself. So they
-    are counted only if that fails (as it also may where there are none, if the sum overflows).
+    XLA's code for CPUs writes an integer for each element to memory before it adds them up. A sum of floats it makes in
+    one pass instead, and no sum with a term that is not finite is finite itself. So there elements are counted only if
+    that fails (as it also may where all are finite, if the sum overflows).
     """
 
-    def probed(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
-        fine = jnp.isfinite(jnp.sum(rows_CxD * scale))
-        return jax.lax.cond(fine, lambda rows, scale: _not_finite(rows[:0] * scale), counted, rows_CxD, scale)
+    def counted(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return sum((jnp.sum(~jnp.isfinite(x * scale), dtype=jnp.int32) for x in arrays), jnp.int32(0))
 
-    def counted(rows_CxD: jax.Array, scale: jax.Array) -> jax.Array:
-        return _not_finite(rows_CxD * scale)
+    def probed(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
+        total = sum((jnp.sum(x * scale) for x in arrays), scale * 0)
+        none = functools.partial(_of_nothing, counted)
+        return jax.lax.cond(jnp.isfinite(total), none, counted, scale, *arrays)
 
     # Elsewhere counting is one pass anyway, and a device must not wait for a choice.
-    return jax.lax.platform_dependent(rows_CxD, scale, cpu=probed, default=counted)
+    return jax.lax.platform_dependent(scale, *arrays, cpu=probed, default=counted)
+
+
+def _of_nothing(count: Callable[..., jax.Array], scale: jax.Array, *arrays: jax.Array) -> jax.Array:
+    """0, but as an array that differs between devices wherever the count does."""
+    return count(scale, *(x[:0] for x in arrays))
 
 
 def _squares(x: jax.Array) -> jax.Array:
