@@ -39,10 +39,13 @@ class Times:
 
     Attributes:
       slots: ns of each slot, [repeats, ranks], nan for ranks that take no part; None without a profile.
+      skews: ns from its first rank's beginning to its last one's, [repeats]; nan with several processes, each of which
+        has a clock of its own. None without a profile.
       wall_ns: of each run of all programs.
     """
 
     slots: list[np.ndarray] | None
+    skews: list[np.ndarray] | None
     wall_ns: list[float]
 
 
@@ -96,12 +99,17 @@ def replay(
     taken = profile.profile(lambda: wall_ns.extend(run() for _ in range(repeats)), None)
     try:
         found: list[np.ndarray] = []
+        skews: list[np.ndarray] = []
         for number, ((_, names), part) in enumerate(zip(programs, parts, strict=True)):
             lines = profile.timelines(taken, f"jit_replay_{number}", list(mesh.devices.flat), repeats)
-            found += _durations(lines, names, part, repeats, mesh)
+            durations, starts = _measured(lines, names, part, repeats, mesh)
+            found += durations
+            skews += [np.ptp(np.where(np.isnan(ns), ns[:, :1], ns), axis=1) for ns in starts]
     finally:
         profile.discard(taken)
-    return Times(None if all(np.isnan(ns).all() for ns in found) else found, wall_ns)
+    if all(np.isnan(ns).all() for ns in found):
+        return Times(None, None, wall_ns)
+    return Times(found, skews, wall_ns)
 
 
 def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
@@ -288,15 +296,16 @@ def _ragged(slot: Slot, groups: list[list[int]], dtype: Any, ranks: int) -> _Sha
     return _Shape(groups, dtype, length, sizes, result)
 
 
-def _durations(
+def _measured(
     lines: dict[tuple[int, int], tuple[profile.Span, ...]],
     names: dict[int, list[str]],
     slots: Sequence[Slot],
     repeats: int,
     mesh: Mesh,
-) -> list[np.ndarray]:
-    """Nanoseconds of each slot, [repeats, ranks]; in several processes from all of them."""
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What each slot took, and when it began, in ns, [repeats, ranks] each; from several processes only the first."""
     found = np.full((len(slots), repeats, mesh.devices.size), np.nan)
+    begun = found.copy()
     for (rank, run), spans in lines.items():
         starts = {span.name: span.start for span in reversed(spans)}
         ends = {span.name: span.end for span in spans}
@@ -304,13 +313,15 @@ def _durations(
             own = [name for name in names.get(i, ()) if name in starts]
             if own and rank in slot.events:
                 end = max(ends.get(re.sub(r"-start\b", "-done", name), ends[name]) for name in own)
-                found[i, run, rank] = end - min(starts[name] for name in own)
+                begun[i, run, rank] = min(starts[name] for name in own)
+                found[i, run, rank] = end - begun[i, run, rank]
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
         found = np.nanmax(multihost_utils.process_allgather(np.nan_to_num(found, nan=-1)), axis=0)
         found[found < 0] = np.nan
-    return list(found)
+        begun[:] = np.nan
+    return list(found), list(begun)
 
 
 def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:

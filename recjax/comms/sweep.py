@@ -22,6 +22,8 @@ from recjax.errors import ConfigError
 
 KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 _CHAIN = 6  # collectives in a run; the first does not count, since ranks begin it at different times
+_PASSED = (2**16, 2**18, 2**20, 2**22)  # bytes passed over between collectives, so that ranks come unevenly
+_UNEVEN_MOST = 2**20  # bytes of a message; of larger ones the time is all copying
 _BUFFERS = 4  # of the message's size that a rank needs at most
 
 
@@ -31,7 +33,6 @@ def sweep(
     sizes: Sequence[int],
     repeats: int,
     memory_bytes: int | None = None,
-    between_bytes: int = 0,
 ) -> dict[str, Any]:
     """Measures collectives over all devices of a mesh.
 
@@ -41,13 +42,14 @@ def sweep(
       sizes: bytes of the messages, ascending; rounded up so that blocks are equal and elements whole.
       repeats: runs of each size; fewer where one takes long.
       memory_bytes: that all host devices together may take; sizes that need more are left out.
-      between_bytes: see `replay.replay`.
 
     Returns:
-      JSON values: "devices", "device", "processes", "versions", "between_bytes"; "left_out_bytes", the sizes that
-      memory does not hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us",
-      "algorithm_bytes_per_s" and "bus_bytes_per_s" at the median, and the fit "alpha_us", "bytes_per_s" (see `fit`),
-      "fit_error" (its mean).
+      JSON values: "devices", "device", "processes", "versions"; "left_out_bytes", the sizes that memory does not hold;
+      "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us", "skew_us" (from the first
+      rank's beginning to the last one's; None with several processes), "algorithm_bytes_per_s" and "bus_bytes_per_s" at
+      the median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process:
+      the same of some sizes up to 1 MiB, where ranks come unevenly because they compute before, with "between_bytes",
+      the memory that they pass over.
 
     Raises:
       ConfigError: only one device, or the profiler shows no times on this back end.
@@ -61,19 +63,22 @@ def sweep(
     fitting = [size for size in sizes if limit is None or size * _BUFFERS <= limit]
     found: dict[str, Any] = {}
     for kind in kinds:
-        points: list[dict[str, float]] = []
+        points: list[dict[str, Any]] = []
         for size in fitting:
             runs = repeats if not points else max(2, min(repeats, int(2e6 / (_CHAIN * points[-1]["p50_us"]))))
-            points.append(_point(kind, size, mesh, runs, between_bytes))
+            points.append(_point(kind, size, mesh, runs))
             if jax.process_index() == 0:
                 print(f"{kind} {size:,} B: {points[-1]['p50_us']:.1f} us", file=sys.stderr, flush=True)
-        found[kind] = {"points": points, **fit([(p["bytes"], p["p50_us"]) for p in points])}
+        few = [size for size in fitting[::3] if size <= _UNEVEN_MOST] if jax.process_count() == 1 else []
+        uneven = [
+            {"between_bytes": passed, **_point(kind, size, mesh, repeats, passed)} for passed in _PASSED for size in few
+        ]
+        found[kind] = {"points": points, "uneven": uneven, **fit([(p["bytes"], p["p50_us"]) for p in points])}
     return {
         "devices": ranks,
         "device": device.device_kind,
         "processes": jax.process_count(),
         "versions": {"jax": jax.__version__},
-        "between_bytes": between_bytes,
         "left_out_bytes": [size for size in sizes if size not in fitting],
         "collectives": found,
     }
@@ -98,12 +103,13 @@ def chain(kind: str, size: int, ranks: int, count: int = _CHAIN) -> list[Slot]:
     return slots(Trace(ranks, dict.fromkeys(group, events)))
 
 
-def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int) -> dict[str, float]:
+def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int = 0) -> dict[str, Any]:
     chained = chain(kind, size, mesh.devices.size)
     times = replay(chained, mesh, repeats, between_bytes=between_bytes)
-    if times.slots is None:
+    if times.slots is None or times.skews is None:
         raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")
     us = np.stack(times.slots[1:]) / 1e3  # [collectives, repeats, ranks]
+    skew_us = np.stack(times.skews[1:]) / 1e3
     p50 = float(np.median(us))
     bytes_ = chained[0].padded_bytes
     rate = bytes_ / (p50 / 1e6)
@@ -112,6 +118,7 @@ def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int) -
         "p50_us": p50,
         "p95_us": float(np.percentile(us, 95)),
         "last_us": float(np.median(us.min(axis=2))),
+        "skew_us": float(np.median(skew_us)) if np.isfinite(skew_us).all() else None,
         "algorithm_bytes_per_s": rate,
         "bus_bytes_per_s": rate * bus_factor(kind, mesh.devices.size),
     }

@@ -32,6 +32,8 @@ from recjax.simulate.system import Played
 from recjax.simulate.units import size_text
 from recjax.simulate.workload import Operation, Workload
 
+_EVEN_NS = 1e3  # a skew that costs nothing: a sweep's ranks come as evenly
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
@@ -42,21 +44,38 @@ class Sweep:
       ranks: of each collective.
       by_array: whether the arrays of an all-reduce go one after the other.
       points: kind -> (bytes, ns), ascending, of a message as nccl-tests count it: the larger one of a rank's buffers.
+      uneven: kind -> (bytes, skew in ns, ns) where ranks come unevenly: the last one `skew` after the first.
     """
 
     source: str
     ranks: int
     by_array: bool
     points: dict[str, tuple[tuple[float, float], ...]]
+    uneven: dict[str, tuple[tuple[float, float, float], ...]]
 
-    def time_ns(self, operation: Operation) -> float:
-        """From the moment when the last rank is there until a collective is done.
+    def time_ns(self, operation: Operation, skew_ns: float = 0.0) -> float:
+        """From the moment when the last rank is there, `skew_ns` after the first, until a collective is done.
 
         Raises:
           ConfigError: its kind or a size as large as its was not measured.
         """
         sizes = operation.parts if self.by_array and operation.parts else (operation.bytes,)
-        return sum(self._time_ns(operation, size) for size in sizes)
+        more_ns = self._waking_ns(operation.collective, sizes[0], skew_ns)  # for the others it is even
+        return more_ns + sum(self._time_ns(operation, size) for size in sizes)
+
+    def _waking_ns(self, kind: str, size_bytes: float, skew_ns: float) -> float:
+        """How much longer it takes where ranks come unevenly: those that waited must be woken."""
+        by_size: dict[float, list[tuple[float, float]]] = {}
+        for of_bytes, of_skew_ns, ns in self.uneven.get(kind, ()):
+            even = np.interp(math.log(of_bytes), *np.log(np.array(self.points[kind])).T)
+            by_size.setdefault(of_bytes, []).append((math.log(of_skew_ns), max(0.0, ns - math.exp(even))))
+        if not by_size:
+            return 0.0
+        more = []
+        for found in by_size.values():
+            log_skew, ns_more = np.array(sorted([(math.log(_EVEN_NS), 0.0), *found])).T
+            more.append(np.interp(math.log(max(skew_ns, 1.0)), log_skew, ns_more))
+        return float(np.interp(math.log(max(size_bytes, 1.0)), np.log(list(by_size)), more))
 
     def _time_ns(self, operation: Operation, size_bytes: float) -> float:
         kind = operation.collective
@@ -100,6 +119,7 @@ def read_sweep(path: Path) -> Sweep:
 
 def _sweep(source: str, given: Any) -> Sweep:
     points: dict[str, tuple[tuple[float, float], ...]] = {}
+    uneven: dict[str, tuple[tuple[float, float, float], ...]] = {}
     for kind, of_kind in given["collectives"].items():
         found: dict[float, list[float]] = {}
         for point in of_kind["points"]:
@@ -107,11 +127,18 @@ def _sweep(source: str, given: Any) -> Sweep:
             if not (0 < size < math.inf and 0 < us < math.inf):
                 raise ValueError(f"{kind} of {size} bytes in {us} us")
             found.setdefault(size, []).append(us * 1e3)
+        of_skew = []
+        for point in of_kind.get("uneven", ()):  # sweeps of older versions have none
+            size, skew_us, us = (float(point[name]) for name in ("bytes", "skew_us", "last_us"))
+            if not (0 < size < math.inf and 0 <= skew_us < math.inf and 0 < us < math.inf):
+                raise ValueError(f"{kind} of {size} bytes in {us} us after {skew_us} us")
+            of_skew.append((size, max(skew_us * 1e3, 1.0), us * 1e3))
+        uneven[kind] = tuple(sorted(of_skew))
         if found:  # sizes that were rounded to the same stand there several times
             points[kind] = tuple((size, float(np.mean(ns))) for size, ns in sorted(found.items()))
     if not points or given["devices"] < 2:
         raise ValueError("nothing was measured")
-    return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points)
+    return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points, uneven)
 
 
 def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
@@ -149,9 +176,9 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue
         started[i, members] = np.maximum(ready[i], communicated)[members]
-        took = _measured_ns(operation, members.size if not operation.ranks else len(operation.ranks[0]), by_ranks)
         for group in operation.ranks or (tuple(range(ranks)),):
-            finished[i, group] = started[i, group].max() + took
+            came = started[i, group]
+            finished[i, group] = came.max() + _measured_ns(operation, len(group), float(np.ptp(came)), by_ranks)
         communicated[members] = finished[i, members]
     end = finished.max(axis=0, initial=0)
     for rank in np.flatnonzero(end > computed) if operations else ():
@@ -159,7 +186,7 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
     return Played(workload, float(end.max(initial=0)), ready, started, finished, waited)
 
 
-def _measured_ns(operation: Operation, ranks: int, sweeps: dict[int, Sweep]) -> float:
+def _measured_ns(operation: Operation, ranks: int, skew_ns: float, sweeps: dict[int, Sweep]) -> float:
     if ranks < 2:
         return 0.0
     if ranks not in sweeps:
@@ -168,4 +195,4 @@ def _measured_ns(operation: Operation, ranks: int, sweeps: dict[int, Sweep]) -> 
             f"{operation.name!r} ({operation.collective}) is of {ranks} ranks, and the calibration of another number "
             f"({had}). Measure as many: {_command(ranks)}."
         )
-    return sweeps[ranks].time_ns(operation)
+    return sweeps[ranks].time_ns(operation, skew_ns)

@@ -64,9 +64,6 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
-    again.add_argument("--between", default="0", metavar="SIZE",
-                       help="of a sweep: memory that each rank passes over between collectives, as training does, so "
-                       "that they find their data outside the caches (default: 0)")  # fmt: skip
     again.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     again.set_defaults(tunables=True, together=True)
 
@@ -224,8 +221,7 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     mesh = ranks_mesh(list(make_mesh(MeshConfig(devices=options.devices)).devices.flat))
     # All processes must leave out the same sizes.
     memory = int(distributed.from_main("its memory", str(available_bytes() or 0)))
-    between = _bytes("--between", options.between) if options.between != "0" else 0
-    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None, between)
+    return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None)
 
 
 def _bytes(name: str, text: str) -> int:

@@ -131,7 +131,6 @@ def main() -> None:
     parser.add_argument("--devices", default="2,4", help="numbers of host devices (default: 2,4)")
     parser.add_argument("--presets", default=",".join(PRESETS), help="which (default: all four)")
     parser.add_argument("--steps", type=int, default=30, help="steps of each trace (default: 30)")
-    parser.add_argument("--between", default="32MiB", help="of the sweeps (default: 32MiB)")
     parser.add_argument("--busy", action="store_true", help="traces of steps beside which the host prepares batches")
     parser.add_argument("--folder", type=Path, help="where sweeps and traces go, and are taken from if they are there")
     options = parser.parse_args()
@@ -143,7 +142,7 @@ def main() -> None:
     for devices in map(int, options.devices.split(",")):
         sweep = folder / f"sweep{devices}.json"
         if not sweep.exists():
-            recjax("replay", "--sweep", "--devices", devices, *SWEEP, "--between", options.between, "--out", sweep)
+            recjax("replay", "--sweep", "--devices", devices, *SWEEP, "--out", sweep)
         for preset in options.presets.split(","):
             trace = folder / f"{preset}.{devices}"
             if not trace.exists():

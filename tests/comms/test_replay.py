@@ -168,6 +168,9 @@ def test_sweep(compiled_once, capsys):
     for p in line["points"]:
         assert p["bus_bytes_per_s"] == pytest.approx(p["bytes"] / (p["p50_us"] / 1e6) / 2)
     assert line["points"][0]["p50_us"] < line["points"][1]["p50_us"]
+    assert [(p["between_bytes"], p["bytes"]) for p in line["uneven"]] == [(2**k, 64) for k in (16, 18, 20, 22)]
+    even, passing = line["points"][0], line["uneven"][-1]  # 4 MiB take longer than two ranks' starting after each other
+    assert 0 < even["skew_us"] < passing["skew_us"] and passing["last_us"] > 0
     with pytest.raises(ConfigError, match="at least 2 devices"):
         sweep(mesh(1), ("all_to_all",), (64,), 2)
 

@@ -44,6 +44,25 @@ def write_trace(folder, ranks):
     return folder
 
 
+def test_ranks_that_come_unevenly_are_woken_as_the_sweep_has_it(tmp_path):
+    """By hand: rank 1 comes 2 us after rank 0, and 4 us of skew cost 6 us more, 1 us none; half of that in logarithms.
+
+    At 4000 bytes they cost 10 us more: half way there, at 2000, between 3 and 5 us.
+    """
+    sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
+    sweep["collectives"]["all_to_all"]["uneven"] = [
+        {"bytes": 1000, "skew_us": 4, "last_us": 16},
+        {"bytes": 4000, "skew_us": 4, "last_us": 50},
+        {"bytes": 4000, "skew_us": 40, "last_us": 30},  # less than even ones took: no gain from coming late
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    workload = read_workload(write_trace(tmp_path / "trace", [events(0), events(1)]), None)
+    played = play(workload, [read_sweep(tmp_path / "sweep.json")])
+    exchange = next(i for i, o in enumerate(played.workload.operations) if o.collective == "all_to_all")
+    assert played.started[exchange].tolist() == [3000, 5000]
+    assert played.finished[exchange].tolist() == pytest.approx([29_000, 29_000])  # 5 + 20 + 4 us
+
+
 @pytest.fixture
 def trace(tmp_path):
     return write_trace(tmp_path / "trace", [events(0), events(1)])
