@@ -6,6 +6,7 @@ Every size is a replay of a few equal collectives, each waiting for the one befo
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from recjax.errors import ConfigError
 KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 _CHAIN = 6  # collectives in a run; the first does not count, since ranks begin it at different times
 _PASSED = (2**16, 2**18, 2**20, 2**22)  # bytes passed over between collectives, so that ranks come unevenly
+_ARRAYS = 8  # of an all-reduce of several
 _UNEVEN_MOST = 2**20  # bytes of a message; of larger ones the time is all copying
 _BUFFERS = 4  # of the message's size that a rank needs at most
 
@@ -49,7 +51,7 @@ def sweep(
       rank's beginning to the last one's; None with several processes), "algorithm_bytes_per_s" and "bus_bytes_per_s" at
       the median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process:
       the same of some sizes up to 1 MiB, where ranks come unevenly because they compute before, with "between_bytes",
-      the memory that they pass over.
+      the memory that they pass over; and of all-reduces of several "arrays" of such a size, which together are "bytes".
 
     Raises:
       ConfigError: only one device, or the profiler shows no times on this back end.
@@ -70,8 +72,11 @@ def sweep(
             if jax.process_index() == 0:
                 print(f"{kind} {size:,} B: {points[-1]['p50_us']:.1f} us", file=sys.stderr, flush=True)
         few = [size for size in fitting[::3] if size <= _UNEVEN_MOST] if jax.process_count() == 1 else []
+        cases = [(size, passed, 1) for passed in _PASSED for size in few]
+        cases += [(size, _PASSED[-1], _ARRAYS) for size in few if kind == "all_reduce"]
         uneven = [
-            {"between_bytes": passed, **_point(kind, size, mesh, repeats, passed)} for passed in _PASSED for size in few
+            {"arrays": arrays, "between_bytes": passed, **_point(kind, size, mesh, repeats, passed, arrays)}
+            for size, passed, arrays in cases
         ]
         found[kind] = {"points": points, "uneven": uneven, **fit([(p["bytes"], p["p50_us"]) for p in points])}
     return {
@@ -89,22 +94,22 @@ def _device_memory(device: Any) -> int | None:
     return stats.get("bytes_limit") if stats else None
 
 
-def chain(kind: str, size: int, ranks: int, count: int = _CHAIN) -> list[Slot]:
-    """Equal collectives of one message size over all ranks, one after the other."""
+def chain(kind: str, size: int, ranks: int, count: int = _CHAIN, arrays: int = 1) -> list[Slot]:
+    """Equal collectives over all ranks, one after the other, each of so many arrays of one size."""
     unit = 4 * ranks
     size = -(-size // unit) * unit if kind != "all_reduce" else -(-size // 4) * 4
     in_bytes = size // ranks if kind == "all_gather" else size
     out_bytes = size // ranks if kind == "reduce_scatter" else size
-    group = tuple(range(ranks))
-    events = tuple(
-        Event(i, kind, dtype="float32", group=group, in_bytes=in_bytes, out_bytes=out_bytes, deps=(i - 1,) if i else ())
-        for i in range(count)
-    )
-    return slots(Trace(ranks, dict.fromkeys(group, events)))
+    event = Event(
+        0, kind, dtype="float32", group=tuple(range(ranks)), in_bytes=in_bytes * arrays, out_bytes=out_bytes * arrays,
+        parts=(in_bytes,) * arrays if arrays > 1 else (),
+    )  # fmt: skip
+    events = tuple(dataclasses.replace(event, id=i, deps=(i - 1,) if i else ()) for i in range(count))
+    return slots(Trace(ranks, dict.fromkeys(event.group, events)))
 
 
-def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int = 0) -> dict[str, Any]:
-    chained = chain(kind, size, mesh.devices.size)
+def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int = 0, arrays: int = 1) -> dict[str, Any]:
+    chained = chain(kind, size, mesh.devices.size, arrays=arrays)
     times = replay(chained, mesh, repeats, between_bytes=between_bytes)
     if times.slots is None or times.skews is None:
         raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")

@@ -45,6 +45,7 @@ class Sweep:
       by_array: whether the arrays of an all-reduce go one after the other.
       points: kind -> (bytes, ns), ascending, of a message as nccl-tests count it: the larger one of a rank's buffers.
       uneven: kind -> (bytes, skew in ns, ns) where ranks come unevenly: the last one `skew` after the first.
+      further: kind -> (bytes, ns), ascending, of a further array in the same collective.
     """
 
     source: str
@@ -52,6 +53,7 @@ class Sweep:
     by_array: bool
     points: dict[str, tuple[tuple[float, float], ...]]
     uneven: dict[str, tuple[tuple[float, float, float], ...]]
+    further: dict[str, tuple[tuple[float, float], ...]]
 
     def time_ns(self, operation: Operation, skew_ns: float = 0.0) -> float:
         """From the moment when the last rank is there, `skew_ns` after the first, until a collective is done.
@@ -61,14 +63,26 @@ class Sweep:
         """
         sizes = operation.parts if self.by_array and operation.parts else (operation.bytes,)
         more_ns = self._waking_ns(operation.collective, sizes[0], skew_ns)  # for the others it is even
+        more_ns += sum(self._fetching_ns(operation.collective, size) for size in sizes[1:])
         return more_ns + sum(self._time_ns(operation, size) for size in sizes)
+
+    def _even_ns(self, kind: str, size_bytes: float) -> float:
+        bytes_P, ns_P = np.log(np.array(self.points[kind])).T
+        return math.exp(np.interp(math.log(max(size_bytes, 1.0)), bytes_P, ns_P))
+
+    def _fetching_ns(self, kind: str, size_bytes: float) -> float:
+        """How much longer a further array takes than one alone that was just written, for it lies in no near cache."""
+        if not self.further.get(kind):
+            return 0.0
+        more = [(math.log(size), max(0.0, ns - self._even_ns(kind, size))) for size, ns in self.further[kind]]
+        return float(np.interp(math.log(max(size_bytes, 1.0)), *np.array(more).T))
 
     def _waking_ns(self, kind: str, size_bytes: float, skew_ns: float) -> float:
         """How much longer it takes where ranks come unevenly: those that waited must be woken."""
         by_size: dict[float, list[tuple[float, float]]] = {}
         for of_bytes, of_skew_ns, ns in self.uneven.get(kind, ()):
-            even = np.interp(math.log(of_bytes), *np.log(np.array(self.points[kind])).T)
-            by_size.setdefault(of_bytes, []).append((math.log(of_skew_ns), max(0.0, ns - math.exp(even))))
+            more_ns = max(0.0, ns - self._even_ns(kind, of_bytes))
+            by_size.setdefault(of_bytes, []).append((math.log(of_skew_ns), more_ns))
         if not by_size:
             return 0.0
         more = []
@@ -84,13 +98,13 @@ class Sweep:
                 f"{self.source} has no {kind}, and {operation.name!r} is one. Measure all kinds: "
                 f"{_command(self.ranks)}."
             )
-        bytes_P, ns_P = np.log(np.array(self.points[kind])).T
-        if size_bytes > math.exp(bytes_P[-1]) * (1 + 1e-9):
+        largest = self.points[kind][-1][0]
+        if size_bytes > largest * (1 + 1e-9):
             raise ConfigError(
-                f"{self.source} ends at {size_text(math.exp(bytes_P[-1]))} for {kind}, and {operation.name!r} has "
+                f"{self.source} ends at {size_text(largest)} for {kind}, and {operation.name!r} has "
                 f"{size_text(size_bytes)}. Measure larger ones: {_command(self.ranks)} --max SIZE."
             )
-        return math.exp(np.interp(math.log(max(size_bytes, 1.0)), bytes_P, ns_P))
+        return self._even_ns(kind, size_bytes)
 
 
 def _command(ranks: int | str) -> str:
@@ -120,6 +134,7 @@ def read_sweep(path: Path) -> Sweep:
 def _sweep(source: str, given: Any) -> Sweep:
     points: dict[str, tuple[tuple[float, float], ...]] = {}
     uneven: dict[str, tuple[tuple[float, float, float], ...]] = {}
+    further: dict[str, tuple[tuple[float, float], ...]] = {}
     for kind, of_kind in given["collectives"].items():
         found: dict[float, list[float]] = {}
         for point in of_kind["points"]:
@@ -127,18 +142,32 @@ def _sweep(source: str, given: Any) -> Sweep:
             if not (0 < size < math.inf and 0 < us < math.inf):
                 raise ValueError(f"{kind} of {size} bytes in {us} us")
             found.setdefault(size, []).append(us * 1e3)
-        of_skew = []
-        for point in of_kind.get("uneven", ()):  # sweeps of older versions have none
-            size, skew_us, us = (float(point[name]) for name in ("bytes", "skew_us", "last_us"))
-            if not (0 < size < math.inf and 0 <= skew_us < math.inf and 0 < us < math.inf):
-                raise ValueError(f"{kind} of {size} bytes in {us} us after {skew_us} us")
-            of_skew.append((size, max(skew_us * 1e3, 1.0), us * 1e3))
-        uneven[kind] = tuple(sorted(of_skew))
+        uneven[kind], further[kind] = _uneven(kind, of_kind.get("uneven", ()))  # sweeps of older versions have none
         if found:  # sizes that were rounded to the same stand there several times
             points[kind] = tuple((size, float(np.mean(ns))) for size, ns in sorted(found.items()))
     if not points or given["devices"] < 2:
         raise ValueError("nothing was measured")
-    return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points, uneven)
+    return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points, uneven, further)
+
+
+def _uneven(
+    kind: str, given: Sequence[Any]
+) -> tuple[tuple[tuple[float, float, float], ...], tuple[tuple[float, float], ...]]:
+    """`Sweep.uneven` and `Sweep.further` of a kind."""
+    alone: dict[tuple[float, float], float] = {}  # (bytes, bytes passed over before) -> ns
+    of_skew, several = [], []
+    for point in given:
+        size, passed, skew_us, us = (float(point[name]) for name in ("bytes", "between_bytes", "skew_us", "last_us"))
+        arrays = int(point["arrays"])
+        if not (0 < size < math.inf and 0 <= skew_us < math.inf and 0 < us < math.inf and arrays > 0):
+            raise ValueError(f"{kind} of {size} bytes in {us} us after {skew_us} us")
+        if arrays > 1:
+            several.append((size / arrays, passed, arrays, us * 1e3))
+            continue
+        alone[size, passed] = us * 1e3
+        of_skew.append((size, max(skew_us * 1e3, 1.0), us * 1e3))
+    further = {size: (ns - alone[size, passed]) / (arrays - 1) for size, passed, arrays, ns in several}
+    return tuple(sorted(of_skew)), tuple(sorted(further.items()))
 
 
 def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:

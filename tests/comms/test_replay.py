@@ -160,6 +160,11 @@ def test_a_chain_has_whole_equal_blocks():
     assert event.out_bytes == 1008 and event.in_bytes == 336  # up to a multiple of 3 times 4 bytes
 
 
+def test_a_chain_of_several_arrays():
+    (slot, *_), events = chain("all_reduce", 64, 2, arrays=3), {0, 1}
+    assert set(slot.events) == events and all(e.parts == (64,) * 3 and e.in_bytes == 192 for e in slot.events.values())
+
+
 def test_sweep(compiled_once, capsys):
     found = sweep(mesh(2), ("all_to_all",), (64, 2**20, 2**40), 2, memory_bytes=2**30)
     assert found["left_out_bytes"] == [2**40]
@@ -168,6 +173,7 @@ def test_sweep(compiled_once, capsys):
     for p in line["points"]:
         assert p["bus_bytes_per_s"] == pytest.approx(p["bytes"] / (p["p50_us"] / 1e6) / 2)
     assert line["points"][0]["p50_us"] < line["points"][1]["p50_us"]
+    assert all(p["arrays"] == 1 for p in line["uneven"])  # only all-reduces have several
     assert [(p["between_bytes"], p["bytes"]) for p in line["uneven"]] == [(2**k, 64) for k in (16, 18, 20, 22)]
     even, passing = line["points"][0], line["uneven"][-1]  # 4 MiB take longer than two ranks' starting after each other
     assert 0 < even["skew_us"] < passing["skew_us"] and passing["last_us"] > 0

@@ -51,9 +51,10 @@ def test_ranks_that_come_unevenly_are_woken_as_the_sweep_has_it(tmp_path):
     """
     sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
     sweep["collectives"]["all_to_all"]["uneven"] = [
-        {"bytes": 1000, "skew_us": 4, "last_us": 16},
-        {"bytes": 4000, "skew_us": 4, "last_us": 50},
-        {"bytes": 4000, "skew_us": 40, "last_us": 30},  # less than even ones took: no gain from coming late
+        {"arrays": 1, "between_bytes": 9, "bytes": 1000, "skew_us": 4, "last_us": 16},
+        {"arrays": 1, "between_bytes": 9, "bytes": 4000, "skew_us": 4, "last_us": 50},
+        # less than even ones took: no gain from coming late
+        {"arrays": 1, "between_bytes": 99, "bytes": 4000, "skew_us": 40, "last_us": 30},
     ]
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     workload = read_workload(write_trace(tmp_path / "trace", [events(0), events(1)]), None)
@@ -61,6 +62,23 @@ def test_ranks_that_come_unevenly_are_woken_as_the_sweep_has_it(tmp_path):
     exchange = next(i for i, o in enumerate(played.workload.operations) if o.collective == "all_to_all")
     assert played.started[exchange].tolist() == [3000, 5000]
     assert played.finished[exchange].tolist() == pytest.approx([29_000, 29_000])  # 5 + 20 + 4 us
+
+
+def test_further_arrays_take_what_the_sweep_of_several_has(tmp_path):
+    """By hand: 5 arrays of 100 bytes took 40 us, one 8: each further one 8, which is 4 more than one alone takes.
+
+    At 10,000 bytes a further one takes 28 us, 12 more; half way between, at 1000 bytes, 8 + 8.
+    """
+    sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
+    sweep["collectives"]["all_reduce"]["uneven"] = [
+        {"arrays": arrays, "between_bytes": 9, "bytes": size, "skew_us": 0, "last_us": us}
+        for arrays, size, us in ((1, 100, 8), (5, 500, 40), (1, 10_000, 44), (2, 20_000, 72))
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    read = read_sweep(tmp_path / "sweep.json")
+    even = Operation("a", "collective", collective="all_reduce", bytes=2000, parts=(1000, 1000))
+    waking = read.time_ns(dataclasses.replace(even, parts=(1000,))) - 8000
+    assert read.time_ns(even) == pytest.approx(waking + 8000 + 16_000)
 
 
 @pytest.fixture
