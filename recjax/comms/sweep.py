@@ -73,7 +73,7 @@ def sweep(
                 print(f"{kind} {size:,} B: {points[-1]['p50_us']:.1f} us", file=sys.stderr, flush=True)
         few = [size for size in fitting[::3] if size <= _UNEVEN_MOST] if jax.process_count() == 1 else []
         cases = [(size, passed, 1) for passed in _PASSED for size in few]
-        cases += [(size, _PASSED[-1], _ARRAYS) for size in few if kind == "all_reduce"]
+        cases += [(size, _PASSED[-2], _ARRAYS) for size in few if kind == "all_reduce"]
         uneven = [
             {"arrays": arrays, "between_bytes": passed, **_point(kind, size, mesh, repeats, passed, arrays)}
             for size, passed, arrays in cases
