@@ -11,9 +11,11 @@ Several arrays in one all-reduce go one after the other where the sweep is of CP
 itself there, and as one message elsewhere, where NCCL groups them. All groups of a collective go at a time without
 hindering each other.
 
-A sweep repeats its collectives with nothing between, so these times are what they cost at best: with data in the caches
-and no waking of threads. Where host devices share few cores with each other, and with what feeds them, collectives in a
-training step take several times as long (tests/benchmarks/calibration.py has figures).
+That is what a collective costs at best: its ranks came together, awake, with the data in their caches. In training they
+come from computing, one after the other, and those that waited sleep. So the sweep also measures collectives before
+which ranks compute: by how much such a one takes longer follows from how unevenly its ranks come, which is simulated,
+and what a further array of the same all-reduce takes. On host devices that makes most of the time of a small message
+(tests/benchmarks/calibration.py has figures); what the host does beside the steps is not in it.
 """
 
 from __future__ import annotations

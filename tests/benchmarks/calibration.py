@@ -2,8 +2,9 @@
 
     python tests/benchmarks/calibration.py [--devices 2,4] [--steps 30] [--folder DIR]
 
-For each number of host devices: one sweep (`recjax replay --sweep`), and of each preset a trace (`recjax trace`), which
-`recjax simulate workload TRACE --calibration SWEEP` plays with the times of the sweep in place of its own.
+For each number of host devices: one sweep (`recjax replay --sweep`), and of each preset a trace (`recjax trace
+--alone`, since the work of the host would take the cores from host devices), which `recjax simulate workload TRACE
+--calibration SWEEP` plays with the times of the sweep in place of its own.
 
 What is predicted. A rank's time in a collective is mostly waiting for the rank that comes last, which says how evenly
 the ranks compute and not what the collective costs. So the figure is the time of the rank that came last ("last us"):
@@ -16,14 +17,16 @@ collective of a step is the median over the steps, and a step is the sum over it
   halves `last` of the odd steps over that of the even ones: what a measurement repeats of itself
 
 An error is max(predicted, measured) / min(predicted, measured) - 1, and the mean of errors is geometric. Nothing is
-fitted to the traces.
+fitted to the traces, except that a sweep passes over 1 MiB before all-reduces of several arrays, which was chosen with
+them in sight (4 MiB: 23%).
 
-Found on two cores of an AMD EPYC (JAX 0.10.2) that another program used besides: predictions are too low, in every
-preset, by factors of 2.6 to 7.8 (geometric mean 4.4; with less beside it, on 2 devices, 5.5). Large messages are met
-best (2 MB in 17 arrays on 2 devices: 792 us, predicted 744), small ones worst (2.5 KB: 200 us, predicted 9). A sweep
-repeats one collective with nothing between, so that its data are in the caches and its threads awake; in a step ranks
-come from computing, and share the cores with the threads that prepare the next batch. Replaying the same trace shows
-the parts: `recjax replay` met the sweep (dense_grads 77 us, the sweep 67), with `--gaps` it took 127, the step 403.
+Found on two cores of an Intel Xeon with nothing else on them (Python 3.11, JAX 0.10.2): errors of `last`, on 2
+devices, movietweetings 23%, synthetic 49%, synthetic_multihot 56%, bench_kaggle16 0.6%; on 4 devices 6%, 7%, 7%, 36%:
+geometric mean 21%, of p50 16%. One half of the steps differs from the other by 4 to 17%, and sweeps differ from each
+other likewise, which limits it now. What is off most: all-reduces of many small arrays on 2 devices are predicted too
+high (302 us instead of 203), and the first exchange of ids of bench_kaggle16 too low (40 instead of 389; perhaps it
+writes to memory that is touched for the first time). Before sweeps had uneven collectives, on a busy machine and
+beside the work of the host (--busy), predictions were too low by factors of 2.6 to 7.8.
 """
 
 import argparse
