@@ -50,7 +50,7 @@ def plan_of(name: str, data: str) -> str | Plan:
 
 # By data and plan: how many devices. In float64, which proves the algorithm; and in float32, where rounding shows.
 FLOAT64 = {
-    ("movietweetings", "row_wise"): (1, 2, 3, 4, 8),
+    ("movietweetings", "row_wise"): (1, 3, 8),
     ("movietweetings", "mixed"): (3, 8),
     ("synthetic_multihot", "row_wise"): (1, 3),
     ("synthetic_multihot", "mixed"): (8,),
