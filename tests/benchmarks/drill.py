@@ -9,9 +9,9 @@ metrics.jsonl or more than one (a sample that is lost or trained twice changes t
 proof). The lost link is a veth pair between two network namespaces, the full disk a small tmpfs: both need root.
 Unequal data must be refused by both before the first step, which counts as resumed and equal.
 
-32 faults with RECJAX_LIMIT_S=20 on two cores of an Intel Xeon that a run of all tests kept busy (Python 3.11, JAX
-0.10.2): all ended as they should (kill -9 after 10 s, of process 0 at once; SIGSTOP 20; lost link 11 to 18;
-SIGTERM 1 to 4), 32 resumed, 32 with the weights of the undisturbed run.
+32 faults with RECJAX_LIMIT_S=20 on two cores of an Intel Xeon that had other work too (Python 3.11, JAX 0.10.2), twice:
+all ended as they should (kill -9 after 10 s, of process 0 at once; SIGSTOP 18 to 20; lost link 11 to 18; SIGTERM 1 to
+4), 32 resumed, 32 with the weights of the undisturbed run, no step lost and none twice.
 """
 
 from __future__ import annotations
