@@ -34,9 +34,8 @@ LOST = 4  # exit status
 # waits for its peers, or does what none of them waits for.
 ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "report": 30}
 _DONE = "done"
-_OUTSIDE = (
-    "outside"  # between runs that a Python program starts: what it does there, and for how long, is its own affair
-)
+# Between runs that a Python program starts: what it does there, and for how long, is its own affair.
+_OUTSIDE = "outside"
 _BEAT_S = 1.0
 LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
 _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
