@@ -144,9 +144,9 @@ def _sweep(source: str, given: Any) -> Sweep:
             if not (0 < size < math.inf and 0 < us < math.inf):
                 raise ValueError(f"{kind} of {size} bytes in {us} us")
             found.setdefault(size, []).append(us * 1e3)
-        uneven[kind], further[kind] = _uneven(kind, of_kind.get("uneven", ()))  # sweeps of older versions have none
         if found:  # sizes that were rounded to the same stand there several times
             points[kind] = tuple((size, float(np.mean(ns))) for size, ns in sorted(found.items()))
+            uneven[kind], further[kind] = _uneven(kind, of_kind.get("uneven", ()))  # older sweeps have none
     if not points or given["devices"] < 2:
         raise ValueError("nothing was measured")
     return Sweep(source, int(given["devices"]), str(given["device"]).lower() == "cpu", points, uneven, further)
