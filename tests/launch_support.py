@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 TOP = Path(__file__).parent.parent
 LAUNCH = TOP / "launch"
@@ -89,21 +90,23 @@ class Desk:
         parts = path.read_text().split("\n--\n")[:-1] if path.exists() else []
         return [part.split("\n") for part in parts]
 
-    def start(self, script: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
+    def start(self, script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
         """Starts a script of launch/."""
         words = ["bash", str(LAUNCH / script), *map(str, arguments)]
-        env = self.env | {k: str(v) for k, v in dict(options.pop("env", {})).items()}  # type: ignore[call-overload]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
-        return subprocess.Popen(  # type: ignore[call-overload]
-            [*_HEED, *words], cwd=self.folder, env=env, text=True, **pipes
-        )
+        env = self.env | {k: str(v) for k, v in options.pop("env", {}).items()}
+        pipes: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+        } | options
+        return subprocess.Popen([*_HEED, *words], cwd=self.folder, env=env, text=True, **pipes)
 
-    def run(self, script: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a script of launch/ to its end."""
         with self.start(script, *arguments, **options) as process:
             return finish(process)
 
-    def dry(self, script: str, *arguments: object, **options: object) -> str:
+    def dry(self, script: str, *arguments: object, **options: Any) -> str:
         """What a script says it would run, without this machine's paths; no fake may have been called."""
         done = self.run(script, "--dry-run", *arguments, **options)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -30,11 +30,7 @@ _BUFFERS = 4  # of the message's size that a rank needs at most
 
 
 def sweep(
-    mesh: Mesh,
-    kinds: Sequence[str],
-    sizes: Sequence[int],
-    repeats: int,
-    memory_bytes: int | None = None,
+    mesh: Mesh, kinds: Sequence[str], sizes: Sequence[int], repeats: int, memory_bytes: int | None = None
 ) -> dict[str, Any]:
     """Measures collectives over all devices of a mesh.
 

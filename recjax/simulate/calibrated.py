@@ -34,7 +34,7 @@ from recjax.simulate.system import Played
 from recjax.simulate.units import size_text
 from recjax.simulate.workload import Operation, Workload
 
-_EVEN_NS = 1e3  # a skew that costs nothing: a sweep's ranks come as evenly
+_EVEN_NS = 1e3  # a skew that costs nothing; ranks that wait for nothing else start a few us after each other
 
 
 @dataclasses.dataclass(frozen=True)

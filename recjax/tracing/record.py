@@ -34,7 +34,7 @@ from recjax.errors import ConfigError
 from recjax.presets import RunConfig
 from recjax.tracing.times import Timeline
 from recjax.train.abstract import abstract_inputs, abstract_state
-from recjax.train.loop import Cursor, training
+from recjax.train.loop import Cursor, counted, training
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 
@@ -109,26 +109,18 @@ def record(config: RunConfig, steps: int, alone: bool = False) -> Trace:
 
 def _as_it_trains(setup: Setup) -> Iterator[tuple[TrainState, Step]]:
     cursor = Cursor()
-    for state, counted, _ in training(setup, setup.new_state(), cursor):
-        yield state, Step(dict(cursor.capacities), true_counts(setup, counted))
+    for state, batch, _ in training(setup, setup.new_state(), cursor):
+        yield state, Step(dict(cursor.capacities), true_counts(setup, batch))
 
 
 def _alone(setup: Setup, count: int) -> Iterator[tuple[TrainState, Step]]:
-    train, state, sizes = setup.config.train, setup.new_state(), dict[str, int]()
-    stream = setup.counted(
-        "train",
-        train.batch_size,
-        parts=train.accumulate,
-        seed=setup.config.seed,
-        shuffle=train.shuffle,
-        shuffle_blocks=train.shuffle_blocks,
-    )
-    batches = list(itertools.islice(stream, count))
-    sizes = functools.reduce(grow, (counted.needs for counted in batches), sizes)
-    begun = [setup.router.begin(counted, sizes) for counted in batches]
+    batches = list(itertools.islice(counted(setup), count))
+    sizes: dict[str, int] = functools.reduce(grow, (batch.needs for batch in batches), {})
+    begun = [setup.router.begin(batch, sizes) for batch in batches]
     sizes = functools.reduce(grow, (b.needs for b in begun), sizes)
-    steps = [Step(sizes, true_counts(setup, counted)) for counted in batches]
+    steps = [Step(sizes, true_counts(setup, batch)) for batch in batches]
     inputs = jax.block_until_ready([setup.router.finish(b, sizes) for b in begun])
+    state = setup.new_state()
     for step, given in zip(steps, inputs, strict=True):
         state, _ = setup.train_step(state, given)
         yield state, step

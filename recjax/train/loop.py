@@ -131,7 +131,7 @@ class Loop:
             self._saved()
             return Outcome(state, cursor, 0, None, asked)
         with self.progress:
-            for trained, counted, result in training(setup, state, cursor, self.stop):
+            for trained, batch, result in training(setup, state, cursor, self.stop):
                 state = trained
                 programs.add(tuple(sorted(cursor.capacities.items())))
                 if pending:
@@ -140,7 +140,7 @@ class Loop:
                 first = cursor.position
                 last = cursor.step == self.total
                 due = cursor.step % self.eval_every == 0
-                asked = counted.last and not last
+                asked = batch.last and not last
                 if last or due or asked or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
                     pending()
                     pending = None
@@ -264,16 +264,7 @@ def training(
       The state after each step, which the next step takes; the step's batch; its metrics, see `make_train_step`.
     """
     train = setup.config.train
-    stream = setup.counted(
-        "train",
-        train.batch_size,
-        parts=train.accumulate,
-        seed=setup.config.seed,
-        shuffle=train.shuffle,
-        shuffle_blocks=train.shuffle_blocks,
-        position=cursor.position,
-        stop=stop,
-    )
+    stream = counted(setup, cursor.position, stop)
     samples = int(setup.source.row_counts("train").sum())
 
     def sizes(needs: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -292,9 +283,23 @@ def training(
             cursor.step += 1
             if setup.averages and cursor.step % train.average_every == 0:
                 state = setup.averaged(state)
-        counted = begun.counted
         cursor.position += min(train.batch_size, samples - cursor.position % samples)
-        yield state, counted, result
+        yield state, begun.counted, result
+
+
+def counted(setup: Setup, position: int = 0, stop: Callable[[], bool] = lambda: False) -> Iterator[route.Counted]:
+    """The counted batches of a training from a sample on, without end; `stop` as `Setup.counted` has it."""
+    train = setup.config.train
+    return setup.counted(
+        "train",
+        train.batch_size,
+        parts=train.accumulate,
+        seed=setup.config.seed,
+        shuffle=train.shuffle,
+        shuffle_blocks=train.shuffle_blocks,
+        position=position,
+        stop=stop,
+    )
 
 
 def total_steps(setup: Setup) -> int:

@@ -192,9 +192,8 @@ def make_train_step(
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
                 squares = over_tables(lambda rows, scale: _squares(rows * scale), of_dense)
-                bad["bad_norm"] = (~jnp.isfinite(squares)).astype(
-                    jnp.int32
-                )  # finite gradients may have squares that overflow
+                # Finite gradients may have squares that overflow.
+                bad["bad_norm"] = (~jnp.isfinite(squares)).astype(jnp.int32)
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)
                 dense_grads = jax.tree.map(lambda g: g * clip, dense_grads)
@@ -275,18 +274,15 @@ def _not_finite(arrays: Sequence[jax.Array], scale: jax.Array) -> jax.Array:
     def counted(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
         return sum((jnp.sum(~jnp.isfinite(x * scale), dtype=jnp.int32) for x in arrays), jnp.int32(0))
 
+    def none(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return counted(scale, *(x[:0] for x in arrays))  # 0, but differing between devices wherever the count does
+
     def probed(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
         total = sum((jnp.sum(x * scale) for x in arrays), scale * 0)
-        none = functools.partial(_of_nothing, counted)
         return jax.lax.cond(jnp.isfinite(total), none, counted, scale, *arrays)
 
     # Elsewhere counting is one pass anyway, and a device must not wait for a choice.
     return jax.lax.platform_dependent(scale, *arrays, cpu=probed, default=counted)
-
-
-def _of_nothing(count: Callable[..., jax.Array], scale: jax.Array, *arrays: jax.Array) -> jax.Array:
-    """0, but as an array that differs between devices wherever the count does."""
-    return count(scale, *(x[:0] for x in arrays))
 
 
 def _squares(x: jax.Array) -> jax.Array:
