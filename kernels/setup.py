@@ -5,7 +5,7 @@ import glob
 import jax.ffi
 from setuptools import Extension, setup
 
-SOURCES = ("handlers", "dense", "distinct", "table", "plain", "avx2", "avx512", "avx512_bf16")
+SOURCES = ("handlers", "dense", "distinct", "table", "plain", "avx2", "avx512", "avx512_bf16", "amx")
 
 # The library is loaded with ctypes. No -march=native: the library holds a variant for each instruction set, and picks
 # one when it is loaded.

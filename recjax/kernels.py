@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jax.typing import DTypeLike
 from recjax.errors import ConfigError
 
 _off = False
-_INTERFACE = 4  # of recjax_kernels: both numbers rise together when what is called here changes
+_INTERFACE = 5  # of recjax_kernels: both numbers rise together when what is called here changes
 
 
 @functools.cache
@@ -49,23 +48,6 @@ def available(dtype: DTypeLike) -> bool:
     """Whether the functions below can be called: installed, on CPU, and float32 or bfloat16."""
     supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     return supported and not _off and installed() and jax.default_backend() == "cpu"
-
-
-def multiplies(dtype: DTypeLike) -> bool:
-    """Whether `dense` is what to call: it can be called, and XLA's own product is not faster.
-
-    With Intel's AMX it is, for bfloat16: four times on a Xeon, against products with AVX-512.
-    """
-    return available(dtype) and not (jnp.dtype(dtype) == jnp.bfloat16 and _amx())
-
-
-@functools.cache
-def _amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has AMX for bfloat16, as far as the system says."""
-    try:
-        return "amx_bf16" in cpuinfo.read_text("utf-8", "replace").split()
-    except OSError:
-        return False
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason=f"needs {needs}"))
 
 
-@pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16", "avx512_amx"])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels with one instruction set after the other."""
     import recjax_kernels

@@ -5,7 +5,6 @@ import functools
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from support import mesh_of
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags
 from recjax.mesh import MODEL_AXES
-from recjax.models.layers import dense, dot_interaction
+from recjax.models.layers import dot_interaction
 
 needs_them = pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
 
@@ -262,21 +261,6 @@ def test_eight_devices_on_two_threads_do_not_wait_for_each_other_for_ever() -> N
     environment = os.environ | {"NPROC": "2", "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", BUSY], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True", done.stderr
-
-
-@needs_them
-def test_bfloat16_products_are_left_to_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Linux says of a Xeon with AMX and of an EPYC without."""
-    (tmp_path / "xeon").write_text("flags\t\t: fpu avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8\nbugs\t\t:\n")
-    (tmp_path / "epyc").write_text("flags\t\t: fpu avx512_bf16 clzero\nbugs\t\t:\n")
-    found = {name: kernels._amx(tmp_path / name) for name in ("xeon", "epyc", "missing")}
-    assert found == {"xeon": True, "epyc": False, "missing": False}
-    for amx in (True, False):
-        monkeypatch.setattr(kernels, "_amx", lambda amx=amx: amx)
-        assert [kernels.multiplies(dtype) for dtype in (jnp.float32, "bfloat16", jnp.float64)] == [True, not amx, False]
-        layer = jax.jit(lambda x, w: dense(x, w, None, relu=True))  # a new one, which JAX has no program of
-        text = layer.lower(jnp.ones((4, 3), jnp.bfloat16), jnp.ones((3, 2))).as_text()
-        assert ("recjax_dense_forward" in text) == (not amx)
 
 
 @needs_them

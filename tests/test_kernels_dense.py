@@ -47,8 +47,8 @@ def check_dense(B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool) ->
         assert into[2] is None
 
 
-# B, K, N beside tiles of 6, 14, 16 and 32 and their parts; terms of one and of several blocks (of 512, or 512 pairs),
-# odd and even; one output; one sample; enough for several threads; and nothing at all.
+# B, K, N beside tiles of 6, 14, 16 and 32 and their parts; terms of one and of several blocks (of 512, or 256 or 512
+# pairs), odd and even; one output; one sample; enough for several threads; and nothing at all.
 LAYERS = [(1, 1, 1), (7, 13, 33), (15, 1027, 17), (30, 64, 16), (300, 41, 1), (1100, 29, 65), (3, 5, 1500)]
 LAYERS += [(5, 2051, 3), (700, 130, 120), (0, 3, 4), (3, 0, 4), (2, 3, 0)]
 
@@ -115,6 +115,26 @@ def test_dense_below_the_least_normal_number(variant: str) -> None:
         x, kernel = np.full((3, 4), tiny, dtype), np.full((4, 2), large, np.float32)
         y = np.asarray(kernels.dense(jnp.asarray(x), jnp.asarray(kernel), None, relu=False)).astype(np.float64)
         assert (y == 0).all()
+
+
+@needs_them
+def test_dense_beside_products_of_xla(variant: str) -> None:
+    """Both may use AMX, whose tiles a thread must set up anew for each."""
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((512, 256), (256, 256)))
+
+    @jax.jit
+    def layers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = kernels.dense(x, w.astype(jnp.float32), None, relu=True)
+        z = jax.lax.dot(y, w, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+        return y, kernels.dense(z, w.astype(jnp.float32), None, relu=True)
+
+    x64, w64 = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    for _ in range(3):
+        y, again = (np.asarray(a).astype(np.float64) for a in layers(x))
+        check_sums(y.astype(BF16), np.maximum(x64 @ w64, 0), np.abs(x64) @ np.abs(w64), 256)
+        z = np.asarray(jnp.asarray(y @ w64, jnp.bfloat16)).astype(np.float64)
+        np.testing.assert_allclose(again, np.maximum(z @ w64, 0), rtol=0.05, atol=0.02 * np.abs(z @ w64).max())
 
 
 @needs_them

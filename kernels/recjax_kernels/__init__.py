@@ -6,7 +6,7 @@ import importlib.util
 import jax
 import numpy as np
 
-INTERFACE = 4  # what recjax.kernels expects; raise both when it changes
+INTERFACE = 5  # what recjax.kernels expects; raise both when it changes
 HANDLERS = ("interaction_forward", "interaction_backward", "bags_forward", "bags_backward")
 HANDLERS += ("table_bags", "update_rowwise_adagrad")
 HANDLERS += ("dense_forward", "dense_into_input", "dense_into_kernel")
@@ -43,7 +43,10 @@ def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def instruction_set() -> str:
-    """The variant in use, the best that this processor can run: "avx512_bf16", "avx512", "avx2" or "plain"."""
+    """The variant in use, the best that this processor can run.
+
+    One of "avx512_amx", "avx512_bf16", "avx512", "avx2" and "plain".
+    """
     return str(_library.recjax_instruction_set().decode())
 
 

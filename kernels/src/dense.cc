@@ -22,16 +22,17 @@ using Floats2 = ffi::Buffer<ffi::F32, 2>;
 constexpr int64_t kAlone = 1 << 18;
 // Rows or columns that are packed together, at most.
 constexpr int64_t kLong = 512;
-// Columns of C that one chunk takes, at most: many where each chunk packs its rows of A.
-constexpr int64_t kColumns = 1024;
+// Columns of C that one chunk takes, at most: what it reads of B in a block stays in the second cache for all its rows.
+// More where each chunk packs its rows of A.
+constexpr int64_t kColumns = 256;
 constexpr int64_t kColumnsOfTurned = 128;
-// Multiplications of a chunk, some: few enough for the threads to end together.
-constexpr int64_t kChunk = 8 << 20;
+// Rows of C that one chunk takes, in tiles, at most; fewer where the threads would not end together.
+constexpr int64_t kRows = 8;
 
 // C, and the sums of the columns of B if `column_sums` is not null. The sums do not depend on the number of threads.
 void Run(ffi::ThreadPool& pool, const Product& p, float* column_sums = nullptr) {
   if (p.columns == 0) return;
-  const Products& with = *Chosen().products;
+  const Products& with = ProductsOf(p.type);
   const int64_t threads = p.rows * p.columns * p.terms < kAlone ? 1 : Threads(pool);
   const int64_t panels = Ceil(p.columns, with.width), tile_rows = Ceil(p.rows, with.height), blocks = with.blocks(p);
   Scratch packed_a(with.packed_a_size(p)), packed_b(with.packed_b_size(p));
@@ -53,8 +54,7 @@ void Run(ffi::ThreadPool& pool, const Product& p, float* column_sums = nullptr) 
 
   int64_t width = std::min(panels, (p.a.turned ? kColumnsOfTurned : kColumns) / with.width);
   width = Ceil(panels, Ceil(panels, width));
-  const int64_t tile = with.height * width * with.width * std::max<int64_t>(p.terms, 1);
-  const int64_t height = std::clamp<int64_t>(kChunk / tile, 1, std::max<int64_t>(tile_rows, 1));
+  const int64_t height = std::clamp<int64_t>(tile_rows * Ceil(panels, width) / (8 * threads), 1, kRows);
   const int64_t down = Ceil(tile_rows, height);
 
   // One loop for both, since threads take their time to wake. Chunks are taken in order: all packing is under way when

@@ -7,6 +7,14 @@
 #include <memory>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
@@ -16,26 +24,64 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The variant of that name, or the best if null; null where this processor lacks its instructions.
-const Kernels* Supported(const char* name) {
+// What may be chosen: kernels, and products of bfloat16 of their own if not null.
+struct Choice {
+  const char* name;
+  const Kernels* kernels;
+  const Products* bfloat16;
+};
+
+#if defined(__x86_64__)
+
+// Whether the processor has AMX for bfloat16, and the system lets this process use its tiles, for which it must be
+// asked once.
+bool HasTiles() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  constexpr unsigned kBoth = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+  constexpr int kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kBoth) == kBoth &&
+         syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+constexpr Choice kAmx{"avx512_amx", &kAvx512Bf16, &kAmxProducts};
+constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, nullptr};
+constexpr Choice kWide{"avx512", &kAvx512, nullptr};
+constexpr Choice kNarrow{"avx2", &kAvx2, nullptr};
+
+#endif
+
+constexpr Choice kAny{"plain", &kPlain, nullptr};
+
+// The choice of that name, or the best if null; null where this processor lacks its instructions.
+const Choice* Supported(const char* name) {
+  const auto wanted = [name](const Choice& choice) { return !name || !std::strcmp(name, choice.name); };
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
-  if (pairs && (!name || !std::strcmp(name, kAvx512Bf16.name))) return &kAvx512Bf16;
-  if (avx512 && (!name || !std::strcmp(name, kAvx512.name))) return &kAvx512;
-  if (avx2 && (!name || !std::strcmp(name, kAvx2.name))) return &kAvx2;
+  if (pairs && wanted(kAmx) && HasTiles()) return &kAmx;
+  if (pairs && wanted(kPairs)) return &kPairs;
+  if (avx512 && wanted(kWide)) return &kWide;
+  if (avx2 && wanted(kNarrow)) return &kNarrow;
 #endif
-  return !name || !std::strcmp(name, kPlain.name) ? &kPlain : nullptr;
+  return wanted(kAny) ? &kAny : nullptr;
 }
 
-std::atomic<const Kernels*> chosen{Supported(nullptr)};
+std::atomic<const Choice*> chosen{Supported(nullptr)};
 
 }  // namespace
 
-const Kernels& Chosen() { return *chosen.load(); }
+const Kernels& Chosen() { return *chosen.load()->kernels; }
+const Products& ProductsOf(Type type) {
+  const Choice& choice = *chosen.load();
+  return type == Type::kBfloat16 && choice.bfloat16 ? *choice.bfloat16 : *choice.kernels->products;
+}
 
 namespace {
 
@@ -206,13 +252,13 @@ ffi::Error BagsBackward(ffi::ThreadPool pool, Ids inverse, Rows weights, Rows co
 
 #pragma GCC visibility push(default)
 
-extern "C" const char* recjax_instruction_set() { return recjax::Chosen().name; }
+extern "C" const char* recjax_instruction_set() { return recjax::chosen.load()->name; }
 
 // For tests: takes another variant from now on, and says whether this processor can run it.
 extern "C" bool recjax_use(const char* name) {
-  const recjax::Kernels* kernels = recjax::Supported(name);
-  if (kernels) recjax::chosen = kernels;
-  return kernels != nullptr;
+  const recjax::Choice* choice = recjax::Supported(name);
+  if (choice) recjax::chosen = choice;
+  return choice != nullptr;
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(recjax_interaction_forward, recjax::InteractionForward,

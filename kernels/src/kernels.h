@@ -37,7 +37,6 @@ struct Terms {
 struct Products;  // product.h
 
 struct Kernels {
-  const char* name;
   // Floats of scratch that the next two need.
   int64_t (*interaction_scratch)(const Interaction&);
   // [samples, F, D] -> [samples, P].
@@ -59,7 +58,10 @@ extern const Kernels kAvx2;
 extern const Kernels kAvx512;
 extern const Kernels kAvx512Bf16;
 
-// The variant in use.
+extern const Products kAmxProducts;  // of bfloat16 alone
+
+// The variant in use, and its products of factors of this type.
 const Kernels& Chosen();
+const Products& ProductsOf(Type type);
 
 }  // namespace recjax

@@ -93,7 +93,7 @@ class Linear(nnx.Module):
 
 def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
     """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32."""
-    if kernels.multiplies(x_BxK.dtype):
+    if kernels.available(x_BxK.dtype):
         return kernels.dense(x_BxK, kernel_KxN, bias_N, relu=relu)
     return _dense(x_BxK, kernel_KxN, bias_N, relu)
 
