@@ -24,11 +24,10 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// What may be chosen: kernels, and products of bfloat16 of their own if not null.
 struct Choice {
   const char* name;
   const Kernels* kernels;
-  const Products* bfloat16;
+  const Products* products;
 };
 
 #if defined(__x86_64__)
@@ -48,13 +47,13 @@ bool HasTiles() {
 }
 
 constexpr Choice kAmx{"avx512_amx", &kAvx512Bf16, &kAmxProducts};
-constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, nullptr};
-constexpr Choice kWide{"avx512", &kAvx512, nullptr};
-constexpr Choice kNarrow{"avx2", &kAvx2, nullptr};
+constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, &kAvx512Bf16Products};
+constexpr Choice kWide{"avx512", &kAvx512, &kAvx512Products};
+constexpr Choice kNarrow{"avx2", &kAvx2, &kAvx2Products};
 
 #endif
 
-constexpr Choice kAny{"plain", &kPlain, nullptr};
+constexpr Choice kAny{"plain", &kPlain, &kPlainProducts};
 
 // The choice of that name, or the best if null; null where this processor lacks its instructions.
 const Choice* Supported(const char* name) {
@@ -78,10 +77,7 @@ std::atomic<const Choice*> chosen{Supported(nullptr)};
 }  // namespace
 
 const Kernels& Chosen() { return *chosen.load()->kernels; }
-const Products& ProductsOf(Type type) {
-  const Choice& choice = *chosen.load();
-  return type == Type::kBfloat16 && choice.bfloat16 ? *choice.bfloat16 : *choice.kernels->products;
-}
+const Products& ChosenProducts() { return *chosen.load()->products; }
 
 namespace {
 

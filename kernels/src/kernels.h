@@ -50,7 +50,6 @@ struct Kernels {
                        float* pooled);
   // Adds terms begin..end to the gradients of rows, [U, D].
   void (*bags_add)(int64_t dim, const Terms&, int64_t begin, int64_t end, const float* cotangents, float* gradients);
-  const Products* products;
 };
 
 extern const Kernels kPlain;
@@ -58,10 +57,14 @@ extern const Kernels kAvx2;
 extern const Kernels kAvx512;
 extern const Kernels kAvx512Bf16;
 
-extern const Products kAmxProducts;  // of bfloat16 alone
+extern const Products kPlainProducts;
+extern const Products kAvx2Products;
+extern const Products kAvx512Products;
+extern const Products kAvx512Bf16Products;
+extern const Products kAmxProducts;
 
-// The variant in use, and its products of factors of this type.
+// What is in use.
 const Kernels& Chosen();
-const Products& ProductsOf(Type type);
+const Products& ChosenProducts();
 
 }  // namespace recjax
