@@ -5,7 +5,7 @@
 // least are left out, in sum below 2^-25 of the whole, less than rounding it to float32 takes; the others are added up
 // beginning with the least. (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
 // higher-precision computations", ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below 2^-110
-// has fewer than 24 bits. Where a block of a tile is not finite it is added up anew in float32: inf less inf is no part.
+// has fewer than 24 bits. A tile that is not finite is added up anew in float32: inf less inf is no part.
 #if defined(__x86_64__)
 #pragma GCC target("amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #include <immintrin.h>
@@ -20,11 +20,10 @@ namespace {
 constexpr int kHeight = 32, kWidth = 32;  // 2 x 2 tiles of sums
 constexpr int64_t kUnit = 16;             // steps of a tile
 constexpr int64_t kMost = 256;            // steps of a block: two terms each
-constexpr int64_t kMostOfParts = 128;
 
 INLINE int Parts(const Product& p) { return p.type == Type::kFloat32 ? 3 : 1; }
 INLINE int64_t Steps(const Product& p) { return RoundUp((p.terms + 1) / 2, kUnit); }
-INLINE int64_t MostSteps(const Product& p) { return p.type == Type::kFloat32 ? kMostOfParts : kMost; }
+INLINE int64_t MostSteps(const Product&) { return kMost; }
 
 }  // namespace
 }  // namespace recjax
@@ -34,11 +33,10 @@ INLINE int64_t MostSteps(const Product& p) { return p.type == Type::kFloat32 ? k
 namespace recjax {
 namespace {
 
-// A panel has its parts one after the other: of A row by row, [kHeight, Stride], of B step by step, [steps, kWidth].
-INLINE int64_t Stride(const Product& p) { return MostSteps(p) + 16; }  // rows shall not share cache sets
-INLINE int64_t PartOfA(const Product& p) { return kHeight * Stride(p); }
-INLINE int64_t PanelOfA(const Product& p) { return Parts(p) * PartOfA(p); }
-INLINE int64_t OnePanel(const Product& p) { return p.a.turned ? 0 : PanelOfA(p); }
+// A panel has its parts one after the other: of A row by row, [kHeight, kStride], of B step by step, [steps, kWidth].
+constexpr int64_t kStride = kMost + 16;  // rows shall not share cache sets
+constexpr int64_t kPartOfA = kHeight * kStride;
+INLINE int64_t PanelOfA(const Product& p) { return Parts(p) * kPartOfA; }
 
 int64_t PackedASize(const Product& p) { return p.a.turned ? Blocks(p) * TileRows(p) * PanelOfA(p) : 0; }
 INLINE int64_t PackedAAt(const Product& p, int64_t at, Block, int64_t tile_row) {
@@ -138,7 +136,7 @@ void PackRows(const Product& p, Block block, int64_t row, float* panel) {
       Pairs parts[kParts];
       AlongRow<T>(p.a, p.terms, p.rows, row + r, 2 * (block.first + k), parts);
 #pragma GCC unroll 4
-      for (int i = 0; i < kParts; ++i) Store(panel + i * PartOfA(p) + r * Stride(p) + k, FloatsOf(parts[i]));
+      for (int i = 0; i < kParts; ++i) Store(panel + i * kPartOfA + r * kStride + k, FloatsOf(parts[i]));
     }
   }
 }
@@ -154,10 +152,10 @@ void PackTurnedRows(const Product& p, Block block, int64_t row, int64_t tile_row
         AcrossRows<T>(p.a, p.terms, block.first + k + i, row + at, p.rows - row - at, parts);
         for (int part = 0; part < kParts; ++part) squares[part][i] = FloatsOf(parts[part]);
       }
-      float* to = panels + at / kHeight * PanelOfA(p) + at % kHeight * Stride(p) + k;
-      for (int part = 0; part < kParts; ++part, to += PartOfA(p)) {
+      float* to = panels + at / kHeight * PanelOfA(p) + at % kHeight * kStride + k;
+      for (int part = 0; part < kParts; ++part, to += kPartOfA) {
         Transpose<V / 2>(squares[part]);
-        for (int i = 0; i < V; ++i) Store(to + i * Stride(p), squares[part][i]);
+        for (int i = 0; i < V; ++i) Store(to + i * kStride, squares[part][i]);
       }
     }
   }
@@ -238,9 +236,21 @@ struct Config {
 };
 constexpr Config kConfig;
 
-INLINE void LoadA(const float* a, int64_t stride, bool two) {
-  _tile_loadd(4, a, stride * 4);
-  if (two) _tile_loadd(5, a + 16 * stride, stride * 4);
+INLINE void LoadSums(const float* sums, int64_t stride) {
+  _tile_loadd(0, sums, stride * 4);
+  _tile_loadd(1, sums + 16, stride * 4);
+  _tile_loadd(2, sums + 16 * stride, stride * 4);
+  _tile_loadd(3, sums + 16 * stride + 16, stride * 4);
+}
+INLINE void StoreSums(float* sums, int64_t stride) {
+  _tile_stored(0, sums, stride * 4);
+  _tile_stored(1, sums + 16, stride * 4);
+  _tile_stored(2, sums + 16 * stride, stride * 4);
+  _tile_stored(3, sums + 16 * stride + 16, stride * 4);
+}
+INLINE void LoadA(const float* a, bool two) {
+  _tile_loadd(4, a, kStride * 4);
+  if (two) _tile_loadd(5, a + 16 * kStride, kStride * 4);
 }
 INLINE void LoadB(const float* b) {
   _tile_loadd(6, b, kWidth * 4);
@@ -261,13 +271,12 @@ float At(const Matrix& m, int64_t row, int64_t column) {
   return mask && !(mask[at] > 0) ? 0 : static_cast<const float*>(m.values)[at];
 }
 
-// The sums of a block of a tile, term by term.
+// The sums of a tile, term by term.
 void AddUp(const Product& p, const Tile& t, float* sums) {
-  const int64_t begin = 2 * t.first_step, end = begin + 2 * t.steps < p.terms ? begin + 2 * t.steps : p.terms;
   for (int64_t r = 0; r < t.rows; ++r) {
     for (int64_t c = 0; c < kWidth && t.column + c < p.columns; ++c) {
       float sum = 0;
-      for (int64_t k = begin; k < end; ++k) sum += At(p.a, t.row + r, k) * At(p.b, k, t.column + c);
+      for (int64_t k = 0; k < p.terms; ++k) sum += At(p.a, t.row + r, k) * At(p.b, k, t.column + c);
       sums[r * kWidth + c] = sum;
     }
   }
@@ -282,32 +291,39 @@ bool Finite(const float* sums, int64_t count) {
   return true;
 }
 
+// In C there may be no room for whole tiles.
+INLINE bool NeedsSums(const Product& p) { return Blocks(p) > 1; }
+
 void RunTile(const Product& p, const Tile& t) {
-  const int64_t stride = Stride(p), next_a = PartOfA(p), next_b = t.steps * kWidth;
+  const int64_t next_b = t.steps * kWidth;
   const bool two = t.rows > 16;
   const float* a = t.a;
   const float* b = t.b;
   asm volatile("" ::: "memory");  // not all compilers know that loading a tile reads memory
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  if (t.first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    LoadSums(t.sums, t.sums_stride);
+  }
   if (p.type == Type::kBfloat16) {
     for (int64_t k = 0; k < t.steps; k += kUnit, a += kUnit, b += kUnit * kWidth) {
-      LoadA(a, stride, two);
+      LoadA(a, two);
       LoadB(b);
       AddProducts(two);
     }
   } else {
     for (int64_t k = 0; k < t.steps; k += kUnit, a += kUnit, b += kUnit * kWidth) {
       LoadB(b);  // parts of A and B: 2 and 0, 1 and 0, 1 and 1, 0 and 1, 0 and 2, 0 and 0
-      LoadA(a + 2 * next_a, stride, two);
+      LoadA(a + 2 * kPartOfA, two);
       AddProducts(two);
-      LoadA(a + next_a, stride, two);
+      LoadA(a + kPartOfA, two);
       AddProducts(two);
       LoadB(b + next_b);
       AddProducts(two);
-      LoadA(a, stride, two);
+      LoadA(a, two);
       AddProducts(two);
       LoadB(b + 2 * next_b);
       AddProducts(two);
@@ -315,13 +331,13 @@ void RunTile(const Product& p, const Tile& t) {
       AddProducts(two);
     }
   }
+  if (!t.last) return StoreSums(t.sums, t.sums_stride);
   alignas(64) float sums[kHeight * kWidth];
-  _tile_stored(0, sums, kWidth * 4);
-  _tile_stored(1, sums + 16, kWidth * 4);
-  _tile_stored(2, sums + 16 * kWidth, kWidth * 4);
-  _tile_stored(3, sums + 16 * kWidth + 16, kWidth * 4);
+  StoreSums(sums, kWidth);
   if (p.type == Type::kFloat32 && !Finite(sums, t.rows * kWidth)) AddUp(p, t, sums);
-  Finish(p, t, sums, p.columns - t.column <= V ? V : kWidth);
+  Tile whole = t;
+  whole.first = true;  // the sums of the blocks before are in these
+  Finish(p, whole, sums, p.columns - t.column <= V ? V : kWidth);
 }
 
 }  // namespace

@@ -22,10 +22,9 @@ using Floats2 = ffi::Buffer<ffi::F32, 2>;
 constexpr int64_t kAlone = 1 << 18;
 // Rows or columns that are packed together, at most.
 constexpr int64_t kLong = 512;
-// Columns of C that one chunk takes, at most: what it reads of B in a block stays in the second cache for all its rows.
-// More where each chunk packs its rows of A.
-constexpr int64_t kColumns = 256;
-constexpr int64_t kColumnsOfTurned = 128;
+// Columns of C that one chunk takes, at most: more where each chunk packs its rows of A.
+constexpr int64_t kColumns = 1024;
+constexpr int64_t kColumnsOfTurned = 256;
 // Rows of C that one chunk takes, in tiles, at most; fewer where the threads would not end together.
 constexpr int64_t kRows = 8;
 
