@@ -33,10 +33,11 @@ INLINE int64_t MostSteps(const Product&) { return kMost; }
 namespace recjax {
 namespace {
 
-// A panel has its parts one after the other: of A row by row, [kHeight, kStride], of B step by step, [steps, kWidth].
-constexpr int64_t kStride = kMost + 16;  // rows shall not share cache sets
-constexpr int64_t kPartOfA = kHeight * kStride;
-INLINE int64_t PanelOfA(const Product& p) { return Parts(p) * kPartOfA; }
+// What tiles read together lies together, in the order in which they read it, for that is what processors fetch ahead:
+// a panel has for every kUnit steps one part after the other, of A [kHeight, kUnit], of B [kUnit, kWidth].
+constexpr int64_t kPart = kHeight * kUnit;
+static_assert(kHeight == kWidth && kUnit == V);
+INLINE int64_t PanelOfA(const Product& p) { return Parts(p) * kMost * kHeight; }
 
 int64_t PackedASize(const Product& p) { return p.a.turned ? Blocks(p) * TileRows(p) * PanelOfA(p) : 0; }
 INLINE int64_t PackedAAt(const Product& p, int64_t at, Block, int64_t tile_row) {
@@ -135,8 +136,8 @@ void PackRows(const Product& p, Block block, int64_t row, float* panel) {
     for (int64_t k = 0; k < block.count; k += V) {
       Pairs parts[kParts];
       AlongRow<T>(p.a, p.terms, p.rows, row + r, 2 * (block.first + k), parts);
-#pragma GCC unroll 4
-      for (int i = 0; i < kParts; ++i) Store(panel + i * kPartOfA + r * kStride + k, FloatsOf(parts[i]));
+      float* to = panel + k * kParts * kHeight + r * kUnit;
+      for (int i = 0; i < kParts; ++i) Store(to + i * kPart, FloatsOf(parts[i]));
     }
   }
 }
@@ -152,10 +153,10 @@ void PackTurnedRows(const Product& p, Block block, int64_t row, int64_t tile_row
         AcrossRows<T>(p.a, p.terms, block.first + k + i, row + at, p.rows - row - at, parts);
         for (int part = 0; part < kParts; ++part) squares[part][i] = FloatsOf(parts[part]);
       }
-      float* to = panels + at / kHeight * PanelOfA(p) + at % kHeight * kStride + k;
-      for (int part = 0; part < kParts; ++part, to += kPartOfA) {
+      float* to = panels + at / kHeight * PanelOfA(p) + k * kParts * kHeight + at % kHeight * kUnit;
+      for (int part = 0; part < kParts; ++part, to += kPart) {
         Transpose<V / 2>(squares[part]);
-        for (int i = 0; i < V; ++i) Store(to + i * kStride, squares[part][i]);
+        for (int i = 0; i < V; ++i) Store(to + i * kUnit, squares[part][i]);
       }
     }
   }
@@ -163,7 +164,6 @@ void PackTurnedRows(const Product& p, Block block, int64_t row, int64_t tile_row
 
 template <typename T, int kParts>
 void PackColumns(const Product& p, Block block, int64_t column, int64_t panels, float* packed, float* sums) {
-  const int64_t part_size = block.count * kWidth;
   for (int64_t at = 0; sums && at < panels * kWidth; at += V) Store(sums + at, Floats{});
   for (int64_t k = 0; k < block.count; ++k) {
     for (int64_t at = 0; at < panels * kWidth; at += V) {
@@ -171,8 +171,9 @@ void PackColumns(const Product& p, Block block, int64_t column, int64_t panels, 
       Floats sum = sums ? Load(sums + at) : Floats{};
       AcrossRows<T>(p.b, p.terms, block.first + k, column + at, p.columns - column - at, parts, sums ? &sum : nullptr);
       if (sums) Store(sums + at, sum);
-      float* to = packed + at / kWidth * kParts * part_size + k * kWidth + at % kWidth;
-      for (int i = 0; i < kParts; ++i) Store(to + i * part_size, FloatsOf(parts[i]));
+      float* to = packed + (at / kWidth * block.count + k / kUnit * kUnit) * kParts * kWidth;
+      to += k % kUnit * kWidth + at % kWidth;
+      for (int i = 0; i < kParts; ++i) Store(to + i * kPart, FloatsOf(parts[i]));
     }
   }
 }
@@ -180,7 +181,6 @@ void PackColumns(const Product& p, Block block, int64_t column, int64_t panels, 
 // Panels of B where memory holds the transpose.
 template <typename T, int kParts>
 void PackTurnedColumns(const Product& p, Block block, int64_t column, int64_t panels, float* packed) {
-  const int64_t part_size = block.count * kWidth;
   for (int64_t at = 0; at < panels * kWidth; at += V) {
     for (int64_t k = 0; k < block.count; k += V) {
       Floats squares[kParts][V];
@@ -189,8 +189,8 @@ void PackTurnedColumns(const Product& p, Block block, int64_t column, int64_t pa
         AlongRow<T>(p.b, p.terms, p.columns, column + at + i, 2 * (block.first + k), parts);
         for (int part = 0; part < kParts; ++part) squares[part][i] = FloatsOf(parts[part]);
       }
-      float* to = packed + at / kWidth * kParts * part_size + k * kWidth + at % kWidth;
-      for (int part = 0; part < kParts; ++part, to += part_size) {
+      float* to = packed + (at / kWidth * block.count + k) * kParts * kWidth + at % kWidth;
+      for (int part = 0; part < kParts; ++part, to += kPart) {
         Transpose<V / 2>(squares[part]);
         for (int i = 0; i < V; ++i) Store(to + i * kWidth, squares[part][i]);
       }
@@ -249,8 +249,8 @@ INLINE void StoreSums(float* sums, int64_t stride) {
   _tile_stored(3, sums + 16 * stride + 16, stride * 4);
 }
 INLINE void LoadA(const float* a, bool two) {
-  _tile_loadd(4, a, kStride * 4);
-  if (two) _tile_loadd(5, a + 16 * kStride, kStride * 4);
+  _tile_loadd(4, a, kUnit * 4);
+  if (two) _tile_loadd(5, a + 16 * kUnit, kUnit * 4);
 }
 INLINE void LoadB(const float* b) {
   _tile_loadd(6, b, kWidth * 4);
@@ -295,7 +295,6 @@ bool Finite(const float* sums, int64_t count) {
 INLINE bool NeedsSums(const Product& p) { return Blocks(p) > 1; }
 
 void RunTile(const Product& p, const Tile& t) {
-  const int64_t next_b = t.steps * kWidth;
   const bool two = t.rows > 16;
   const float* a = t.a;
   const float* b = t.b;
@@ -309,23 +308,23 @@ void RunTile(const Product& p, const Tile& t) {
     LoadSums(t.sums, t.sums_stride);
   }
   if (p.type == Type::kBfloat16) {
-    for (int64_t k = 0; k < t.steps; k += kUnit, a += kUnit, b += kUnit * kWidth) {
+    for (int64_t k = 0; k < t.steps; k += kUnit, a += kPart, b += kPart) {
       LoadA(a, two);
       LoadB(b);
       AddProducts(two);
     }
   } else {
-    for (int64_t k = 0; k < t.steps; k += kUnit, a += kUnit, b += kUnit * kWidth) {
+    for (int64_t k = 0; k < t.steps; k += kUnit, a += 3 * kPart, b += 3 * kPart) {
       LoadB(b);  // parts of A and B: 2 and 0, 1 and 0, 1 and 1, 0 and 1, 0 and 2, 0 and 0
-      LoadA(a + 2 * kPartOfA, two);
+      LoadA(a + 2 * kPart, two);
       AddProducts(two);
-      LoadA(a + kPartOfA, two);
+      LoadA(a + kPart, two);
       AddProducts(two);
-      LoadB(b + next_b);
+      LoadB(b + kPart);
       AddProducts(two);
       LoadA(a, two);
       AddProducts(two);
-      LoadB(b + 2 * next_b);
+      LoadB(b + 2 * kPart);
       AddProducts(two);
       LoadB(b);
       AddProducts(two);
