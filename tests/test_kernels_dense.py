@@ -118,6 +118,33 @@ def test_dense_below_the_least_normal_number(variant: str) -> None:
 
 
 @needs_them
+@pytest.mark.parametrize("scale", [1.0, 2.0**-50, 2.0**60])
+def test_dense_in_float32_errs_less_than_adding_up_in_float32(scale: float, variant: str) -> None:
+    """Also where factors are taken apart for AMX: whoever adds up rounded products one by one errs more."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) * np.float32(scale) for s in ((64, 1500), (1500, 48)))
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    one_by_one = np.zeros(exact.shape, np.float32)
+    for k in range(1500):
+        one_by_one += x[:, k, None] * w[k]
+    errors = [np.sqrt(np.square(y - exact).mean()) for y in (product(x, w), one_by_one)]
+    assert 0 < errors[0] < errors[1]
+
+
+@needs_them
+def test_dense_in_float32_of_one_term_errs_by_its_rounding(variant: str) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((500, 1)).astype(np.float32), rng.standard_normal((1, 500)).astype(np.float32)
+    exact = x.astype(np.float64) * w
+    assert (np.abs(product(x, w) - exact) <= 2 * 2.0**-24 * np.abs(exact)).all()
+
+
+def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The product, in float64."""
+    return np.asarray(kernels.dense(jnp.asarray(x), jnp.asarray(w), None, relu=False)).astype(np.float64)
+
+
+@needs_them
 def test_dense_beside_products_of_xla(variant: str) -> None:
     """Both may use AMX, whose tiles a thread must set up anew for each."""
     rng = np.random.default_rng(0)

@@ -2,10 +2,11 @@
 //
 // It rounds to nearest and takes magnitudes below 2^-126 for 0, whatever the thread's modes. A factor in float32 is the
 // sum of three bfloat16, its parts: of 8 bits each they have its 24. Of the nine products of two factors' parts the three
-// least are left out, in sum below 2^-25 of the whole, less than rounding it to float32 takes; the others are added up
-// beginning with the least. (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
-// higher-precision computations", ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below 2^-110
-// has fewer than 24 bits. A tile that is not finite is added up anew in float32: inf less inf is no part.
+// least are left out, in sum at most 2^-24 of the whole, as much as rounding it to float32 may take; the others are added
+// up beginning with the least, 32 terms at once, so that sums are rounded less often than one term after the other.
+// (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
+// ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below 2^-102 may have fewer than 24 bits. A
+// tile that is not finite is added up anew in float32: inf less inf is no part.
 #if defined(__x86_64__)
 #pragma GCC target("amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #include <immintrin.h>

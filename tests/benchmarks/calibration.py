@@ -1,10 +1,11 @@
 """How well a simulation with measured collectives predicts the communication of training steps on this machine.
 
-    python tests/benchmarks/calibration.py [--devices 2,4] [--steps 30] [--folder DIR]
+    python tests/benchmarks/calibration.py [--devices 2,4] [--steps 30] [--rounds 3] [--folder DIR]
 
-For each number of host devices: one sweep (`recjax replay --sweep`), and of each preset a trace (`recjax trace
---alone`, since the work of the host would take the cores from host devices), which `recjax simulate workload TRACE
---calibration SWEEP` plays with the times of the sweep in place of its own.
+For each number of host devices, in each round: one sweep (`recjax replay --sweep`), and of each preset a trace (`recjax
+trace --alone`, since the work of the host would take the cores from host devices). A sweep with the median times of all
+rounds' takes the place of the times in every trace, as by `recjax simulate workload TRACE --calibration SWEEP`. Rounds
+take turns, for the machine's speed drifts: it shall drift for both alike.
 
 What is predicted. A rank's time in a collective is mostly waiting for the rank that comes last, which says how evenly
 the ranks compute and not what the collective costs. So the figure is the time of the rank that came last ("last us"):
@@ -93,10 +94,26 @@ def off(one: float, other: float) -> float:
     return max(one, other) / min(one, other) - 1
 
 
-def case(preset: str, devices: int, folder: Path, sweep: Path) -> dict[str, Any]:
-    """The figures of one trace, in us a step."""
-    theirs = measured(folder)
-    ours, operations = predicted(folder, sweep, len(theirs["last"]))
+def median_sweep(sweeps: list[Path], out: Path) -> Path:
+    """Writes a sweep whose times are the medians of those of several, which measured the same points."""
+    found = [json.loads(path.read_text()) for path in sweeps]
+    for kind, of_kind in found[0]["collectives"].items():
+        for points in ("points", "uneven"):
+            for i, point in enumerate(of_kind[points]):
+                same = [sweep["collectives"][kind][points][i] for sweep in found]
+                for name in ("p50_us", "last_us", "skew_us"):
+                    point[name] = float(np.median([other[name] for other in same]))
+    out.write_text(json.dumps(found[0]))
+    return out
+
+
+def case(preset: str, devices: int, folders: list[Path], sweep: Path) -> dict[str, Any]:
+    """The figures of one preset's traces, in us a step."""
+    each = [measured(folder) for folder in folders]
+    theirs = {name: np.concatenate([found[name] for found in each]) for name in each[0]}
+    both = [predicted(folder, sweep, len(found["last"])) for folder, found in zip(folders, each, strict=True)]
+    operations = both[0][1]
+    ours = {name: np.concatenate([found[name] for found, _ in both]) for name in both[0][0]}
     last, mine = a_step(theirs["last"]), a_step(ours["last"])
     return {
         "preset": preset,
@@ -134,6 +151,7 @@ def main() -> None:
     parser.add_argument("--devices", default="2,4", help="numbers of host devices (default: 2,4)")
     parser.add_argument("--presets", default=",".join(PRESETS), help="which (default: all four)")
     parser.add_argument("--steps", type=int, default=30, help="steps of each trace (default: 30)")
+    parser.add_argument("--rounds", type=int, default=3, help="of a sweep and the traces (default: 3)")
     parser.add_argument("--busy", action="store_true", help="traces of steps beside which the host prepares batches")
     parser.add_argument("--folder", type=Path, help="where sweeps and traces go, and are taken from if they are there")
     options = parser.parse_args()
@@ -143,16 +161,21 @@ def main() -> None:
     print(f"{'preset':20}{'devices':>8}{'last us':>10}{'predicted':>11}{'error':>8}{'done us':>10}{'p50 us':>10}"
           f"{'predicted':>11}{'error':>8}{'halves':>8}")  # fmt: skip
     for devices in map(int, options.devices.split(",")):
-        sweep = folder / f"sweep{devices}.json"
-        if not sweep.exists():
-            recjax("replay", "--sweep", "--devices", devices, *SWEEP, "--out", sweep)
+        rounds = [folder / f"round{i}" for i in range(options.rounds)]
+        sweeps = [of_round / f"sweep{devices}.json" for of_round in rounds]
+        for of_round, sweep in zip(rounds, sweeps, strict=True):
+            of_round.mkdir(exist_ok=True)
+            if not sweep.exists():
+                recjax("replay", "--sweep", "--devices", devices, *SWEEP, "--out", sweep)
+            for preset in options.presets.split(","):
+                trace = of_round / f"{preset}.{devices}"
+                if not trace.exists():
+                    settings = (f"mesh.devices={devices}", *PRESETS[preset])
+                    settings += () if options.busy else ("--alone",)
+                    recjax("trace", preset, *settings, "--steps", options.steps, "--out", trace)
+        sweep = median_sweep(sweeps, folder / f"sweep{devices}.json")
         for preset in options.presets.split(","):
-            trace = folder / f"{preset}.{devices}"
-            if not trace.exists():
-                settings = (f"mesh.devices={devices}", *PRESETS[preset])
-                settings += () if options.busy else ("--alone",)
-                recjax("trace", preset, *settings, "--steps", options.steps, "--out", trace)
-            c = case(preset, devices, trace, sweep)
+            c = case(preset, devices, [of_round / f"{preset}.{devices}" for of_round in rounds], sweep)
             found.append(c)
             print(f"{preset:20}{devices:8}{c['measured_last_us']:10.1f}{c['predicted_last_us']:11.1f}{c['error']:8.1%}"
                   f"{c['measured_done_us']:10.1f}{c['measured_p50_us']:10.1f}{c['predicted_p50_us']:11.1f}"
