@@ -21,6 +21,7 @@ namespace {
 constexpr int kHeight = 32, kWidth = 32;  // 2 x 2 tiles of sums
 constexpr int64_t kUnit = 16;             // steps of a tile
 constexpr int64_t kMost = 256;            // steps of a block: two terms each
+constexpr int64_t kTogether = 1;          // no panel fits into the first cache
 
 INLINE int Parts(const Product& p) { return p.type == Type::kFloat32 ? 3 : 1; }
 INLINE int64_t Steps(const Product& p) { return RoundUp((p.terms + 1) / 2, kUnit); }
