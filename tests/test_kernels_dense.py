@@ -50,7 +50,7 @@ def check_dense(B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool) ->
 # B, K, N beside tiles of 6, 14, 16 and 32 and their parts; terms of one and of several blocks (of 512, or 256 or 512
 # pairs), odd and even; one output; one sample; enough for several threads; and nothing at all.
 LAYERS = [(1, 1, 1), (7, 13, 33), (15, 1027, 17), (30, 64, 16), (300, 41, 1), (1100, 29, 65), (3, 5, 1500)]
-LAYERS += [(5, 2051, 3), (700, 130, 120), (0, 3, 4), (3, 0, 4), (2, 3, 0)]
+LAYERS += [(5, 2051, 3), (700, 130, 120), (130, 1100, 70), (1100, 65, 40), (0, 3, 4), (3, 0, 4), (2, 3, 0)]
 
 
 @needs_them
@@ -82,7 +82,7 @@ def test_dense_by_hand(variant: str) -> None:
 @needs_them
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_dense_and_values_that_are_not_finite(dtype: Any, variant: str) -> None:
-    x, kernel = np.ones((40, 20), dtype), np.full((20, 50), 2, np.float32)
+    x, kernel = np.ones((40, 36), dtype), np.full((36, 50), 2, np.float32)
     x[3, 5], x[8, 19] = np.nan, -np.inf
     kernel[:, 7] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)  # a NaN that rounding its bits would make -0
     kernel[2, 49] = np.inf
@@ -134,8 +134,9 @@ def test_dense_in_float32_errs_less_than_adding_up_in_float32(scale: float, vari
 @needs_them
 def test_dense_in_float32_of_one_term_errs_by_its_rounding(variant: str) -> None:
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((500, 1)).astype(np.float32), rng.standard_normal((1, 500)).astype(np.float32)
-    exact = x.astype(np.float64) * w
+    x, w = np.zeros((500, 40), np.float32), rng.standard_normal((40, 500)).astype(np.float32)
+    x[:, 7] = rng.standard_normal(500)  # all others are 0
+    exact = x[:, 7:8].astype(np.float64) * w[7]
     assert (np.abs(product(x, w) - exact) <= 2 * 2.0**-24 * np.abs(exact)).all()
 
 

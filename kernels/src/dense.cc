@@ -31,7 +31,7 @@ constexpr int64_t kRows = 8;
 // C, and the sums of the columns of B if `column_sums` is not null. The sums do not depend on the number of threads.
 void Run(ffi::ThreadPool& pool, const Product& p, float* column_sums = nullptr) {
   if (p.columns == 0) return;
-  const Products& with = ChosenProducts();
+  const Products& with = ChosenProducts(p);
   const int64_t threads = p.rows * p.columns * p.terms < kAlone ? 1 : Threads(pool);
   const int64_t panels = Ceil(p.columns, with.width), tile_rows = Ceil(p.rows, with.height), blocks = with.blocks(p);
   Scratch packed_a(with.packed_a_size(p)), packed_b(with.packed_b_size(p));

@@ -17,6 +17,7 @@
 
 #include "kernels.h"
 #include "parallel.h"
+#include "product.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace recjax {
@@ -28,6 +29,7 @@ struct Choice {
   const char* name;
   const Kernels* kernels;
   const Products* products;
+  const Products* on_tiles;  // where there is enough to fill them; null if the processor has none
 };
 
 #if defined(__x86_64__)
@@ -46,14 +48,14 @@ bool HasTiles() {
 #endif
 }
 
-constexpr Choice kAmx{"avx512_amx", &kAvx512Bf16, &kAmxProducts};
-constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, &kAvx512Bf16Products};
-constexpr Choice kWide{"avx512", &kAvx512, &kAvx512Products};
-constexpr Choice kNarrow{"avx2", &kAvx2, &kAvx2Products};
+constexpr Choice kAmx{"avx512_amx", &kAvx512Bf16, &kAvx512Bf16Products, &kAmxProducts};
+constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, &kAvx512Bf16Products, nullptr};
+constexpr Choice kWide{"avx512", &kAvx512, &kAvx512Products, nullptr};
+constexpr Choice kNarrow{"avx2", &kAvx2, &kAvx2Products, nullptr};
 
 #endif
 
-constexpr Choice kAny{"plain", &kPlain, &kPlainProducts};
+constexpr Choice kAny{"plain", &kPlain, &kPlainProducts, nullptr};
 
 // The choice of that name, or the best if null; null where this processor lacks its instructions.
 const Choice* Supported(const char* name) {
@@ -77,7 +79,13 @@ std::atomic<const Choice*> chosen{Supported(nullptr)};
 }  // namespace
 
 const Kernels& Chosen() { return *chosen.load()->kernels; }
-const Products& ChosenProducts() { return *chosen.load()->products; }
+
+const Products& ChosenProducts(const Product& p) {
+  constexpr int64_t kEnough = 32;  // of float32: below, taking factors apart costs more than tiles save
+  const Choice& choice = *chosen.load();
+  const bool enough = p.type == Type::kBfloat16 || (p.rows >= kEnough && p.columns >= kEnough && p.terms >= kEnough);
+  return choice.on_tiles && enough ? *choice.on_tiles : *choice.products;
+}
 
 namespace {
 

@@ -34,7 +34,8 @@ struct Terms {
   float* weight;  // null: all 1
 };
 
-struct Products;  // product.h
+struct Product;  // product.h
+struct Products;
 
 struct Kernels {
   // Floats of scratch that the next two need.
@@ -63,8 +64,8 @@ extern const Products kAvx512Products;
 extern const Products kAvx512Bf16Products;
 extern const Products kAmxProducts;
 
-// What is in use.
+// What is in use; the second for this product.
 const Kernels& Chosen();
-const Products& ChosenProducts();
+const Products& ChosenProducts(const Product&);
 
 }  // namespace recjax
