@@ -1,5 +1,7 @@
 """`recjax trace PRESET`: trains some steps under the profiler, and writes down every collective of each.
 
+Or, with --compile, those of a step that is compiled and not run, for devices that nobody owns.
+
 Kinds, groups and padded sizes come from the compiled step's text, true splits from the routing of each batch, and times
 from the profile, where operations are named after the program's instructions.
 """
@@ -20,6 +22,7 @@ import numpy as np
 
 from recjax import config as machinery
 from recjax import distributed
+from recjax.bench import on_paper
 from recjax.bench.parts import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
@@ -33,7 +36,7 @@ from recjax.embedding.splits import EXCHANGES, sent_bytes
 from recjax.errors import ConfigError
 from recjax.presets import RunConfig
 from recjax.tracing.times import Timeline
-from recjax.train.abstract import abstract_inputs, abstract_state
+from recjax.train.abstract import abstract_inputs, abstract_state, compile_step
 from recjax.train.loop import Cursor, counted, training
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
@@ -105,6 +108,28 @@ def record(config: RunConfig, steps: int, alone: bool = False) -> Trace:
     all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
     trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps, alone))
     return checked(trace, "the trace")
+
+
+def compiled(config: RunConfig) -> Trace:
+    """The trace of a first step that is compiled, not run: sizes and dependencies without times.
+
+    For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are in it
+    if the ids of all devices' shares could be counted (see `recjax.bench.on_paper.sample`), else padded sizes alone.
+
+    Raises:
+      ConfigError: several processes, or what `make_setup` refuses.
+      DataError, DeviceError: as `make_setup`.
+    """
+    if distributed.processes() > 1:
+        raise ConfigError("--compile is for one process, which compiles for all devices. Start it by itself.")
+    setup = make_setup(config, splits=("train",), weights=False)
+    found = on_paper.sample(setup)
+    _tell(f"compiling for {setup.bound.all_devices} device(s)")
+    text = compile_step(setup, found.capacities).as_text() or ""
+    counted_all = found.devices == setup.bound.all_devices
+    ranks = step_events(setup, text, found.counts if counted_all else {})
+    all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
+    return checked(Trace(setup.bound.all_devices, all_ranks, _about(setup, 1, False) | {"compiled": True}), "the trace")
 
 
 def _as_it_trains(setup: Setup) -> Iterator[tuple[TrainState, Step]]:

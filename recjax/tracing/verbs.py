@@ -31,6 +31,8 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     made.add_argument("preset", help=preset)
     overrides(made)
     made.add_argument("--steps", type=int, default=5, metavar="K", help="steps to record (default: 5)")
+    made.add_argument("--compile", action="store_true", help="compile a step and do not run it: for any number of "
+                      "devices, owned or not, and without times")  # fmt: skip
     made.add_argument("--alone", action="store_true",
                       help="place all batches first, so that nothing of the host's runs beside the steps")  # fmt: skip
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, a file for each rank")
@@ -78,8 +80,10 @@ def trace(options: argparse.Namespace) -> Shown:
     from recjax import presets
     from recjax.comms import show
     from recjax.comms.study import figures
-    from recjax.tracing.record import record
+    from recjax.tracing.record import compiled, record
 
+    if options.compile and options.alone:
+        raise ConfigError("--alone is about how steps run, and --compile runs none. Leave one of them out.")
     runs, formats = list(_variants(options)), options.format or ["recjax"]
     for folder, _ in runs:
         _require_free(folder, options.overwrite)
@@ -87,7 +91,7 @@ def trace(options: argparse.Namespace) -> Shown:
     results = []
     # The largest mesh first: host devices are made once.
     for folder, config in sorted(configs, key=lambda run: -run[1].mesh.devices):
-        recorded = record(config, options.steps, options.alone)
+        recorded = compiled(config) if options.compile else record(config, options.steps, options.alone)
         recorded = dataclasses.replace(
             recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
         )

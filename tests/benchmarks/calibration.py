@@ -21,13 +21,14 @@ An error is max(predicted, measured) / min(predicted, measured) - 1, and the mea
 fitted to the traces, except that a sweep passes over 1 MiB before all-reduces of several arrays, which was chosen with
 them in sight (4 MiB: 23%).
 
-Found on two cores of an Intel Xeon with nothing else on them (Python 3.11, JAX 0.10.2): errors of `last`, on 2
-devices, movietweetings 23%, synthetic 49%, synthetic_multihot 56%, bench_kaggle16 0.6%; on 4 devices 6%, 7%, 7%, 36%:
-geometric mean 21%, of p50 16%. One half of the steps differs from the other by 4 to 17%, and sweeps differ from each
-other likewise, which limits it now. What is off most: all-reduces of many small arrays on 2 devices are predicted too
-high (302 us instead of 203), and the first exchange of ids of bench_kaggle16 too low (40 instead of 389; perhaps it
-writes to memory that is touched for the first time). Before sweeps had uneven collectives, on a busy machine and
-beside the work of the host (--busy), predictions were too low by factors of 2.6 to 7.8.
+Found on two cores of an Intel Xeon with nothing else on them (Python 3.11, JAX 0.10.2, recjax-kernels, three rounds):
+errors of `last`, on 2 devices, movietweetings 27%, synthetic 19%, synthetic_multihot 50%, bench_kaggle16 40%, all
+predicted too low; on 4 devices 34% (too high), 6%, 6%, 7%: geometric mean 22%, of p50 21%. With one round on another
+day and without the median 21% and 16%, the all-reduces of 2 devices too high. What a point of a sweep measures differs
+by a third from round to round, and one half of a trace's steps from the other by 0 to 21%. What is off most: the first
+exchange of ids of bench_kaggle16 (52 us instead of 266), beside which the devices compute the bottom MLP on the same
+two cores; a sweep's collectives have the cores to themselves. Before sweeps had uneven collectives, on a busy machine
+and beside the work of the host (--busy), predictions were too low by factors of 2.6 to 7.8.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import assert_refused, inside
+from commands import assert_refused, inside, outside
 from trace_support import by_hand
 
 from recjax.comms.slots import shrink
@@ -57,6 +57,30 @@ def test_steps_that_have_the_cores_to_themselves_send_the_same(traced, preset, t
     assert held["about"]["alone"] is True
 
 
+def test_a_step_that_is_compiled_and_not_run_sends_what_one_that_runs_does(traced, preset, tmp_path):
+    assert inside("trace", preset, *RUN, "--compile", "--out", tmp_path / "four").status == 0
+    for rank in range(4):
+        held, ran = (json.loads((f / f"trace.{rank}.json").read_text()) for f in (tmp_path / "four", traced[0]))
+        assert held["about"]["compiled"] and not any(e.get("duration_ns") for e in held["events"])
+        there = [e for e in ran["events"] if e["kind"] != "compute"]
+        assert [(e["kind"], e["phase"]) for e in held["events"]] == [(e["kind"], e["phase"]) for e in there[:5]]
+        sent = [sum(e["sends"]) for e in held["events"] if "sends" in e]
+        assert len(sent) == 3 and sent[1] % (8 * 4) == 0  # ids; rows of 8 float32
+        exchanged = next(e["id"] for e in held["events"] if e["phase"] == "id_exchange")
+        assert next(e["deps"] for e in held["events"] if e["phase"] == "row_exchange") == [exchanged]
+
+
+def test_the_plan_of_a_cluster_that_nobody_owns_is_simulated(preset, tmp_path):
+    """More devices than this process has; the same exchange takes longer on a slower network."""
+    folder = tmp_path / "many"
+    assert outside("trace", preset, "mesh.devices=16", "--compile", "--out", folder).status == 0
+    took = []
+    for rate in ("100Gb/s", "10Gb/s"):
+        network = ("--topology", "switch:16", "--bandwidth", rate, "--latency", "500ns")
+        took.append(inside("simulate", "workload", folder, *network, "--json").result["time_ns"])
+    assert 5 * 500 < took[0] < took[1] < 10 * took[0]
+
+
 def test_report_of_several_formats(traced, tmp_path):
     out, _ = traced
     page, png = tmp_path / "r.html", tmp_path / "r.png"
@@ -101,6 +125,8 @@ def test_mistakes(traced, preset, tmp_path):
     assert_refused(inside("trace", preset, "--out", out), 2, "holds a trace already")
     assert_refused(inside("trace", preset, "--out", tmp_path / "x", "--steps", 0), 2, "--steps is 0")
     assert_refused(inside("trace", preset, "--out", tmp_path, "--vary", "seed"), 2, "write KEY=A,B")
+    both = ("--compile", "--alone", "--out", tmp_path / "x")
+    assert_refused(inside("trace", preset, *both), 2, "Leave one of them out")
     assert_refused(inside("trace", preset, "a.b=1", "--out", tmp_path / "x"), 2, "a.b")
     assert_refused(inside("trace", "report", tmp_path), 3, "there is no trace in it")
     assert_refused(inside("trace", "report", out, "--out", "x.pdf"), 2, "must end in .html or .png")
