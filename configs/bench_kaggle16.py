@@ -7,10 +7,10 @@
 values and labels: a stream that means nothing, so it trains (`recjax train bench_kaggle16 train.steps=100`) but learns
 nothing.
 
-Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps), twice: 47,345 and 42,397 samples/s in float32, 69,375 and 70,969 in bfloat16; 1.32 and 1.16,
-1.08 and 0.96 times FBGEMM's in the same run. With an
-allocator that keeps memory, on both sides: 53,463 and 80,962 samples/s, 1.23 and 1.08 times. The README has more runs.
+Measured on two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu
+1.8.0, 4 rounds of 10 steps): 60,172 samples/s in float32 and 106,329 in bfloat16, 1.40 and 1.41 times FBGEMM's in the
+same run; 1.40 and 1.44 times with JAX 0.10.2 on Python 3.11. On two cores of an AMD EPYC, without AMX and with older
+kernels, 1.16 to 1.32 and 0.96 to 1.08 times. The README has all runs.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream

@@ -7,10 +7,10 @@
 values and labels: a stream that means nothing, so it trains (`recjax train bench_mlperf64 train.steps=100`) but learns
 nothing.
 
-Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps), twice: 11,467 and 11,006 samples/s in float32, 21,604 and 20,415 in bfloat16; 1.22 and 1.22,
-1.09 and 1.06 times FBGEMM's in the same run. With an
-allocator that keeps memory, on both sides: 12,579 and 22,594 samples/s, 1.24 and 1.00 times. The README has more runs.
+Measured on two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu
+1.8.0, 4 rounds of 10 steps): 19,784 samples/s in float32 and 39,825 in bfloat16, 1.33 and 1.17 times FBGEMM's in the
+same run; 1.38 and 1.09 times with JAX 0.10.2 on Python 3.11. On two cores of an AMD EPYC, without AMX and with older
+kernels, 1.22 to 1.24 and 1.00 to 1.09 times. The README has all runs.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream

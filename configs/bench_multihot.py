@@ -7,10 +7,10 @@
 values and labels: a stream that means nothing, so it trains (`recjax train bench_multihot train.steps=100`) but learns
 nothing.
 
-Measured on two cores of an AMD EPYC (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu 1.8.0, 4
-rounds of 10 steps), twice: 20,886 and 22,184 samples/s in float32, 29,445 and 32,885 in bfloat16; 1.17 and 1.10,
-0.96 and 1.00 times FBGEMM's in the same run. With an
-allocator that keeps memory, on both sides: 24,821 and 36,647 samples/s, 1.11 and 0.99 times. The README has more runs.
+Measured on two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu
+1.8.0, 4 rounds of 10 steps): 23,678 samples/s in float32 and 37,298 in bfloat16, 1.69 and 1.90 times FBGEMM's in the
+same run; 1.70 and 1.76 times with JAX 0.10.2 on Python 3.11. On two cores of an AMD EPYC, without AMX and with older
+kernels, 1.10 to 1.17 and 0.96 to 1.00 times. The README has all runs.
 """
 
 from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
