@@ -1,5 +1,7 @@
 """PARAM's basic communication trace (facebookresearch/param, `commsTraceReplay --trace-type basic`): `{rank}.json`.
 
+PARAM's newest sources read execution traces alone, which `chakra_et` writes; older ones read both.
+
 A list of operations as one thread issues them: the process groups (`init`), collectives with sizes in elements, and a
 `wait` where something needs the result of a collective. Splits of an `all_to_allv` are the true ones, so the buffers
 are too: padding is not carried, nor are times of computing and durations; of all-gathers and reductions, which need
