@@ -7,7 +7,9 @@
 // (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
 // ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below 2^-102 may have fewer than 24 bits. A
 // tile that is not finite is added up anew in float32: inf less inf is no part.
-#if defined(__x86_64__)
+#include "kernels.h"
+
+#if defined(RECJAX_AMX)
 #pragma GCC target("amx-tile,amx-bf16,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #include <immintrin.h>
 

@@ -34,6 +34,8 @@ struct Choice {
 
 #if defined(__x86_64__)
 
+#if defined(RECJAX_AMX)
+
 // Whether the processor has AMX for bfloat16, and the system lets this process use its tiles, for which it must be
 // asked once.
 bool HasTiles() {
@@ -49,6 +51,9 @@ bool HasTiles() {
 }
 
 constexpr Choice kAmx{"avx512_amx", &kAvx512Bf16, &kAvx512Bf16Products, &kAmxProducts};
+
+#endif
+
 constexpr Choice kPairs{"avx512_bf16", &kAvx512Bf16, &kAvx512Bf16Products, nullptr};
 constexpr Choice kWide{"avx512", &kAvx512, &kAvx512Products, nullptr};
 constexpr Choice kNarrow{"avx2", &kAvx2, &kAvx2Products, nullptr};
@@ -66,7 +71,9 @@ const Choice* Supported(const char* name) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
+#if defined(RECJAX_AMX)
   if (pairs && wanted(kAmx) && HasTiles()) return &kAmx;
+#endif
   if (pairs && wanted(kPairs)) return &kPairs;
   if (avx512 && wanted(kWide)) return &kWide;
   if (avx2 && wanted(kNarrow)) return &kNarrow;

@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+#if defined(__x86_64__) && __GNUC__ >= 11  // older compilers know no AMX
+#define RECJAX_AMX
+#endif
+
 namespace recjax {
 
 enum class Type { kFloat32, kBfloat16 };
