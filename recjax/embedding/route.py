@@ -122,19 +122,24 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         buckets = share.count * group.owners
         for feature in group.features:
             bags = batch.bags[feature.reads]
-            sample_L = _samples(bags)
             if bags.lengths is not None:
                 needs[feature.name] = longest(feature, bags, b // parts)
             owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
-            bucket_L = sample_L // b
+            if buckets == 1:
+                pieces.append(slot_L)
+                continue
+            bucket_L = _samples(bags) // b
             if group.owners > 1:  # or all devices have every row
                 bucket_L = bucket_L * group.owners + group.bucket(owner_L)
-            pieces.append(slot_L if buckets == 1 else bucket_L * np.int64(group.rows) + slot_L)
+            pieces.append(bucket_L * np.int64(group.rows) + slot_L)
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
-        list_U = keys[group.name] // (group.asks * group.rows)
-        counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
+        if share.count * group.lists == 1:
+            counts[group.name] = np.array([len(keys[group.name])])
+        else:
+            list_U = keys[group.name] // (group.asks * group.rows)
+            counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
         needs[group.name] = _largest(counts[group.name])
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
@@ -192,9 +197,13 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
     for group in bound.groups:
         N, lists, C = counted.devices, group.lists, capacities[group.name]
         keys_U = counted.keys[group.name]
-        list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
-        rank_U = ranks(list_U, counted.counts[group.name])
-        inside = None
+        list_U: Any = 0
+        rank_U: Any = slice(len(keys_U))
+        inside = place_U = None  # on one device, rows lie in the order of their keys
+        if N * lists > 1:
+            list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
+            rank_U = ranks(list_U, counted.counts[group.name])
+            place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         if group.two_step:
             across = capacities[group.name + ACROSS]
             slots, inside = lay_out(group, counted.merged[group.name], list_U, rank_U, C, across)
@@ -208,9 +217,10 @@ def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: A
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
         )
-        place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         for feature in group.features:
-            index_L = place_U[counted.inverse[feature.name]]
+            index_L = counted.inverse[feature.name]
+            if place_U is not None:
+                index_L = place_U[index_L]
             features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, capacities, dtype)
     return Routing(groups, features)
 
