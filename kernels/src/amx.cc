@@ -1,12 +1,12 @@
 // Products on Intel's matrix unit (AMX-BF16), whose tiles have 16 rows of 16 sums, or of 16 pairs of bfloat16.
 //
-// It rounds to nearest and takes magnitudes below 2^-126 for 0, whatever the thread's modes. A factor in float32 is the
-// sum of three bfloat16, its parts: of 8 bits each they have its 24. Of the nine products of two factors' parts the three
-// least are left out, in sum at most 2^-24 of the whole, as much as rounding it to float32 may take; the others are added
-// up beginning with the least, 32 terms at once, so that sums are rounded less often than one term after the other.
-// (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
-// ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below 2^-102 may have fewer than 24 bits. A
-// tile that is not finite is added up anew in float32: inf less inf is no part.
+// It rounds to nearest and takes magnitudes below 2^-126 for 0, whatever the thread's modes. A factor in float32 is
+// the sum of three bfloat16, its parts: of 8 bits each they have its 24. Of the nine products of two factors' parts
+// the three least are left out, in sum at most 2^-24 of the whole, as much as rounding it to float32 may take; the
+// others are added up beginning with the least, 32 terms at once, so that sums are rounded less often than one term
+// after the other. (Henry, Tang, Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for
+// higher-precision computations", ARITH 2019.) What of a factor lies below 2^-126 is lost with its part: one below
+// 2^-102 may have fewer than 24 bits. A tile that is not finite is added up anew in float32: inf less inf is no part.
 #include "kernels.h"
 
 #if defined(RECJAX_AMX)
@@ -126,7 +126,8 @@ INLINE void AcrossRows(const Matrix& m, int64_t terms, int64_t step, int64_t col
     if (sums) *sums += low, *sums += high;
     Split(low, high, parts);
   } else {
-    const Shorts halves[2] = {ShortValues(m, terms, 2 * step, column, n), ShortValues(m, terms, 2 * step + 1, column, n)};
+    const Shorts halves[2] = {ShortValues(m, terms, 2 * step, column, n),
+                              ShortValues(m, terms, 2 * step + 1, column, n)};
     if (sums) *sums += Widen(halves[0]), *sums += Widen(halves[1]);
     parts[0] = LoadAny<Pairs>(halves);
   }
@@ -361,7 +362,9 @@ void MultiplyOnTiles(const Product& p, const float* packed_a, const float* packe
 
 }  // namespace
 
-const Products kAmxProducts = {kHeight, kWidth, Blocks, PackedASize, PackedBSize, ScratchSize, PackA, PackB, MultiplyOnTiles};
+const Products kAmxProducts = {
+    kHeight, kWidth, Blocks, PackedASize, PackedBSize, ScratchSize, PackA, PackB, MultiplyOnTiles,
+};
 
 }  // namespace recjax
 #endif
