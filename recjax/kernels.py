@@ -165,7 +165,8 @@ def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, *, 
     bfloat16 multiplies x with W rounded to bfloat16, adds up in float32, and rounds once, after the bias and ReLU.
     Magnitudes below 2^-126 count as 0, as in all that XLA computes on CPUs. No sum depends on the number of threads.
     Where the processor has AMX, float32 too is multiplied there, as sums of three bfloat16 (Henry et al., ARITH 2019):
-    it errs no more than float32 does, but for factors below 2^-102, of which the last bits may be lost.
+    a product errs by at most two roundings, a sum of many by less than if it were added up one by one in float32. Of
+    factors below 2^-102 the last bits may be lost.
     ReLU keeps a NaN, and no gradient goes through where its result is not above 0: as in `jax.nn.relu`.
 
     Args:

@@ -269,7 +269,7 @@ INLINE void AddProducts(bool two) {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Of float32: 0 where the row or column, or the mask, says so.
+// Of float32: 0 where the mask says so.
 float At(const Matrix& m, int64_t row, int64_t column) {
   const int64_t at = m.turned ? column * m.stride + row : row * m.stride + column;
   const float* mask = static_cast<const float*>(m.mask);

@@ -30,7 +30,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
                 "trace movietweetings mesh.devices=8 --steps 5 --out traces/first")  # fmt: skip
     made.add_argument("preset", help=preset)
     overrides(made)
-    made.add_argument("--steps", type=int, default=5, metavar="K", help="steps to record (default: 5)")
+    made.add_argument("--steps", type=int, metavar="K", help="steps to record (default: 5)")
     made.add_argument("--compile", action="store_true", help="compile a step and do not run it: for any number of "
                       "devices, owned or not, and without times")  # fmt: skip
     made.add_argument("--alone", action="store_true",
@@ -82,8 +82,9 @@ def trace(options: argparse.Namespace) -> Shown:
     from recjax.comms.study import figures
     from recjax.tracing.record import compiled, record
 
-    if options.compile and options.alone:
-        raise ConfigError("--alone is about how steps run, and --compile runs none. Leave one of them out.")
+    if options.compile and (options.alone or options.steps is not None):
+        raise ConfigError("--steps and --alone are about running, and --compile runs nothing. Leave it or them out.")
+    steps = 5 if options.steps is None else options.steps
     runs, formats = list(_variants(options)), options.format or ["recjax"]
     for folder, _ in runs:
         _require_free(folder, options.overwrite)
@@ -91,7 +92,7 @@ def trace(options: argparse.Namespace) -> Shown:
     results = []
     # The largest mesh first: host devices are made once.
     for folder, config in sorted(configs, key=lambda run: -run[1].mesh.devices):
-        recorded = compiled(config) if options.compile else record(config, options.steps, options.alone)
+        recorded = compiled(config) if options.compile else record(config, steps, options.alone)
         recorded = dataclasses.replace(
             recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
         )

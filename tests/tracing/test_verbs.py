@@ -57,15 +57,17 @@ def test_steps_that_have_the_cores_to_themselves_send_the_same(traced, preset, t
     assert held["about"]["alone"] is True
 
 
-def test_a_step_that_is_compiled_and_not_run_sends_what_one_that_runs_does(traced, preset, tmp_path):
+def test_a_step_that_is_compiled_and_not_run_has_the_collectives_of_one_that_runs(traced, preset, tmp_path):
     assert inside("trace", preset, *RUN, "--compile", "--out", tmp_path / "four").status == 0
     for rank in range(4):
         held, ran = (json.loads((f / f"trace.{rank}.json").read_text()) for f in (tmp_path / "four", traced[0]))
         assert held["about"]["compiled"] and not any(e.get("duration_ns") for e in held["events"])
         there = [e for e in ran["events"] if e["kind"] != "compute"]
         assert [(e["kind"], e["phase"]) for e in held["events"]] == [(e["kind"], e["phase"]) for e in there[:5]]
-        sent = [sum(e["sends"]) for e in held["events"] if "sends" in e]
-        assert len(sent) == 3 and sent[1] % (8 * 4) == 0  # ids; rows of 8 float32
+        ids, rows, grads = (e for e in held["events"] if "sends" in e)
+        # for each id, an int32, a row of 8 float32 goes back, and its gradient the way of the id
+        assert rows["sends"] == [8 * n for n in ids["receives"]] and grads["sends"] == [8 * n for n in ids["sends"]]
+        assert sum(ids["sends"]) > 0
         exchanged = next(e["id"] for e in held["events"] if e["phase"] == "id_exchange")
         assert next(e["deps"] for e in held["events"] if e["phase"] == "row_exchange") == [exchanged]
 
@@ -125,8 +127,9 @@ def test_mistakes(traced, preset, tmp_path):
     assert_refused(inside("trace", preset, "--out", out), 2, "holds a trace already")
     assert_refused(inside("trace", preset, "--out", tmp_path / "x", "--steps", 0), 2, "--steps is 0")
     assert_refused(inside("trace", preset, "--out", tmp_path, "--vary", "seed"), 2, "write KEY=A,B")
-    both = ("--compile", "--alone", "--out", tmp_path / "x")
-    assert_refused(inside("trace", preset, *both), 2, "Leave one of them out")
+    for of_running in (("--alone",), ("--steps", 2)):
+        both = ("--compile", *of_running, "--out", tmp_path / "x")
+        assert_refused(inside("trace", preset, *both), 2, "Leave it or them out")
     assert_refused(inside("trace", preset, "a.b=1", "--out", tmp_path / "x"), 2, "a.b")
     assert_refused(inside("trace", "report", tmp_path), 3, "there is no trace in it")
     assert_refused(inside("trace", "report", out, "--out", "x.pdf"), 2, "must end in .html or .png")
