@@ -8,9 +8,9 @@ million rows. The two take turns, so that drift of the machine falls on both ali
 rounds' ratios, with its quartiles. Memory that is freed stays with the process: else both would spend much of their
 time on fresh pages from the system.
 
-On two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1; not a quiet machine) XLA took, for layers of width 256
-and more, 1.4 to 2.2 times as long in float32 and 0.9 to 1.7 times in bfloat16 (one output, float32, forward and backward:
-half as long), for interactions 1.2 to 3.6 times with the way back, for bags of 10 ids 2.7 to 4.3 times.
+On two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1; not a quiet machine) XLA took, for layers of width
+256 and more, 1.4 to 2.2 times as long in float32 and 0.9 to 1.7 times in bfloat16 (one output, float32, forward and
+backward: half as long), for interactions 1.2 to 3.6 times with the way back, for bags of 10 ids 2.7 to 4.3 times.
 """
 
 import argparse
