@@ -164,9 +164,11 @@ def _prepare_backend(config: MeshConfig) -> None:
     host_devices = config.devices // processes or jax.config.values["jax_num_cpu_devices"]
     if config.platform in ("cpu", "auto") and host_devices > 1:
         jax.config.update("jax_num_cpu_devices", host_devices)
-        # Each host device needs a thread that may block in a collective; with fewer threads than
-        # devices JAX 0.10 deadlocks. The variable is read once, when the back end starts.
-        os.environ.setdefault("NPROC", str(max(16, 2 * host_devices)))
+        # Before 0.12 each host device needs a thread of XLA's pool that may block in a collective; with fewer threads
+        # than devices JAX 0.10 deadlocks. Later a pool larger than the machine would only make threads wait for cores.
+        # The variable is read once, when the back end starts.
+        if jax.__version_info__ < (0, 12):
+            os.environ.setdefault("NPROC", str(max(16, 2 * host_devices)))
     if config.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
 
