@@ -107,7 +107,8 @@ class _Execution:
     ) -> None:
         self.workload, self.topology, self.system, self.network = workload, topology, system, network
         operations, actors = workload.operations, network.actors
-        self.durations = [self._durations(operation) for operation in operations]
+        self.durations = [self._ticks(operation, operation.duration_ns) for operation in operations]
+        self.late = [self._ticks(operation, operation.late_ns or 0.0) for operation in operations]
         self.members = [self._members(operation) for operation in operations]
         label = 0
         self.plans: list[list[_Plan]] = []
@@ -159,8 +160,8 @@ class _Execution:
 
     # --- before it starts ---
 
-    def _durations(self, operation: Operation) -> list[int]:
-        durations = np.atleast_1d(operation.duration_ns)
+    def _ticks(self, operation: Operation, of_ranks_ns: float | tuple[float, ...]) -> list[int]:
+        durations = np.atleast_1d(of_ranks_ns)
         if len(durations) not in (1, self.topology.size):
             raise ConfigError(
                 f"workload {self.workload.name}: {operation.name!r} has {len(durations)} durations for "
@@ -215,11 +216,17 @@ class _Execution:
             self._finish(i, actor, now)
         elif computes:
             self._compute(actor, now)
+        elif self.late[i][actor]:
+            self.engine.at(now + self.late[i][actor], _COMPUTE + i, actor, lambda a, t: self._issue(i, a))
         else:
-            self.issued[actor] += 1
-            for number in range(self.system.chunks):
-                self._chunk_ready(i, number, 0, actor, self.issued[actor])
-            self._admit(self.lanes[self.plans[i][0].dims], actor)
+            self._issue(i, actor)
+
+    def _issue(self, i: int, actor: int) -> None:
+        """A collective begins."""
+        self.issued[actor] += 1
+        for number in range(self.system.chunks):
+            self._chunk_ready(i, number, 0, actor, self.issued[actor])
+        self._admit(self.lanes[self.plans[i][0].dims], actor)
 
     def _compute(self, actor: int, now: int) -> None:
         if self.busy[actor] or self.next[actor] == len(self.streams[actor]):

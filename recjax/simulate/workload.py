@@ -34,6 +34,7 @@ class Operation:
       group: None for all ranks; or dimensions of the topology, as in `(0,)`: the ranks that differ in these alone.
       ranks: instead of `group`, the groups by rank: disjoint, of one size; a rank in none of them passes. Of a
         computation, those that compute.
+      late_ns: of a collective, for each rank: what passes between the end of what it depends on and its beginning.
       parts: of an all-reduce, the bytes of each of the arrays in it, if they are several; simulated as one.
       depends_on: names of operations.
       layer: what to count it under, "" for its name.
@@ -49,6 +50,7 @@ class Operation:
     splits: tuple[tuple[float, ...], ...] = ()
     group: tuple[int, ...] | None = None
     ranks: tuple[tuple[int, ...], ...] = ()
+    late_ns: tuple[float, ...] = ()
     parts: tuple[float, ...] = ()
     depends_on: tuple[str, ...] = ()
     layer: str = ""
@@ -114,7 +116,7 @@ def from_operations(name: str, operations: Iterable[Operation]) -> Workload:
 
 
 def _check(workload: str, operation: Operation) -> None:
-    durations = np.atleast_1d(operation.duration_ns)
+    durations = np.array([*np.atleast_1d(operation.duration_ns), *operation.late_ns])
     sizes = np.array(operation.splits or operation.bytes, float)
     if operation.kind not in ("compute", "collective"):
         raise ConfigError(

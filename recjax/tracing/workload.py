@@ -23,6 +23,10 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
     are not cut alike, or wait for different events, each is an operation of its rank alone, and a collective waits
     everywhere for the collectives that it waited for on any rank.
 
+    Where events have times, a rank is as late for each as it was: what passed between the end of what the event waited
+    for and its beginning (a thread that had no core, a program that was not launched yet) is kept, before a computation
+    as a part of it.
+
     Args:
       folder: as for `recjax.comms.formats.read_trace`.
       topology: of as many ranks as the trace has; None for a workload of as many ranks as that may be.
@@ -43,8 +47,9 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
         raise DataError(f"{folder} has {trace.world} ranks, and --topology {topology.size}. Give one of as many.")
     linked = any(event.deps for events in trace.ranks.values() for event in events)
     ranks = [_placed(trace.ranks[rank], linked) for rank in range(trace.world)]
+    late_ns = [_late_ns(events) for events in ranks]
     alike = len({tuple((e.kind, len(e.group), e.deps) for e in events) for events in ranks}) == 1
-    made = (_together if alike else _apart)(ranks, folder)
+    made = (_together if alike else _apart)(ranks, late_ns, folder)
     return dataclasses.replace(from_operations(folder.resolve().name, made), ranks=trace.world)
 
 
@@ -59,19 +64,38 @@ def _placed(events: Sequence[Event], linked: bool) -> list[Event]:
     ]
 
 
-def _together(ranks: Sequence[Sequence[Event]], folder: Path) -> list[Operation]:
+def _late_ns(events: Sequence[Event]) -> list[float]:
+    """How long after the end of what each event waits for it began, 0 where times are missing.
+
+    It also waits for the one before it in its stream: the last computation, or the last collective.
+    """
+    from recjax.comms.trace import COMPUTE
+
+    late_ns: list[float] = []
+    before: dict[bool, Event] = {}
+    for event in events:
+        stream = event.kind == COMPUTE
+        needs = [*(events[d] for d in event.deps), *([before[stream]] if stream in before else [])]
+        ends_ns = [need.end_ns for need in needs]
+        known = event.start_ns is not None and None not in ends_ns
+        late_ns.append(max(0.0, float((event.start_ns or 0) - max(e or 0 for e in [0, *ends_ns]))) if known else 0.0)
+        before[stream] = event
+    return late_ns
+
+
+def _together(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]], folder: Path) -> list[Operation]:
     """An operation for each event that all ranks have."""
     names = [f"{event.id} {event.name or event.kind}" for event in ranks[0]]
     return [
         dataclasses.replace(
-            _operation(events, names[place], f"{folder}, event {place}"),
+            _operation(events, tuple(of_rank[place] for of_rank in late_ns), names[place], f"{folder}, event {place}"),
             depends_on=tuple(names[d] for d in events[0].deps),
         )
         for place, events in enumerate(zip(*ranks, strict=True))
     ]
 
 
-def _apart(ranks: Sequence[Sequence[Event]], folder: Path) -> list[Operation]:
+def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]], folder: Path) -> list[Operation]:
     """An operation for each collective, and one for each rank's time of computing."""
     from recjax.comms.trace import COMPUTE
     from recjax.simulate.workload import Operation
@@ -86,22 +110,24 @@ def _apart(ranks: Sequence[Sequence[Event]], folder: Path) -> list[Operation]:
         for rank, events in enumerate(ranks):
             while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind == COMPUTE:
                 after = tuple(names[rank][d] for d in event.deps)
+                took = float(event.duration_ns or 0) + late_ns[rank][len(names[rank])]
                 names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
                 made.append(
-                    Operation(names[rank][-1], "compute", float(event.duration_ns or 0), ranks=((rank,),),
+                    Operation(names[rank][-1], "compute", took, ranks=((rank,),),
                               depends_on=after, layer=event.phase or event.kind)
                 )  # fmt: skip
         heads = tuple(events[len(names[rank])] for rank, events in enumerate(ranks) if len(names[rank]) < len(events))
         if heads:
             name = f"{heads[0].id} {heads[0].name or heads[0].kind}"
             after = tuple(dict.fromkeys(names[rank][d] for rank, head in enumerate(heads) for d in head.deps))
+            late = tuple(of_rank[len(known)] for of_rank, known in zip(late_ns, names, strict=True))
             for known in names:
                 known.append(name)
-            made.append(dataclasses.replace(_operation(heads, name, f"{folder}, {name}"), depends_on=after))
+            made.append(dataclasses.replace(_operation(heads, late, name, f"{folder}, {name}"), depends_on=after))
     return made
 
 
-def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
+def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str, place: str) -> Operation:
     from recjax.comms.trace import COMPUTE
     from recjax.simulate.workload import Operation
 
@@ -111,7 +137,7 @@ def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
         raise DataError(f"{place}: its ranks do not do the same ({kinds}); only such that do are simulated.")
     layer = first.phase or first.kind
     if first.kind == COMPUTE:
-        durations = tuple(float(e.duration_ns or 0) for e in events)
+        durations = tuple(float(e.duration_ns or 0) + late for e, late in zip(events, late_ns, strict=True))
         return Operation(name, "compute", durations if len(set(durations)) > 1 else durations[0], layer=layer)
     sizes = {"all_reduce": first.in_bytes, "all_to_all": first.in_bytes, "reduce_scatter": first.in_bytes,
              "all_gather": first.out_bytes, "barrier": 0}  # fmt: skip
@@ -121,7 +147,8 @@ def _operation(events: tuple[Event, ...], name: str, place: str) -> Operation:
     groups = tuple(sorted({e.group for e in events}))
     whole = len(groups) == 1 and groups[0] == tuple(range(len(events)))
     made = Operation(name, "collective", collective=collective, bytes=float(sizes[first.kind]), layer=layer,
-                     phase=first.scope, parts=tuple(map(float, first.parts)))  # fmt: skip
+                     phase=first.scope, parts=tuple(map(float, first.parts)),
+                     late_ns=late_ns if any(late_ns) else ())  # fmt: skip
     if not whole:
         made = dataclasses.replace(made, ranks=groups)
     if first.kind == "all_to_all" and len(groups) == 1 and all(e.sends for e in events):
