@@ -7,12 +7,13 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+Happened = tuple[str, float, float, dict[str, Any]]  # name, start and length in ns, statistics
 _PREFIX = "recjax-profile-"  # of temporary folders
 CONTAINERS = ("while", "call", "conditional")  # operations whose insides are events too
 
@@ -36,7 +37,7 @@ def discard(trace: Path) -> None:
     shutil.rmtree(next(p for p in trace.parents if p.name.startswith(_PREFIX)))
 
 
-def events(trace: Path) -> list[tuple[str, float, float, dict[str, Any]]]:
+def events(trace: Path) -> list[Happened]:
     """(name, start, length in ns, statistics) of all events of a trace.
 
     Those of a device's plane have its number among their statistics, as "device_ordinal".
@@ -63,11 +64,13 @@ class Span:
     end: int
 
 
-def timelines(profile: Path, module: str, devices: Sequence[Any], runs: int) -> dict[tuple[int, int], tuple[Span, ...]]:
+def timelines(
+    found_events: Iterable[Happened], module: str, devices: Sequence[Any], runs: int
+) -> dict[tuple[int, int], tuple[Span, ...]]:
     """(rank, run) -> what ran then on this process's devices, by its beginning; the first run's is 0 ns.
 
     Args:
-      profile: an .xplane.pb.
+      found_events: as `events` gives them.
       module: what the program's name starts with, such as "jit_train_step".
       devices: of all ranks, in their order.
       runs: take the last so many; with fewer in the profile nothing is found.
@@ -76,7 +79,7 @@ def timelines(profile: Path, module: str, devices: Sequence[Any], runs: int) -> 
     # Back ends number devices by their own ids, or by their place in this process.
     here = {d.local_hardware_id: rank for rank, d in mine} | {d.id: rank for rank, d in mine}
     found: dict[int, dict[int, list[Span]]] = {}  # run -> rank -> spans
-    for name, start, length, stats in events(profile):
+    for name, start, length, stats in found_events:
         if "hlo_op" not in stats or not str(stats.get("hlo_module", "")).startswith(module):
             continue
         rank = here.get(int(stats["device_ordinal"])) if "device_ordinal" in stats else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -21,13 +21,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.comms import profile
-from recjax.comms.bus import bus_factor
 from recjax.comms.slots import Slot
 from recjax.errors import ConfigError, DataError
 
 RANKS = "rank"  # the mesh axis
 SCOPE = "collective_"
-WARM = 2  # runs before those that count
+WARM = 2  # runs before those that count: the machine may have done something else before
 MOST = 512  # collectives in one program
 _SPIN_NS = 10**7  # of a calibration
 Splits = Literal["padded", "ragged"]
@@ -39,13 +38,13 @@ class Times:
 
     Attributes:
       slots: ns of each slot, [repeats, ranks], nan for ranks that take no part; None without a profile.
-      skews: ns from its first rank's beginning to its last one's, [repeats]; nan with several processes, each of which
-        has a clock of its own. None without a profile.
+      starts: when each rank began it, in ns, [repeats, ranks]; nan with several processes, each of which has a clock of
+        its own. None without a profile.
       wall_ns: of each run of all programs.
     """
 
     slots: list[np.ndarray] | None
-    skews: list[np.ndarray] | None
+    starts: list[np.ndarray] | None
     wall_ns: list[float]
 
 
@@ -62,54 +61,98 @@ def replay(
     gaps: bool = False,
     between_bytes: int = 0,
 ) -> Times:
-    """Runs slots `repeats` times, and `WARM` times before.
+    """Runs slots `repeats` times, and `WARM` times before: `Prepared`, measured once."""
+    return measure([Prepared(slots, mesh, splits, gaps, between_bytes)], [repeats])[0]
 
-    Args:
-      slots: of a trace whose ranks are the devices of `mesh`.
-      mesh: from `ranks_mesh`; its devices may belong to several processes, all of which call this.
-      repeats: how often.
-      splits: how all-to-alls with true splits go.
-      gaps: whether to compute between them for as long as the trace did.
-      between_bytes: memory that each rank passes over before each collective, as computing does: what the collective
-        reads and writes is then in no cache, and its ranks do not come at the same moment.
 
-    Raises:
-      ConfigError: ragged splits on CPU.
-      DataError: a collective that cannot be run, such as one of some ranks alone, where the others do not form groups
-        of that size.
-    """
-    if splits == "ragged" and mesh.devices.flat[0].platform == "cpu":
-        raise ConfigError("--splits ragged: JAX has no ragged all-to-all on CPU. Use --splits padded.")
-    turns_per_ns = _calibrate(mesh) if gaps and any(any(s.gap_ns.values()) for s in slots) else 0.0
-    parts = [slots[i : i + MOST] for i in range(0, len(slots), MOST)]
-    programs = [
-        _program(part, mesh, splits, turns_per_ns, number, between_bytes) for number, part in enumerate(_cut(parts))
-    ]
+class Prepared:
+    """Slots that are compiled."""
 
-    def run() -> float:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        mesh: Mesh,
+        splits: Splits = "padded",
+        gaps: bool = False,
+        between_bytes: int = 0,
+        every: int = 1,
+        name: str = "replay",
+    ) -> None:
+        """Compiles them.
+
+        Args:
+          slots: of a trace whose ranks are the devices of `mesh`.
+          mesh: from `ranks_mesh`; its devices may belong to several processes, all of which do this.
+          splits: how all-to-alls with true splits go.
+          gaps: whether to compute between them for as long as the trace did.
+          between_bytes: memory that each rank passes over before collectives, as computing does: what the collective
+            reads and writes is then in no cache, and its ranks do not come at the same moment.
+          every: before which collectives: each, or from the first on every so many-th.
+          name: by which a profile knows it; no other's name may begin with it where several are measured together.
+
+        Raises:
+          ConfigError: ragged splits on CPU.
+          DataError: a collective that cannot be run, such as one of some ranks alone, where the others do not form
+            groups of that size.
+        """
+        if splits == "ragged" and mesh.devices.flat[0].platform == "cpu":
+            raise ConfigError("--splits ragged: JAX has no ragged all-to-all on CPU. Use --splits padded.")
+        turns_per_ns = _calibrate(mesh) if gaps and any(any(s.gap_ns.values()) for s in slots) else 0.0
+        self._mesh = mesh
+        self._parts = [slots[i : i + MOST] for i in range(0, len(slots), MOST)]
+        self._names = [f"{name}_{number:04}" for number in range(len(self._parts))]
+        self._programs = [
+            _program(part, mesh, splits, turns_per_ns, of_part, between_bytes, every)
+            for of_part, part in zip(self._names, _cut(self._parts), strict=True)
+        ]
+
+    def run(self) -> float:
+        """Runs them once: how long it took, in ns."""
         began = time.perf_counter_ns()
-        for call, _ in programs:
+        for call, _ in self._programs:
             done = call()
         jax.block_until_ready(done)
         return float(time.perf_counter_ns() - began)
 
-    for _ in range(WARM):
-        run()
-    wall_ns: list[float] = []
-    taken = profile.profile(lambda: wall_ns.extend(run() for _ in range(repeats)), None)
-    try:
+    def times(self, by_module: Mapping[str, Sequence[profile.Happened]], wall_ns: list[float]) -> Times:
+        """What a profile of their runs shows of the last of them.
+
+        Args:
+          by_module: program -> its events in the profile.
+          wall_ns: how long each of the last runs took.
+        """
         found: list[np.ndarray] = []
-        skews: list[np.ndarray] = []
-        for number, ((_, names), part) in enumerate(zip(programs, parts, strict=True)):
-            lines = profile.timelines(taken, f"jit_replay_{number}", list(mesh.devices.flat), repeats)
-            durations, starts = _measured(lines, names, part, repeats, mesh)
+        starts: list[np.ndarray] = []
+        for of_part, (_, names), part in zip(self._names, self._programs, self._parts, strict=True):
+            module = f"jit_{of_part}"
+            happened = [event for name in by_module if name.startswith(module) for event in by_module[name]]
+            lines = profile.timelines(happened, module, list(self._mesh.devices.flat), len(wall_ns))
+            durations, begun = _measured(lines, names, part, len(wall_ns), self._mesh)
             found += durations
-            skews += [np.ptp(np.where(np.isnan(ns), ns[:, :1], ns), axis=1) for ns in starts]
+            starts += begun
+        if all(np.isnan(ns).all() for ns in found):
+            return Times(None, None, wall_ns)
+        return Times(found, starts, wall_ns)
+
+
+def measure(prepared: Sequence[Prepared], repeats: Sequence[int]) -> list[Times]:
+    """Runs each `WARM` times and then as often as `repeats` says, one after the other, under one profile."""
+    wall_ns: list[list[float]] = []
+
+    def run() -> None:
+        for one, count in zip(prepared, repeats, strict=True):
+            for _ in range(WARM):
+                one.run()
+            wall_ns.append([one.run() for _ in range(count)])
+
+    taken = profile.profile(run, None)
+    by_module: dict[str, list[profile.Happened]] = {}
+    try:
+        for event in profile.events(taken):
+            by_module.setdefault(str(event[3].get("hlo_module", "")), []).append(event)
     finally:
         profile.discard(taken)
-    if all(np.isnan(ns).all() for ns in found):
-        return Times(None, None, wall_ns)
-    return Times(found, skews, wall_ns)
+    return [one.times(by_module, of_one) for one, of_one in zip(prepared, wall_ns, strict=True)]
 
 
 def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
@@ -122,7 +165,7 @@ def _cut(parts: Sequence[Sequence[Slot]]) -> list[list[Slot]]:
 
 
 def _program(
-    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, number: int, between_bytes: int = 0
+    slots: Sequence[Slot], mesh: Mesh, splits: Splits, turns_per_ns: float, name: str, between_bytes: int, every: int
 ) -> tuple[Callable[[], jax.Array], dict[int, list[str]]]:
     """A call that runs slots, and slot -> the names of its instructions."""
     ranks = mesh.devices.size
@@ -146,14 +189,14 @@ def _program(
             ready = sum((done[d] for d in before), zero)
             if turns_per_ns:
                 ready = _spin(ready, turns_1xS[0, i]) * zero
-            if between_bytes:
+            if between_bytes and i % every == 0:
                 ready = jnp.sum(passed_1xM + ready.astype(passed_1xM.dtype)).astype(jnp.int32) * zero
             with jax.named_scope(f"{SCOPE}{i}"):
                 done.append(shape.run(slot.kind, ready, sizes[i][0]) * zero)
             last[slot.kind] = i
         return sum(done, zero).reshape(1)
 
-    body.__name__ = f"replay_{number}"
+    body.__name__ = name
     specs = (P(RANKS),) * len(arrays)
     step = jax.jit(_named(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(RANKS), check_vma=False), body))
     hlo = step.lower(*arrays).compile().as_text() or ""
@@ -322,63 +365,3 @@ def _measured(
         found[found < 0] = np.nan
         begun[:] = np.nan
     return list(found), list(begun)
-
-
-def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:
-    """What a replay showed, as JSON values.
-
-    Returns:
-      "collectives": for each kind, phase, group size and message size: "count", "padded_bytes", "useful_bytes" (largest
-        of the ranks), "p50_us" and "p95_us" over ranks and repeats, "last_us", the median of the rank that came last
-        and so waited for none, "bus_bytes_per_s" at "p50_us", and "original_us" and "original_last_us", the same of
-        the trace, None if it has no times; "sum_us": "replayed", "original", "replayed_last" and "original_last", the
-        sums of all slots' medians; "wall_us": of a whole replay, "p50" and "p95".
-    """
-    lines: dict[tuple[Any, ...], list[tuple[Slot, Any]]] = {}
-    measured: Sequence[Any] = times.slots if times.slots is not None else [None] * len(slots)
-    for slot, ns in zip(slots, measured, strict=True):
-        lines.setdefault((slot.kind, slot.phase, len(slot.groups[0]), slot.padded_bytes), []).append((slot, ns))
-    found = []
-    for (kind, phase, n, padded), members in lines.items():
-        ours = np.concatenate([ns[~np.isnan(ns)] for _, ns in members if ns is not None] or [np.zeros(0)]) / 1e3
-        last = np.concatenate([np.nanmin(ns, axis=1) for _, ns in members if ns is not None] or [np.zeros(0)]) / 1e3
-        theirs = np.array([_original_us(slot) for slot, _ in members])
-        p50 = float(np.percentile(ours, 50)) if ours.size else None
-        found.append(
-            {
-                "kind": kind,
-                "phase": phase,
-                "group_size": n,
-                "count": len(members),
-                "padded_bytes": padded,
-                "useful_bytes": max(e.useful_bytes for slot, _ in members for e in slot.events.values()),
-                "p50_us": p50,
-                "p95_us": float(np.percentile(ours, 95)) if ours.size else None,
-                "last_us": float(np.median(last)) if last.size else None,
-                "bus_bytes_per_s": padded * bus_factor(kind, n) / (p50 / 1e6) if p50 else None,
-                "original_us": _median(theirs[:, 0]),
-                "original_last_us": _median(theirs[:, 1]),
-            }
-        )
-    known = [ns / 1e3 for ns in times.slots or ()]
-    medians = np.array([(np.nanmedian(us), np.median(np.nanmin(us, axis=1))) for us in known])
-    originals = np.array([_original_us(slot) for slot in slots])
-    sums = {
-        f"{who}{which}": float(np.nansum(of[:, at])) if of.size and not np.isnan(of[:, at]).all() else None
-        for who, of in (("replayed", medians), ("original", originals))
-        for at, which in enumerate(("", "_last"))
-    }
-    wall_us = np.array(times.wall_ns) / 1e3
-    wall = {"p50": float(np.percentile(wall_us, 50)), "p95": float(np.percentile(wall_us, 95))}
-    return {"collectives": found, "sum_us": sums, "wall_us": wall}
-
-
-def _median(values: np.ndarray) -> float | None:
-    values = values[~np.isnan(values)]
-    return float(np.median(values)) if values.size else None
-
-
-def _original_us(slot: Slot) -> tuple[float, float]:
-    """The median over ranks of what the trace has measured, and the least; nan if it has nothing."""
-    found = [e.duration_ns / 1e3 for e in slot.events.values() if e.duration_ns is not None]
-    return (float(np.median(found)), min(found)) if found else (np.nan, np.nan)

@@ -102,7 +102,7 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def replay_text(result: Mapping[str, Any]) -> str:
-    """What `recjax.comms.replay.figures` says, as a table."""
+    """What `recjax.comms.replayed.figures` says, as a table."""
     rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
              "original us", "last us"]]  # fmt: skip
     for line in result["collectives"]:

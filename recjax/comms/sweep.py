@@ -16,73 +16,138 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.comms.bus import bus_factor
-from recjax.comms.replay import replay
+from recjax.comms.replay import Prepared, Times, measure
 from recjax.comms.slots import Slot, slots
 from recjax.comms.trace import Event, Trace
 from recjax.errors import ConfigError
 
 KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 _CHAIN = 6  # collectives in a run; the first does not count, since ranks begin it at different times
-_PASSED = (2**16, 2**18, 2**20, 2**22)  # bytes passed over between collectives, so that ranks come unevenly
-_ARRAYS = 8  # of an all-reduce of several
+_PASSED = (2**16, 2**18, 2**20, 2**22, 2**24)  # bytes passed over between collectives, so that ranks come unevenly
+_FOLLOWED = 2**20  # bytes passed over before each collective, so that computing also follows
+_ARRAYS = 8  # of an all-reduce of several; two at least, and otherwise no more than
+_ARRAYS_MOST = 2**21  # bytes together, about what lies in a near cache
 _UNEVEN_MOST = 2**20  # bytes of a message; of larger ones the time is all copying
 _BUFFERS = 4  # of the message's size that a rank needs at most
+PASSES = 5
+_FIRST = 2  # runs in the first pass at most
+_PASS_US = 4e5  # that a later pass may take for a point; those that take longer are measured in the first alone
 
 
 def sweep(
     mesh: Mesh, kinds: Sequence[str], sizes: Sequence[int], repeats: int, memory_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Measures collectives over all devices of a mesh.
+    """Measures collectives over all devices of a mesh: a `Sweep`, in `PASSES` passes.
 
     Args:
-      mesh: from `replay.ranks_mesh`, of two devices at least.
-      kinds: of KINDS.
-      sizes: bytes of the messages, ascending; rounded up so that blocks are equal and elements whole.
+      mesh: as for `Sweep`.
+      kinds: likewise.
+      sizes: likewise.
       repeats: runs of each size; fewer where one takes long.
-      memory_bytes: that all host devices together may take; sizes that need more are left out.
+      memory_bytes: as for `Sweep`.
 
     Returns:
-      JSON values: "devices", "device", "processes", "versions"; "left_out_bytes", the sizes that memory does not hold;
-      "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us", "skew_us" (from the first
-      rank's beginning to the last one's; None with several processes), "algorithm_bytes_per_s" and "bus_bytes_per_s" at
-      the median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process:
-      the same of some sizes up to 1 MiB, where ranks come unevenly because they compute before, with "between_bytes",
-      the memory that they pass over; and of all-reduces of several "arrays" of such a size, which together are "bytes".
+      As `Sweep.result`.
 
     Raises:
-      ConfigError: only one device, or the profiler shows no times on this back end.
+      ConfigError: as `Sweep`.
     """
-    ranks = mesh.devices.size
-    if ranks < 2:
-        raise ConfigError("a sweep needs at least 2 devices: on CPU give --devices 8, say, for host devices.")
-    device = mesh.devices.flat[0]
-    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    limit = memory_bytes // len(here) if memory_bytes and device.platform == "cpu" else _device_memory(device)
-    fitting = [size for size in sizes if limit is None or size * _BUFFERS <= limit]
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        points: list[dict[str, Any]] = []
-        for size in fitting:
-            runs = repeats if not points else max(2, min(repeats, int(2e6 / (_CHAIN * points[-1]["p50_us"]))))
-            points.append(_point(kind, size, mesh, runs))
+    begun = Sweep(mesh, kinds, sizes, memory_bytes)
+    for number in range(PASSES):
+        begun.measure(-(-repeats // PASSES))
+        if jax.process_index() == 0:
+            print(f"pass {number + 1} of {PASSES}", file=sys.stderr, flush=True)
+    return begun.result()
+
+
+class Sweep:
+    """Collectives of all kinds and sizes, compiled, to be measured pass by pass.
+
+    Each pass takes all of them in turn, so that a machine that is slow for some seconds, as shared ones are, makes
+    none of them look slower than its neighbours: medians are over all passes.
+    """
+
+    def __init__(self, mesh: Mesh, kinds: Sequence[str], sizes: Sequence[int], memory_bytes: int | None = None) -> None:
+        """Compiles them.
+
+        Args:
+          mesh: from `replay.ranks_mesh`, of two devices at least.
+          kinds: of KINDS.
+          sizes: bytes of the messages, ascending; rounded up so that blocks are equal and elements whole.
+          memory_bytes: that all host devices together may take; sizes that need more are left out.
+
+        Raises:
+          ConfigError: only one device.
+        """
+        self._mesh = mesh
+        self._ranks = mesh.devices.size
+        if self._ranks < 2:
+            raise ConfigError("a sweep needs at least 2 devices: on CPU give --devices 8, say, for host devices.")
+        device = mesh.devices.flat[0]
+        here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+        limit = memory_bytes // len(here) if memory_bytes and device.platform == "cpu" else _device_memory(device)
+        fitting = [size for size in sizes if limit is None or size * _BUFFERS <= limit]
+        self._left_out = [size for size in sizes if size not in fitting]
+        few = [size for size in fitting if size <= _UNEVEN_MOST][::-3][::-1] if jax.process_count() == 1 else []
+        self._points: dict[str, list[_Point]] = {}
+        for kind in kinds:
+            cases = [(size, 0, 1, False) for size in fitting] + [(size, _FOLLOWED, 1, True) for size in few]
+            cases += [(size, passed, 1, False) for passed in _PASSED for size in few]
+            if kind == "all_reduce":
+                several = [max(2, min(_ARRAYS, _ARRAYS_MOST // size)) for size in few]
+                cases += [(size, passed, n, False) for passed in _PASSED for size, n in zip(few, several, strict=True)]
+            self._points[kind] = [_Point(kind, mesh, *case) for case in cases]
             if jax.process_index() == 0:
-                print(f"{kind} {size:,} B: {points[-1]['p50_us']:.1f} us", file=sys.stderr, flush=True)
-        few = [size for size in fitting[::3] if size <= _UNEVEN_MOST] if jax.process_count() == 1 else []
-        cases = [(size, passed, 1) for passed in _PASSED for size in few]
-        cases += [(size, _PASSED[-2], _ARRAYS) for size in few if kind == "all_reduce"]
-        uneven = [
-            {"arrays": arrays, "between_bytes": passed, **_point(kind, size, mesh, repeats, passed, arrays)}
-            for size, passed, arrays in cases
-        ]
-        found[kind] = {"points": points, "uneven": uneven, **fit([(p["bytes"], p["p50_us"]) for p in points])}
-    return {
-        "devices": ranks,
-        "device": device.device_kind,
-        "processes": jax.process_count(),
-        "versions": {"jax": jax.__version__},
-        "left_out_bytes": [size for size in sizes if size not in fitting],
-        "collectives": found,
-    }
+                print(f"{kind}: {len(cases)} programs compiled", file=sys.stderr, flush=True)
+
+    def measure(self, repeats: int) -> None:
+        """A pass: so many runs of each collective, fewer where one takes long.
+
+        Raises:
+          ConfigError: the profiler shows no times on this back end.
+        """
+        points = [point for of_kind in self._points.values() for point in of_kind]
+        counts = [point.runs(repeats) for point in points]
+        taken = [(point, count) for point, count in zip(points, counts, strict=True) if count]
+        for (point, _), times in zip(taken, measure([p.replay for p, _ in taken], [n for _, n in taken]), strict=True):
+            point.add(times)
+
+    def result(self) -> dict[str, Any]:
+        """What all passes together have found.
+
+        Returns:
+          JSON values: "devices", "device", "processes", "versions"; "left_out_bytes", the sizes that memory does not
+          hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us" (of the rank that came
+          last), "skew_us" (from the first rank's beginning to the last one's), "done_us" (from the last one's
+          beginning to the last end) and "between_us" (from a rank's end to its next beginning), all three None with
+          several processes, "algorithm_bytes_per_s" and "bus_bytes_per_s" at the median, and the fit "alpha_us",
+          "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process: the same of some sizes up to
+          1 MiB, where ranks come unevenly because they compute before, with "between_bytes", the memory that they pass
+          over, and "followed", whether they do that also after it, or the next collective follows at once; and of
+          all-reduces of several "arrays" of such a size, which together are "bytes".
+        """
+        found: dict[str, Any] = {}
+        for kind, points in self._points.items():
+            even = [point.figures(self._ranks) for point in points if not point.passed]
+            uneven = [
+                {
+                    "arrays": point.arrays,
+                    "between_bytes": point.passed,
+                    "followed": point.followed,
+                    **point.figures(self._ranks),
+                }
+                for point in points
+                if point.passed
+            ]
+            found[kind] = {"points": even, "uneven": uneven, **fit([(p["bytes"], p["p50_us"]) for p in even])}
+        return {
+            "devices": self._ranks,
+            "device": self._mesh.devices.flat[0].device_kind,
+            "processes": jax.process_count(),
+            "versions": {"jax": jax.__version__},
+            "left_out_bytes": self._left_out,
+            "collectives": found,
+        }
 
 
 def _device_memory(device: Any) -> int | None:
@@ -104,25 +169,53 @@ def chain(kind: str, size: int, ranks: int, count: int = _CHAIN, arrays: int = 1
     return slots(Trace(ranks, dict.fromkeys(event.group, events)))
 
 
-def _point(kind: str, size: int, mesh: Mesh, repeats: int, between_bytes: int = 0, arrays: int = 1) -> dict[str, Any]:
-    chained = chain(kind, size, mesh.devices.size, arrays=arrays)
-    times = replay(chained, mesh, repeats, between_bytes=between_bytes)
-    if times.slots is None or times.skews is None:
-        raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")
-    us = np.stack(times.slots[1:]) / 1e3  # [collectives, repeats, ranks]
-    skew_us = np.stack(times.skews[1:]) / 1e3
-    p50 = float(np.median(us))
-    bytes_ = chained[0].padded_bytes
-    rate = bytes_ / (p50 / 1e6)
-    return {
-        "bytes": bytes_,
-        "p50_us": p50,
-        "p95_us": float(np.percentile(us, 95)),
-        "last_us": float(np.median(us.min(axis=2))),
-        "skew_us": float(np.median(skew_us)) if np.isfinite(skew_us).all() else None,
-        "algorithm_bytes_per_s": rate,
-        "bus_bytes_per_s": rate * bus_factor(kind, mesh.devices.size),
-    }
+class _Point:
+    """A chain of equal collectives, and what was measured of it."""
+
+    def __init__(self, kind: str, mesh: Mesh, size: int, passed: int, arrays: int, followed: bool) -> None:
+        chained = chain(kind, size, mesh.devices.size, arrays=arrays)
+        self.kind, self.passed, self.arrays, self.followed = kind, passed, arrays, followed
+        self.bytes = chained[0].padded_bytes
+        # Where nothing is to follow, every other collective follows at once; those are not looked at.
+        every = 1 if followed or not passed else 2
+        self._counting = slice(every, None, every)
+        name = f"sweep_{kind}_{size}_{passed}_{arrays}_{followed}"
+        self.replay = Prepared(chained, mesh, between_bytes=passed, every=every, name=name)
+        self._us: list[np.ndarray] = []  # [collectives, repeats, ranks] of each pass
+        self._start_us: list[np.ndarray] = []  # likewise
+        self._between_us: list[np.ndarray] = []  # likewise, from the end of each to the beginning of the next
+
+    def runs(self, repeats: int) -> int:
+        """How many of a pass's runs to make."""
+        if not self._us:  # how long one takes is not known yet
+            return min(repeats, _FIRST)
+        return min(repeats, int(_PASS_US / (_CHAIN * np.median(self._us[0]))))
+
+    def add(self, times: Times) -> None:
+        """What a pass has found."""
+        if times.slots is None or times.starts is None:
+            raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")
+        us, start_us = np.stack(times.slots) / 1e3, np.stack(times.starts) / 1e3
+        self._us.append(us[self._counting])
+        self._start_us.append(start_us[self._counting])
+        self._between_us.append((start_us[1:] - (start_us + us)[:-1])[self._counting])
+
+    def figures(self, ranks: int) -> dict[str, Any]:
+        us, start_us = np.concatenate(self._us, axis=1), np.concatenate(self._start_us, axis=1)
+        done_us = (start_us + us).max(axis=2) - start_us.max(axis=2)
+        p50, one_clock = float(np.median(us)), bool(np.isfinite(start_us).all())
+        rate = self.bytes / (p50 / 1e6)
+        return {
+            "bytes": self.bytes,
+            "p50_us": p50,
+            "p95_us": float(np.percentile(us, 95)),
+            "last_us": float(np.median(us.min(axis=2))),
+            "skew_us": float(np.median(np.ptp(start_us, axis=2))) if one_clock else None,
+            "done_us": float(np.median(done_us)) if one_clock else None,
+            "between_us": float(np.median(np.concatenate(self._between_us, axis=1))) if one_clock else None,
+            "algorithm_bytes_per_s": rate,
+            "bus_bytes_per_s": rate * bus_factor(self.kind, ranks),
+        }
 
 
 def fit(points: Sequence[tuple[float, float]]) -> dict[str, float | None]:

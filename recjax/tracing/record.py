@@ -78,36 +78,60 @@ def record(config: RunConfig, steps: int, alone: bool = False) -> Trace:
     """
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; record at least 1.")
-    setup = make_setup(config, splits=("train",))
-    _tell(f"training {UNTIMED} steps and recording {steps} on {setup.bound.all_devices} device(s)")
-    done: list[Step] = []
-    loop = _alone(setup, UNTIMED + steps) if alone else _as_it_trains(setup)
+    begun = Recording(config, UNTIMED + steps if alone else 0)
+    _tell(f"training {UNTIMED} steps and recording {steps} on {begun.setup.bound.all_devices} device(s)")
+    begun.train(UNTIMED)
+    return begun.record(steps)
 
-    def train(count: int) -> None:
-        for _ in range(count):
-            state, step = next(loop)
+
+class Recording:
+    """A training whose steps may be recorded, some at a time."""
+
+    def __init__(self, config: RunConfig, placed: int = 0) -> None:
+        """Sets it up; the first steps, which compile and fill the pipeline, are for `train`.
+
+        Args:
+          config: what to train.
+          placed: batches to place on the devices now, so that nothing of the host's runs beside the steps: when all
+            have been trained on, the first comes again. None if 0.
+
+        Raises:
+          ConfigError, DataError, DeviceError: as `make_setup`.
+        """
+        self.setup = make_setup(config, splits=("train",))
+        self._alone = placed > 0
+        self._loop = _alone(self.setup, placed) if placed else _as_it_trains(self.setup)
+        self._programs: dict[tuple[tuple[str, int], ...], str] = {}
+
+    def train(self, steps: int) -> list[Step]:
+        """Trains, and waits for the end."""
+        done = []
+        for _ in range(steps):
+            state, step = next(self._loop)
             done.append(step)
         jax.block_until_ready(state)
+        return done
 
-    train(UNTIMED)
-    done.clear()
-    taken = profile.profile(lambda: train(steps), None)
-    times = profile.timelines(taken, "jit_train_step", list(setup.mesh.devices.flat), steps)
-    profile.discard(taken)
-    done, times = _gathered(done, times)
-    programs: dict[tuple[tuple[str, int], ...], str] = {}
-    ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.all_devices)}
-    for number, step in enumerate(done):
-        key = tuple(sorted(step.capacities.items()))
-        if key not in programs:
-            _tell("reading the compiled step")
-            programs[key] = compiled_text(setup, step.capacities)
-        for rank, events in step_events(setup, programs[key], step.counts).items():
-            line = Timeline(times.get((rank, number), ()))
-            ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
-    all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
-    trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps, alone))
-    return checked(trace, "the trace")
+    def record(self, steps: int) -> Trace:
+        """Trains, and gives the trace of these steps."""
+        setup = self.setup
+        done: list[Step] = []
+        taken = profile.profile(lambda: done.extend(self.train(steps)), None)
+        times = profile.timelines(profile.events(taken), "jit_train_step", list(setup.mesh.devices.flat), steps)
+        profile.discard(taken)
+        done, times = _gathered(done, times)
+        ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.all_devices)}
+        for number, step in enumerate(done):
+            key = tuple(sorted(step.capacities.items()))
+            if key not in self._programs:
+                _tell("reading the compiled step")
+                self._programs[key] = compiled_text(setup, step.capacities)
+            for rank, events in step_events(setup, self._programs[key], step.counts).items():
+                line = Timeline(times.get((rank, number), ()))
+                ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
+        all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
+        trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps, self._alone))
+        return checked(trace, "the trace")
 
 
 def compiled(config: RunConfig) -> Trace:
@@ -146,7 +170,7 @@ def _alone(setup: Setup, count: int) -> Iterator[tuple[TrainState, Step]]:
     steps = [Step(sizes, true_counts(setup, batch)) for batch in batches]
     inputs = jax.block_until_ready([setup.router.finish(b, sizes) for b in begun])
     state = setup.new_state()
-    for step, given in zip(steps, inputs, strict=True):
+    for step, given in itertools.cycle(zip(steps, inputs, strict=True)):
         state, _ = setup.train_step(state, given)
         yield state, step
 

@@ -185,6 +185,7 @@ def replay(options: argparse.Namespace) -> Shown:
 def _replay(options: argparse.Namespace) -> dict[str, Any]:
     from recjax.comms import replay as replays
     from recjax.comms.formats import read_trace
+    from recjax.comms.replayed import figures
     from recjax.comms.slots import shrink, slots
     from recjax.mesh import MeshConfig, make_mesh
 
@@ -204,7 +205,7 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
     times = replays.replay(found, mesh, options.repeats, options.splits, options.gaps)
     device = mesh.devices.flat[0].device_kind
     about = {"label": given.about["label"], "ranks": given.world, "device": device, "repeats": options.repeats}
-    return {**about, "splits": options.splits, "gaps": options.gaps, **replays.figures(found, times)}
+    return {**about, "splits": options.splits, "gaps": options.gaps, **figures(found, times)}
 
 
 def _sweep(options: argparse.Namespace) -> dict[str, Any]:

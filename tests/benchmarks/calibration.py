@@ -1,11 +1,12 @@
 """How well a simulation with measured collectives predicts the communication of training steps on this machine.
 
-    python tests/benchmarks/calibration.py [--devices 2,4] [--steps 30] [--rounds 3] [--folder DIR]
+    python tests/benchmarks/calibration.py [--devices 2,4] [--passes 30] [--folder DIR]
 
-For each number of host devices, in each round: one sweep (`recjax replay --sweep`), and of each preset a trace (`recjax
-trace --alone`, since the work of the host would take the cores from host devices). A sweep with the median times of all
-rounds' takes the place of the times in every trace, as by `recjax simulate workload TRACE --calibration SWEEP`. Rounds
-take turns, for the machine's speed drifts: it shall drift for both alike.
+For each number of host devices one process measures in passes: all plain collectives of a sweep (as `recjax replay
+--sweep` does), then some steps of each preset (as `recjax trace --alone` does, since the work of the host would take the
+cores from host devices). They take turns because the machine's speed drifts within seconds: it shall drift for both
+alike. The sweep of all passes then takes the place of the times in every trace, as by `recjax simulate workload TRACE
+--calibration SWEEP`.
 
 What is predicted. A rank's time in a collective is mostly waiting for the rank that comes last, which says how evenly
 the ranks compute and not what the collective costs. So the figure is the time of the rank that came last ("last us"):
@@ -14,26 +15,26 @@ collective of a step is the median over the steps, and a step is the sum over it
 
   done   from the last start to the last end, all on the one clock of the process: with the ranks' waking up after it
   p50    the median over ranks of the time in a collective, waiting included, against the simulation's, where waiting
-         comes from the trace's times of computing, which repeat what the scheduler did to each rank
+         comes from the trace's times of computing and from how late each rank was, which repeat what the scheduler did
   halves `last` of the odd steps over that of the even ones: what a measurement repeats of itself
 
-An error is max(predicted, measured) / min(predicted, measured) - 1, and the mean of errors is geometric. Nothing is
-fitted to the traces, except that a sweep passes over 1 MiB before all-reduces of several arrays, which was chosen with
-them in sight (4 MiB: 23%).
+An error is max(predicted, measured) / min(predicted, measured) - 1, and the mean of errors is geometric. No number is
+fitted to the traces; what kinds of points a sweep measures was chosen with them in sight.
 
-Found on two cores of an Intel Xeon with nothing else on them (Python 3.11, JAX 0.10.2, recjax-kernels, three rounds):
-errors of `last`, on 2 devices, movietweetings 27%, synthetic 19%, synthetic_multihot 50%, bench_kaggle16 40%, all
-predicted too low; on 4 devices 34% (too high), 6%, 6%, 7%: geometric mean 22%, of p50 21%. With one round on another
-day and without the median 21% and 16%, the all-reduces of 2 devices too high. What a point of a sweep measures differs
-by a third from round to round, and one half of a trace's steps from the other by 0 to 21%. What is off most: the first
-exchange of ids of bench_kaggle16 (52 us instead of 266), beside which the devices compute the bottom MLP on the same
-two cores; a sweep's collectives have the cores to themselves. Before sweeps had uneven collectives, on a busy machine
-and beside the work of the host (--busy), predictions were too low by factors of 2.6 to 7.8.
+Found on two cores of an Intel Xeon with nothing else on them (Python 3.12, JAX 0.12.0.1, recjax-kernels, 30 passes):
+errors of `last`, on 2 / 4 devices, movietweetings 3.5 / 2.5%, synthetic 28 / 17% (too low), synthetic_multihot 8.1 /
+6.1%, bench_kaggle16 2.9 / 11%: geometric mean 9.6%; of p50 6.3 / 4.6%, 2.8 / 2.9%, 92 / 20%, 0.2 / 3.5%, together 14%.
+With 15 passes a quarter of an hour earlier: 12 / 11%, 28 / 17%, 8.5 / 11%, 5.7 / 18%, together 14% (p50 22%): what is
+measured repeats itself within 10% or so, for most of these times have two modes, as ranks share a core or not. What is
+off most: all-reduces of several arrays without an exchange before them, and single exchanges (36 instead of 57 us),
+whose errors cancel in part. On JAX 0.10 XLA's pool must have 16 threads: there computing beside a collective on the same
+two cores makes it last several times as long, which no sweep has; with sweeps in one go and without the ranks' being
+late the error was 22%.
 """
 
 import argparse
 import json
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 from pathlib import Path
@@ -41,8 +42,14 @@ from typing import Any
 
 import numpy as np
 
+from recjax import presets
 from recjax.comms.formats import read_trace
+from recjax.comms.replay import ranks_mesh
+from recjax.comms.sweep import Sweep
+from recjax.mesh import MeshConfig, make_mesh
 from recjax.simulate.calibrated import play, read_sweep
+from recjax.tracing.record import Recording
+from recjax.tracing.verbs import write
 from recjax.tracing.workload import read_workload
 
 PRESETS = {
@@ -51,14 +58,9 @@ PRESETS = {
     "synthetic_multihot": (),
     "bench_kaggle16": ("train.batch_size=1024", "data.max_rows=200000"),
 }
-SWEEP = ("--max", "16MiB", "--factor", "2", "--repeats", "30")
-
-
-def recjax(*arguments: object) -> None:
-    """Runs a command in a process of its own, which may have another number of host devices."""
-    command = [sys.executable, "-m", "recjax.cli", *map(str, arguments)]
-    print("+ recjax", *arguments, file=sys.stderr, flush=True)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+SIZES = [2**k for k in range(3, 21)]  # bytes of plain collectives
+WARM = 3  # steps of each preset in a pass that do not count
+BATCHES = 8  # of each preset, on the devices before the first pass
 
 
 def measured(folder: Path) -> dict[str, np.ndarray]:
@@ -95,19 +97,6 @@ def off(one: float, other: float) -> float:
     return max(one, other) / min(one, other) - 1
 
 
-def median_sweep(sweeps: list[Path], out: Path) -> Path:
-    """Writes a sweep whose times are the medians of those of several, which measured the same points."""
-    found = [json.loads(path.read_text()) for path in sweeps]
-    for kind, of_kind in found[0]["collectives"].items():
-        for points in ("points", "uneven"):
-            for i, point in enumerate(of_kind[points]):
-                same = [sweep["collectives"][kind][points][i] for sweep in found]
-                for name in ("p50_us", "last_us", "skew_us"):
-                    point[name] = float(np.median([other[name] for other in same]))
-    out.write_text(json.dumps(found[0]))
-    return out
-
-
 def case(preset: str, devices: int, folders: list[Path], sweep: Path) -> dict[str, Any]:
     """The figures of one preset's traces, in us a step."""
     each = [measured(folder) for folder in folders]
@@ -141,6 +130,41 @@ def case(preset: str, devices: int, folders: list[Path], sweep: Path) -> dict[st
     }
 
 
+def measure(folder: Path, devices: int, options: argparse.Namespace) -> None:
+    """Writes `folder`/sweep.json and a trace of each preset and pass, all measured in turns in this process."""
+    mesh = ranks_mesh(list(make_mesh(MeshConfig(devices=devices, platform="cpu")).devices.flat))
+    placed = 0 if options.busy else BATCHES
+    recordings = {}
+    for preset in options.presets.split(","):
+        config = presets.load(preset, [f"mesh.devices={devices}", "mesh.platform=cpu", *PRESETS[preset]])
+        recordings[preset] = Recording(config, placed)
+        recordings[preset].train(BATCHES)
+    sweep = Sweep(mesh, ("all_reduce", "all_to_all"), SIZES)
+    for number in range(options.passes):
+        print(f"{devices} devices: pass {number + 1} of {options.passes}", file=sys.stderr, flush=True)
+        sweep.measure(options.repeats)
+        for preset, recording in recordings.items():
+            recording.train(WARM)  # other programs ran before
+            write(recording.record(options.steps), folder / f"{preset}.{number}", "recjax")
+    (folder / "sweep.json").write_text(json.dumps(sweep.result()))
+
+
+def show(devices: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    """Prints the figures of what `measure` wrote."""
+    found = []
+    for preset in names:
+        folders = sorted(folder.glob(f"{preset}.*"))
+        c = case(preset, devices, folders, folder / "sweep.json")
+        found.append(c)
+        print(f"{preset:20}{devices:8}{c['measured_last_us']:10.1f}{c['predicted_last_us']:11.1f}{c['error']:8.1%}"
+              f"{c['measured_done_us']:10.1f}{c['measured_p50_us']:10.1f}{c['predicted_p50_us']:11.1f}"
+              f"{c['p50_error']:8.1%}{c['halves']:8.2f}")  # fmt: skip
+        for one in c["collectives"]:
+            print(f"    {one['phase']:14}{one['collective']:15}{one['bytes']:11,.0f} B in {one['arrays']:2}"
+                  f"{one['measured_last_us']:9.1f}{one['predicted_last_us']:9.1f}", flush=True)  # fmt: skip
+    return found
+
+
 def geometric(errors: list[float]) -> float:
     """The mean of errors."""
     return float(np.exp(np.mean(np.log1p(errors))) - 1)
@@ -151,39 +175,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="2,4", help="numbers of host devices (default: 2,4)")
     parser.add_argument("--presets", default=",".join(PRESETS), help="which (default: all four)")
-    parser.add_argument("--steps", type=int, default=30, help="steps of each trace (default: 30)")
-    parser.add_argument("--rounds", type=int, default=3, help="of a sweep and the traces (default: 3)")
+    parser.add_argument("--passes", type=int, default=30, help="of all collectives and all presets (default: 30)")
+    parser.add_argument("--steps", type=int, default=10, help="of each preset in a pass (default: 10)")
+    parser.add_argument("--repeats", type=int, default=4, help="of each plain collective in a pass (default: 4)")
     parser.add_argument("--busy", action="store_true", help="traces of steps beside which the host prepares batches")
     parser.add_argument("--folder", type=Path, help="where sweeps and traces go, and are taken from if they are there")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="recjax-calibration-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    counts = [int(count) for count in options.devices.split(",")]
+    for devices in counts:
+        if not (folder / str(devices) / "sweep.json").exists():
+            (folder / str(devices)).mkdir(parents=True, exist_ok=True)
+            # a process has one number of host devices
+            process = multiprocessing.get_context("spawn").Process(
+                target=measure, args=(folder / str(devices), devices, options)
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(process.exitcode)
     print(f"{'preset':20}{'devices':>8}{'last us':>10}{'predicted':>11}{'error':>8}{'done us':>10}{'p50 us':>10}"
           f"{'predicted':>11}{'error':>8}{'halves':>8}")  # fmt: skip
-    for devices in map(int, options.devices.split(",")):
-        rounds = [folder / f"round{i}" for i in range(options.rounds)]
-        sweeps = [of_round / f"sweep{devices}.json" for of_round in rounds]
-        for of_round, sweep in zip(rounds, sweeps, strict=True):
-            of_round.mkdir(exist_ok=True)
-            if not sweep.exists():
-                recjax("replay", "--sweep", "--devices", devices, *SWEEP, "--out", sweep)
-            for preset in options.presets.split(","):
-                trace = of_round / f"{preset}.{devices}"
-                if not trace.exists():
-                    settings = (f"mesh.devices={devices}", *PRESETS[preset])
-                    settings += () if options.busy else ("--alone",)
-                    recjax("trace", preset, *settings, "--steps", options.steps, "--out", trace)
-        sweep = median_sweep(sweeps, folder / f"sweep{devices}.json")
-        for preset in options.presets.split(","):
-            c = case(preset, devices, [of_round / f"{preset}.{devices}" for of_round in rounds], sweep)
-            found.append(c)
-            print(f"{preset:20}{devices:8}{c['measured_last_us']:10.1f}{c['predicted_last_us']:11.1f}{c['error']:8.1%}"
-                  f"{c['measured_done_us']:10.1f}{c['measured_p50_us']:10.1f}{c['predicted_p50_us']:11.1f}"
-                  f"{c['p50_error']:8.1%}{c['halves']:8.2f}")  # fmt: skip
-            for one in c["collectives"]:
-                print(f"    {one['phase']:14}{one['collective']:15}{one['bytes']:11,.0f} B in {one['arrays']:2}"
-                      f"{one['measured_last_us']:9.1f}{one['predicted_last_us']:9.1f}", flush=True)  # fmt: skip
+    found = [c for devices in counts for c in show(devices, folder / str(devices), options.presets.split(","))]
     means = {name: geometric([c[name] for c in found]) for name in ("error", "p50_error")}
     print(f"geometric mean of the errors: {means['error']:.1%} (p50: {means['p50_error']:.1%})")
     print(json.dumps({"cases": found, "geometric_mean": means}))

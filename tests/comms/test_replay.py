@@ -11,6 +11,7 @@ from trace_support import ALL, HALVES, by_hand
 from recjax.comms import replay as replays
 from recjax.comms.compiled import collectives, members
 from recjax.comms.dependencies import dependencies
+from recjax.comms.replayed import figures
 from recjax.comms.slots import shrink, slots
 from recjax.comms.sweep import chain, fit, sweep
 from recjax.comms.trace import COMPUTE, Event, Trace
@@ -76,7 +77,7 @@ def test_replay_measures_every_slot_on_every_rank(compiled_once):
     assert len(times.wall_ns) == 3 and min(times.wall_ns) > 0
     assert [ns.shape for ns in times.slots] == [(3, 4)] * 5
     assert all((ns > 0).all() for ns in times.slots)
-    shown = replays.figures(found, times)
+    shown = figures(found, times)
     lines = {(line["kind"], line["phase"]): line for line in shown["collectives"]}
     assert lines["all_to_all", "row_exchange"]["original_us"] == 7
     assert lines["all_to_all", "row_exchange"]["padded_bytes"] == 256
@@ -89,7 +90,7 @@ def test_what_runs(monkeypatch):
     texts = []
     real = replays._instructions
     monkeypatch.setattr(replays, "_instructions", lambda hlo: texts.append(hlo) or real(hlo))
-    call, names = replays._program(slots(by_hand()), mesh(4), "padded", 0.0, 0)
+    call, names = replays._program(slots(by_hand()), mesh(4), "padded", 0.0, "it", 0, 1)
     call().block_until_ready()
     assert sorted(names) == [0, 1, 2, 3, 4]
     waits = {i: {j for j in names if names[j][0] in dependencies(texts[0])[name]} for i, (name,) in names.items()}
@@ -132,7 +133,7 @@ def test_an_all_reduce_of_several_arrays_stays_one(monkeypatch):
     monkeypatch.setattr(replays, "_instructions", lambda hlo: texts.append(hlo) or {})
     group = (0, 1)
     event = Event(0, "all_reduce", dtype="float32", group=group, in_bytes=72, out_bytes=72, parts=(4, 28, 28, 12))
-    replays._program(slots(Trace(2, dict.fromkeys(group, (event,)))), mesh(2), "padded", 0.0, 0)
+    replays._program(slots(Trace(2, dict.fromkeys(group, (event,)))), mesh(2), "padded", 0.0, "it", 0, 1)
     (found,) = collectives(texts[0])
     assert found.result_bytes == 72 and sorted(dims for _, dims in found.shapes) == [(1,), (3,), (7,), (7,)]
 
@@ -140,9 +141,9 @@ def test_an_all_reduce_of_several_arrays_stays_one(monkeypatch):
 def test_only_some_ranks():
     event = Event(0, "all_reduce", group=(0, 1), in_bytes=8, out_bytes=8, dtype="float32")
     two_of = {n: Trace(n, {0: (event,), 1: (event,)}) for n in (3, 4)}
-    replays._program(slots(two_of[4]), mesh(4), "padded", 0.0, 0)
+    replays._program(slots(two_of[4]), mesh(4), "padded", 0.0, "it", 0, 1)
     with pytest.raises(DataError, match="other 1 of 3 do not form groups"):
-        replays._program(slots(two_of[3]), mesh(3), "padded", 0.0, 0)
+        replays._program(slots(two_of[3]), mesh(3), "padded", 0.0, "it", 0, 1)
 
 
 @pytest.mark.parametrize(("alpha", "rate"), [(20.0, 2e9), (0.0, 1e9), (5.0, None)])
@@ -174,11 +175,30 @@ def test_sweep(compiled_once, capsys):
         assert p["bus_bytes_per_s"] == pytest.approx(p["bytes"] / (p["p50_us"] / 1e6) / 2)
     assert line["points"][0]["p50_us"] < line["points"][1]["p50_us"]
     assert all(p["arrays"] == 1 for p in line["uneven"])  # only all-reduces have several
-    assert [(p["between_bytes"], p["bytes"]) for p in line["uneven"]] == [(2**k, 64) for k in (16, 18, 20, 22)]
-    even, passing = line["points"][0], line["uneven"][-1]  # 4 MiB take longer than two ranks' starting after each other
+    cases = [(p["bytes"], p["between_bytes"], p["followed"]) for p in line["uneven"]]
+    assert cases == [(size, 2**20, True) for size in (2**20,)] + [(2**20, 2**k, False) for k in (16, 18, 20, 22, 24)]
+    even, passing = line["points"][0], line["uneven"][-1]  # 16 MiB take longer than two ranks' starting one by one
     assert 0 < even["skew_us"] < passing["skew_us"] and passing["last_us"] > 0
+    assert all(p["done_us"] >= p["last_us"] * 0.5 and p["between_us"] is not None for p in line["uneven"])
     with pytest.raises(ConfigError, match="at least 2 devices"):
         sweep(mesh(1), ("all_to_all",), (64,), 2)
+
+
+def test_a_sweep_of_several_arrays(compiled_once):
+    found = sweep(mesh(2), ("all_reduce",), (2**14, 2**20), 2)["collectives"]["all_reduce"]["uneven"]
+    assert {(p["arrays"], p["bytes"]) for p in found if p["arrays"] > 1} == {(2, 2**21)}
+
+
+def test_several_measured_together_are_as_they_are_alone(compiled_once):
+    """Each sees its own runs: the large ones take longer than the small ones, whichever comes first in the profile."""
+    small, large = (
+        replays.Prepared(chain("all_reduce", size, 2), mesh(2), name=name)
+        for size, name in ((8, "a_small"), (2**22, "a_large"))
+    )
+    for order in ((small, large), (large, small)):
+        times = dict(zip(order, replays.measure(order, [3, 2]), strict=True))
+        assert len(times[order[0]].wall_ns) == 3 and times[order[1]].slots[0].shape == (2, 2)
+        assert np.median(times[small].slots) * 5 < np.median(times[large].slots)
 
 
 def test_a_sweep_may_pass_over_memory_between_its_collectives(compiled_once):

@@ -5,10 +5,13 @@ import json
 
 import pytest
 from commands import assert_refused, inside
+from simulating import topology
 
 from recjax.comms.formats import recjax_json
 from recjax.comms.trace import Event, Trace
 from recjax.simulate.calibrated import play, read_sweep
+from recjax.simulate.execution import simulate
+from recjax.simulate.system import System
 from recjax.simulate.workload import Operation, Workload
 from recjax.tracing.workload import read_workload
 
@@ -32,7 +35,7 @@ def events(rank, group=(0, 1), parts=()):
     return (
         Event(0, "compute", start_ns=0, duration_ns=(3000, 5000)[rank % 2]),
         exchange,
-        Event(2, "compute", start_ns=5000, duration_ns=30_000, deps=(0,)),
+        Event(2, "compute", start_ns=(3000, 5000)[rank % 2], duration_ns=30_000, deps=(0,)),
         dataclasses.replace(reduce, parts=parts),
     )
 
@@ -51,10 +54,10 @@ def test_ranks_that_come_unevenly_are_woken_as_the_sweep_has_it(tmp_path):
     """
     sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
     sweep["collectives"]["all_to_all"]["uneven"] = [
-        {"arrays": 1, "between_bytes": 9, "bytes": 1000, "skew_us": 4, "last_us": 16},
-        {"arrays": 1, "between_bytes": 9, "bytes": 4000, "skew_us": 4, "last_us": 50},
+        {"arrays": 1, "followed": False, "between_bytes": 9, "bytes": 1000, "skew_us": 4, "last_us": 16},
+        {"arrays": 1, "followed": False, "between_bytes": 9, "bytes": 4000, "skew_us": 4, "last_us": 50},
         # less than even ones took: no gain from coming late
-        {"arrays": 1, "between_bytes": 99, "bytes": 4000, "skew_us": 40, "last_us": 30},
+        {"arrays": 1, "followed": False, "between_bytes": 99, "bytes": 4000, "skew_us": 40, "last_us": 30},
     ]
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     workload = read_workload(write_trace(tmp_path / "trace", [events(0), events(1)]), None)
@@ -65,20 +68,71 @@ def test_ranks_that_come_unevenly_are_woken_as_the_sweep_has_it(tmp_path):
 
 
 def test_further_arrays_take_what_the_sweep_of_several_has(tmp_path):
-    """By hand: 5 arrays of 100 bytes took 40 us, one 8: each further one 8, which is 4 more than one alone takes.
+    """By hand: 5 arrays of 100 bytes took 40 us, one 8: each further one 8, twice as long as one where all come evenly.
 
-    At 10,000 bytes a further one takes 28 us, 12 more; half way between, at 1000 bytes, 8 + 8.
+    At 10,000 bytes a further one takes 28 us, 7/4 as long; half way between, at 1000 bytes, 8 us times the root of 7/2.
     """
     sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
     sweep["collectives"]["all_reduce"]["uneven"] = [
-        {"arrays": arrays, "between_bytes": 9, "bytes": size, "skew_us": 0, "last_us": us}
+        {"arrays": arrays, "followed": False, "between_bytes": 9, "bytes": size, "skew_us": 0, "last_us": us}
         for arrays, size, us in ((1, 100, 8), (5, 500, 40), (1, 10_000, 44), (2, 20_000, 72))
     ]
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     read = read_sweep(tmp_path / "sweep.json")
     even = Operation("a", "collective", collective="all_reduce", bytes=2000, parts=(1000, 1000))
-    waking = read.time_ns(dataclasses.replace(even, parts=(1000,))) - 8000
-    assert read.time_ns(even) == pytest.approx(waking + 8000 + 16_000)
+    first, _ = read.time_ns(dataclasses.replace(even, parts=(1000,)))
+    assert read.time_ns(even)[0] == pytest.approx(first + 8000 * 3.5**0.5)
+
+
+def test_where_computing_follows_those_that_waited_are_done_later(tmp_path):
+    """By hand, at 1000 bytes: 10 us if all come evenly; the last 16 and the others 18 if it comes 4 us after them.
+
+    If 20 us of computing follow, the last takes 3 more and the others 12 more than that, of 40 us of computing: 0.3 of
+    what follows, up to those 40.
+    """
+    sweep = json.loads(write_sweep(tmp_path / "sweep.json").read_text())
+    point = {"arrays": 1, "bytes": 1000, "between_bytes": 9, "skew_us": 4}
+    sweep["collectives"]["all_to_all"]["uneven"] = [
+        {**point, "followed": False, "last_us": 16, "done_us": 18},
+        {**point, "followed": True, "last_us": 19, "done_us": 31, "between_us": 40},
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    read = read_sweep(tmp_path / "sweep.json")
+    exchange = Operation("a", "collective", collective="all_to_all", bytes=1000)
+    assert read.time_ns(exchange, 4000) == pytest.approx((16_000, 18_000))
+    assert read.time_ns(exchange, 4000, 20_000) == pytest.approx((19_000, 19_000 + 2000 + 6000))
+    assert read.time_ns(exchange, 4000, 1e6) == pytest.approx((19_000, 19_000 + 2000 + 12_000))
+    assert read.time_ns(exchange, 4000, 1000) == pytest.approx((17_000, 17_000 + 2000 + 300))
+
+    # Both ranks come at 0 and 4 us and compute 20 us before the next collective, which waits for no computing.
+    went = [Operation("c", "compute", (0.0, 4000.0)), dataclasses.replace(exchange, depends_on=("c",))]
+    went += [Operation("d", "compute", 20_000, depends_on=("a",)), dataclasses.replace(exchange, name="b")]
+    played = play(Workload("two", tuple(went), 2), [read])
+    assert played.finished[1].tolist() == pytest.approx([4000 + 27_000, 4000 + 19_000])
+
+
+def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
+    """By hand: 1 us passes before rank 0 computes, and 4 before its exchange, which waits for 3 us of computing.
+
+    The exchange then begins at 8 us on rank 0 and at 5 on rank 1, and takes 20 from there on; rank 0 computes from the
+    end of what it waits for, so what passed before it began is a part of it.
+    """
+    first = [
+        Event(0, "compute", start_ns=1000, duration_ns=3000),
+        Event(1, "all_to_all", group=(0, 1), start_ns=8000, duration_ns=9000, in_bytes=2000, out_bytes=2000, deps=(0,)),
+        Event(2, "compute", start_ns=19_000, duration_ns=5000, deps=(1,)),
+    ]
+    second = [
+        Event(0, "compute", start_ns=0, duration_ns=5000),
+        dataclasses.replace(first[1], start_ns=5000, duration_ns=12_000),
+        Event(2, "compute", start_ns=17_000, duration_ns=6000, deps=(1,)),
+    ]
+    workload = read_workload(write_trace(tmp_path / "trace", [first, second]), None)
+    played = play(workload, [read_sweep(sweep)])
+    assert played.started[1].tolist() == [8000, 5000]
+    assert played.finished[1].tolist() == pytest.approx([28_000, 28_000])
+    assert played.finished[2].tolist() == pytest.approx([28_000 + 7000, 28_000 + 6000])  # 2 us late, 5 of computing
+    assert simulate(workload, topology("fully_connected:2"), System()).started[1].tolist() == [8000, 5000]
 
 
 @pytest.fixture
@@ -114,7 +168,7 @@ def test_a_rank_does_one_collective_at_a_time(sweep):
 def test_arrays_of_one_all_reduce_go_one_after_the_other_on_cpu_alone(tmp_path, device, us):
     operation = Operation("a", "collective", collective="all_reduce", bytes=1000.0, parts=(50.0, 1000.0))
     sweep = read_sweep(write_sweep(tmp_path / "sweep.json", device=device))
-    assert sweep.time_ns(operation) == pytest.approx(us * 1000)
+    assert sweep.time_ns(operation) == pytest.approx((us * 1000, us * 1000))
 
 
 def test_groups_take_the_sweep_of_as_many_ranks(tmp_path):
@@ -143,7 +197,7 @@ def test_small_messages_take_as_long_as_the_least_and_equal_sizes_their_mean(tmp
     sweep = read_sweep(write_sweep(tmp_path / "sweep.json", points))
     for size in (0.0, 4.0, 16.0):
         operation = Operation("a", "collective", collective="all_reduce", bytes=size)
-        assert sweep.time_ns(operation) == pytest.approx(5000)
+        assert sweep.time_ns(operation) == pytest.approx((5000, 5000))
 
 
 @pytest.mark.parametrize(
