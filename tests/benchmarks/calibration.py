@@ -3,8 +3,8 @@
     python tests/benchmarks/calibration.py [--devices 2,4] [--passes 30] [--folder DIR]
 
 For each number of host devices one process measures in passes: all plain collectives of a sweep (as `recjax replay
---sweep` does), then some steps of each preset (as `recjax trace --alone` does, since the work of the host would take the
-cores from host devices). They take turns because the machine's speed drifts within seconds: it shall drift for both
+--sweep` does), then some steps of each preset (as `recjax trace --alone` does, since the work of the host would take
+the cores from host devices). They take turns because the machine's speed drifts within seconds: it shall drift for both
 alike. The sweep of all passes then takes the place of the times in every trace, as by `recjax simulate workload TRACE
 --calibration SWEEP`.
 
@@ -27,9 +27,9 @@ errors of `last`, on 2 / 4 devices, movietweetings 3.5 / 2.5%, synthetic 28 / 17
 With 15 passes a quarter of an hour earlier: 12 / 11%, 28 / 17%, 8.5 / 11%, 5.7 / 18%, together 14% (p50 22%): what is
 measured repeats itself within 10% or so, for most of these times have two modes, as ranks share a core or not. What is
 off most: all-reduces of several arrays without an exchange before them, and single exchanges (36 instead of 57 us),
-whose errors cancel in part. On JAX 0.10 XLA's pool must have 16 threads: there computing beside a collective on the same
-two cores makes it last several times as long, which no sweep has; with sweeps in one go and without the ranks' being
-late the error was 22%.
+whose errors cancel in part. On JAX 0.10 XLA's pool must have 16 threads; computing beside a collective on the same two
+cores then makes it last several times as long, which no sweep has. There, with sweeps in one go and without the ranks'
+being late, the error was 22%.
 """
 
 import argparse
