@@ -106,11 +106,11 @@ class Sweep:
         Raises:
           ConfigError: the profiler shows no times on this back end.
         """
-        points = [point for of_kind in self._points.values() for point in of_kind]
-        counts = [point.runs(repeats) for point in points]
-        taken = [(point, count) for point, count in zip(points, counts, strict=True) if count]
-        for (point, _), times in zip(taken, measure([p.replay for p, _ in taken], [n for _, n in taken]), strict=True):
-            point.add(times)
+        for points in self._points.values():
+            runs = {point: count for point in points if (count := point.runs(repeats))}
+            found = measure([point.replay for point in runs], list(runs.values()))
+            for point, times in zip(runs, found, strict=True):
+                point.add(times)
 
     def result(self) -> dict[str, Any]:
         """What all passes together have found.

@@ -25,7 +25,7 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
 
     Where events have times, a rank is as late for each as it was: what passed between the end of what the event waited
     for and its beginning (a thread that had no core, a program that was not launched yet) is kept, before a computation
-    as a part of it.
+    as a part of it, before a collective as time that it is waited for.
 
     Args:
       folder: as for `recjax.comms.formats.read_trace`.
@@ -65,9 +65,10 @@ def _placed(events: Sequence[Event], linked: bool) -> list[Event]:
 
 
 def _late_ns(events: Sequence[Event]) -> list[float]:
-    """How long after the end of what each event waits for it began, 0 where times are missing.
+    """How long after the end of what each event waits for it began; 0 where times are missing, or it waits for nothing.
 
-    It also waits for the one before it in its stream: the last computation, or the last collective.
+    It also waits for the one before it in its stream: the last computation, or the last collective. Ranks may have
+    clocks of their own, so when the first event began says nothing.
     """
     from recjax.comms.trace import COMPUTE
 
@@ -76,9 +77,9 @@ def _late_ns(events: Sequence[Event]) -> list[float]:
     for event in events:
         stream = event.kind == COMPUTE
         needs = [*(events[d] for d in event.deps), *([before[stream]] if stream in before else [])]
-        ends_ns = [need.end_ns for need in needs]
-        known = event.start_ns is not None and None not in ends_ns
-        late_ns.append(max(0.0, float((event.start_ns or 0) - max(e or 0 for e in [0, *ends_ns]))) if known else 0.0)
+        ends_ns = [need.end_ns for need in needs if need.end_ns is not None]
+        known = event.start_ns is not None and 0 < len(ends_ns) == len(needs)
+        late_ns.append(max(0.0, float((event.start_ns or 0) - max(ends_ns))) if known else 0.0)
         before[stream] = event
     return late_ns
 

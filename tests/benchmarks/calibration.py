@@ -22,8 +22,8 @@ An error is max(predicted, measured) / min(predicted, measured) - 1, and the mea
 fitted to the traces; what kinds of points a sweep measures was chosen with them in sight.
 
 Found on two cores of an Intel Xeon with nothing else on them (Python 3.12, JAX 0.12.0.1, recjax-kernels, 30 passes):
-errors of `last`, on 2 / 4 devices, movietweetings 3.5 / 2.5%, synthetic 28 / 17% (too low), synthetic_multihot 8.1 /
-6.1%, bench_kaggle16 2.9 / 11%: geometric mean 9.6%; of p50 6.3 / 4.6%, 2.8 / 2.9%, 92 / 20%, 0.2 / 3.5%, together 14%.
+errors of `last`, on 2 / 4 devices, movietweetings 3.8 / 2.5%, synthetic 28 / 17% (too low), synthetic_multihot 8.3 /
+6.0%, bench_kaggle16 2.9 / 11%: geometric mean 9.7%; of p50 8.4 / 4.6%, 3.0 / 3.7%, 94 / 20%, 0.0 / 4.2%, together 14%.
 With 15 passes a quarter of an hour earlier: 12 / 11%, 28 / 17%, 8.5 / 11%, 5.7 / 18%, together 14% (p50 22%): what is
 measured repeats itself within 10% or so, for most of these times have two modes, as ranks share a core or not. What is
 off most: all-reduces of several arrays without an exchange before them, and single exchanges (36 instead of 57 us),

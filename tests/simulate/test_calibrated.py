@@ -112,19 +112,21 @@ def test_where_computing_follows_those_that_waited_are_done_later(tmp_path):
 
 
 def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
-    """By hand: 1 us passes before rank 0 computes, and 4 before its exchange, which waits for 3 us of computing.
+    """By hand: 5 us pass on rank 0 between its 3 us of computing and the exchange that waits for them.
 
     The exchange then begins at 8 us on rank 0 and at 5 on rank 1, and takes 20 from there on; rank 0 computes from the
-    end of what it waits for, so what passed before it began is a part of it.
+    end of what it waits for, so what passed before it began is a part of it. Its clock shows some other time.
     """
+    zero = 10**18
+    exchange = Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,))
     first = [
-        Event(0, "compute", start_ns=1000, duration_ns=3000),
-        Event(1, "all_to_all", group=(0, 1), start_ns=8000, duration_ns=9000, in_bytes=2000, out_bytes=2000, deps=(0,)),
-        Event(2, "compute", start_ns=19_000, duration_ns=5000, deps=(1,)),
+        Event(0, "compute", start_ns=zero, duration_ns=3000),
+        dataclasses.replace(exchange, start_ns=zero + 8000, duration_ns=9000),
+        Event(2, "compute", start_ns=zero + 19_000, duration_ns=5000, deps=(1,)),
     ]
     second = [
         Event(0, "compute", start_ns=0, duration_ns=5000),
-        dataclasses.replace(first[1], start_ns=5000, duration_ns=12_000),
+        dataclasses.replace(exchange, start_ns=5000, duration_ns=12_000),
         Event(2, "compute", start_ns=17_000, duration_ns=6000, deps=(1,)),
     ]
     workload = read_workload(write_trace(tmp_path / "trace", [first, second]), None)
