@@ -210,11 +210,11 @@ def test_a_sweep_may_pass_over_memory_between_its_collectives(compiled_once):
     assert np.median(last) < np.median(passing.wall_ns) / len(chained) / 2
 
 
-def test_memory_may_be_passed_over_before_every_other_collective_alone(compiled_once):
-    """Three times 32 MiB in a run of six, or six times."""
-    both = [replays.Prepared(chain("all_reduce", 64, 2), mesh(2), between_bytes=2**25, every=n) for n in (1, 2)]
-    before_each, before_others = (min(times.wall_ns) for times in replays.measure(both, [5, 5]))
-    assert before_others < 0.8 * before_each
+def test_memory_may_be_passed_over_before_some_collectives_alone(compiled_once):
+    """32 MiB before each of six, or before the first alone."""
+    both = [replays.Prepared(chain("all_reduce", 64, 2), mesh(2), between_bytes=2**25, every=n) for n in (1, 6)]
+    before_each, before_first = (min(times.wall_ns) for times in replays.measure(both, [5, 5]))
+    assert before_first < 0.5 * before_each
 
 
 def test_computing_takes_its_time():
