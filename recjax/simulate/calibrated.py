@@ -158,7 +158,8 @@ def read_sweep(path: Path) -> Sweep:
         raise DataError(f"{error.at(path)}: {error}. Give what `recjax replay --sweep --out` wrote.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{path} is not what `recjax replay --sweep --out` writes ({type(error).__name__}: {error})."
+            f"{path} is not what `recjax replay --sweep --out` writes now ({type(error).__name__}: {error}). Measure "
+            f"anew: {_command('N')}."
         ) from None
 
 
