@@ -84,6 +84,7 @@ def fresh(script: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.smoke
 def test_host_devices_are_made_before_jax_starts():
     script = """
 import os, jax

@@ -53,16 +53,20 @@ def ranks_mesh(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.array(devices), (RANKS,))
 
 
-def replay(
-    slots: Sequence[Slot],
-    mesh: Mesh,
-    repeats: int,
-    splits: Splits = "padded",
-    gaps: bool = False,
-    between_bytes: int = 0,
-) -> Times:
-    """Runs slots `repeats` times, and `WARM` times before: `Prepared`, measured once."""
-    return measure([Prepared(slots, mesh, splits, gaps, between_bytes)], [repeats])[0]
+def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "padded", gaps: bool = False) -> Times:
+    """Runs slots `repeats` times, and `WARM` times before.
+
+    Args:
+      slots: as for `Prepared`, and so are the others but `repeats`.
+      mesh: likewise.
+      repeats: how often.
+      splits: likewise.
+      gaps: likewise.
+
+    Raises:
+      ConfigError, DataError: as `Prepared`.
+    """
+    return measure([Prepared(slots, mesh, splits, gaps)], [repeats])[0]
 
 
 class Prepared:

@@ -18,7 +18,7 @@ from recjax.embedding.plan import Exchange
 from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
 from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.tracing.record import step_events, true_counts
+from recjax.tracing.record import Recording, step_events, true_counts
 from recjax.train.abstract import compile_step
 from recjax.train.options import TrainConfig
 from recjax.train.setup import make_setup
@@ -200,3 +200,16 @@ def test_what_waits_for_what():
     assert events["dense_grads"].deps == (ids["row_exchange"],)
     assert set(events["finite_check"].deps) == {ids["dense_grads"], ids["grad_exchange"]}
     assert all(a.id < b.id for a, b in itertools.pairwise(t.events[2]))
+
+
+def test_a_recording_goes_on_and_takes_placed_batches_again():
+    """Two batches: what the fourth step sends is what the second did, and not what the third did."""
+    config = dataclasses.replace(CONFIG, mesh=MeshConfig(devices=2, platform="cpu"), plan="row_wise")
+    recording = Recording(config, placed=2)
+    recording.train(1)
+    second, after = recording.record(1), recording.record(2)
+
+    def sent(trace, step):
+        return [e.sends for r in range(2) for e in trace.ranks[r] if e.kind == "all_to_all" and e.step == step]
+
+    assert len(sent(second, 0)) > 0 and sent(second, 0) == sent(after, 1) != sent(after, 0)
