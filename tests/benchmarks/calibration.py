@@ -24,12 +24,12 @@ fitted to the traces; what kinds of points a sweep measures was chosen with them
 Found on two cores of an Intel Xeon with nothing else on them (Python 3.12, JAX 0.12.0.1, recjax-kernels, 30 passes):
 errors of `last`, on 2 / 4 devices, movietweetings 3.8 / 2.5%, synthetic 28 / 17% (too low), synthetic_multihot 8.3 /
 6.0%, bench_kaggle16 2.9 / 11%: geometric mean 9.7%; of p50 8.4 / 4.6%, 3.0 / 3.7%, 94 / 20%, 0.0 / 4.2%, together 14%.
-With 15 passes a quarter of an hour earlier: 14 / 11%, 28 / 17%, 8.6 / 11%, 5.7 / 18%, together 14% (p50 23%). What was
-measured on 2 devices was then up to a third more: most of these times have two modes, as ranks share a core or not, and
-the machine drifts. What is off most: all-reduces of several arrays without an exchange before them, and single
-exchanges (36 instead of 57 us), whose errors cancel in part. On JAX 0.10.2, where XLA's pool must have 16 threads, it was
-not measured since sweeps go in passes; before, without the ranks' being late, the error was 22%, and the exchange of ids
-of bench_kaggle16, beside which the devices compute, took 266 us instead of 52.
+With 15 passes a quarter of an hour earlier: 14 / 11%, 28 / 17%, 8.6 / 11%, 5.7 / 18%, together 14% (p50 23%). What
+was measured on 2 devices was then up to a third more: most of these times have two modes, as ranks share a core or not,
+and the machine drifts. What is off most: all-reduces of several arrays without an exchange before them, and single
+exchanges (36 instead of 57 us), whose errors cancel in part. On JAX 0.10.2, where XLA's pool must have 16 threads, it
+was not measured since sweeps go in passes; before, without the ranks' being late, the error was 22%, and the exchange
+of ids of bench_kaggle16, beside which the devices compute, took 266 us instead of 52.
 """
 
 import argparse
