@@ -19,7 +19,7 @@ import pytest
 
 import recjax
 from recjax.cli import main
-from recjax.data import blocks
+from recjax.data import blocks, given
 from recjax.data.batch import Bags, Batch, Feature, Schema
 
 # One table of each kind; 40 steps an epoch, the last of 4 samples; every step is logged, every fifth is kept.
@@ -195,6 +195,6 @@ def prepare(folder: Path, change: Callable[[Batch], None] = lambda block: None) 
     change(wrong)
     splits = {"train": [_block(0), wrong], "validation": [_block(2)], "test": [_block(3)]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "validate", lambda *_: None)
+        patch.setattr(given, "validate", lambda *_: None)
         blocks.write_prepared(folder, "own", SCHEMA, splits, {})
     return folder

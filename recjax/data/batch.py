@@ -51,15 +51,31 @@ class Schema:
 class Bags:
     """The ids of one feature for B samples, on the host.
 
+    Unsigned integers become int64: NumPy takes the difference of unsigned and signed 64-bit integers as floats, and
+    that of two unsigned ones below 0 as a huge number.
+
     Attributes:
       ids: integers, [B, H] for a fixed bag or [L] (all bags end to end) for jagged ones.
-      lengths: None for a fixed bag, else int32 [B] with sum L; 0 is an empty bag.
+      lengths: None for a fixed bag, else integers [B] with sum L; 0 is an empty bag.
       weights: None, or float32 of the shape of `ids`.
     """
 
     ids: np.ndarray
     lengths: np.ndarray | None = None
     weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ids", "lengths"):
+            array = getattr(self, name)
+            if isinstance(array, np.ndarray) and array.dtype.kind == "u":
+                object.__setattr__(self, name, _signed(array))
+
+
+def _signed(array: np.ndarray) -> np.ndarray:
+    """Unsigned integers as int64; as they are if one does not fit, which no table has a row for."""
+    if array.dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+        return array
+    return array.astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from recjax import strict_json
+from recjax.data import given
 from recjax.data.ahead import ahead
-from recjax.data.batch import Batch, Schema, validate
+from recjax.data.batch import Batch, Schema
 from recjax.data.manifest import (
     BLOCKS_PER_FILE,
     FORMAT,
@@ -44,7 +45,7 @@ from recjax.data.manifest import (
 from recjax.data.memory import keep_freed_memory
 from recjax.data.places import is_remote, place
 from recjax.data.remote import Cached, block_files, into_cache
-from recjax.data.source import SPLITS
+from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError, TrainingError
 
 _AHEAD = 4  # blocks that are checked before they are written
@@ -68,7 +69,10 @@ class PreparedSource:
         self.schema = schema_from_json(manifest["schema"])
         self.fingerprint: str = manifest["fingerprint"]
         self.about: dict[str, Any] = manifest["about"]
-        self._counts = {name: row_counts(manifest, name) for name in manifest["splits"]}
+        self._stored: dict[str, str] = {name: name for name in manifest["splits"]}
+        for name in manifest["splits"]:  # an older recjax kept names such as "valid"
+            self._stored.setdefault(split_called(name) or name, name)
+        self._counts = {split: row_counts(manifest, name) for split, name in self._stored.items()}
         self._ends = {name: np.cumsum(counts) for name, counts in self._counts.items()}
         self._reader = functools.cache(self._open)
         self._files = functools.cache(functools.partial(block_files, manifest["files"]))
@@ -78,7 +82,7 @@ class PreparedSource:
         if split in SPLITS and split not in self._counts:
             return np.zeros(0, np.int64)
         if split not in self._counts:
-            names = ", ".join(self._counts)
+            names = ", ".join(self._manifest["splits"])
             raise DataError(f"{self.name} at {self.path} has no split {split!r}; its splits are {names}.")
         return self._counts[split]
 
@@ -90,7 +94,7 @@ class PreparedSource:
         """
         rows = int(self.row_counts(split)[index])
         if self._cached is not None:
-            self._cached.fetch(self._files(split)[index // BLOCKS_PER_FILE])
+            self._cached.fetch(self._files(self._stored[split])[index // BLOCKS_PER_FILE])
         try:
             block = self._reader(split).read(index)
         except Exception as error:  # the readers below raise many kinds
@@ -121,7 +125,7 @@ class PreparedSource:
         from recjax.data import builder  # slow to import, and not there on every machine that only evaluates
 
         keep_freed_memory()
-        return builder.Reader(self.schema, self.path, split)
+        return builder.Reader(self.schema, self.path, self._stored[split])
 
 
 def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None, cache: str = "") -> PreparedSource:
@@ -178,7 +182,8 @@ def write_prepared(
       out: the folder to make. If it already holds the same content, it is kept as it is.
       dataset: the dataset's name.
       schema: the columns of every block; blocks that do not fit are refused.
-      splits: the blocks of every split, read once.
+      splits: the blocks of every split ("train", "validation", "test"), read once. A single Batch stands for a list of
+        one; "valid", "val" and "dev" are validation.
       about: what else to tell of the data; JSON values.
       overwrite: replace prepared data of other content.
       attachments: further files to keep beside the blocks: name below the folder -> file to copy.
@@ -188,6 +193,7 @@ def write_prepared(
       TrainingError: no permission to write, or the disk is full.
     """
     out = Path(out).absolute()
+    schema, splits, about = given.check_schema(schema), given.named_splits(splits), given.check_about(about)
     try:
         refuse_foreign(out)
         with _workspace(out) as folder:
@@ -261,9 +267,11 @@ def _write_all(
 
     hashes = {split: hashlib.sha256() for split in splits}
     block_rows: dict[str, list[int]] = {split: [] for split in splits}
+    ends = dict.fromkeys(splits, 0)
 
     def checked(split: str, block: Batch) -> Batch:
-        validate(block, schema)
+        block = given.fitted(block, schema, split, len(block_rows[split]), ends[split])
+        ends[split] += block.size
         block = builder.as_stored(block, schema)
         block_rows[split].append(block.size)
         for array in builder.arrays(block):
@@ -322,7 +330,7 @@ def put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: b
     if not (same or overwrite):
         raise DataError(
             f"{out} already holds prepared data of other content, and a run may depend on them. "
-            "Choose another folder with --out, or replace them with --overwrite."
+            "Choose another folder with --out, or replace them with --overwrite (in Python overwrite=True)."
         )
     aside = out.with_name(f".{out.name}.replaced")
     _remove(aside)

@@ -16,6 +16,7 @@ from recjax.errors import DataError
 
 BLOCK_ROWS = 4096  # rows of a full block; only the last block of a split holds fewer
 SPLITS = ("train", "validation", "test")
+_ALSO_VALIDATION = ("valid", "val", "dev")  # as other libraries call it
 
 
 class BlockSource(Protocol):
@@ -43,6 +44,14 @@ class BlockSource(Protocol):
     def read(self, split: str, index: int) -> Batch:
         """Block `index` of `split`."""
         ...
+
+
+def split_called(name: str) -> str | None:
+    """The split that a name means, in upper or lower case: "Val" is validation; None if it means none."""
+    name = name.lower()
+    if name in _ALSO_VALIDATION:
+        return "validation"
+    return name if name in SPLITS else None
 
 
 def require_rows(source: BlockSource, split: str) -> None:
