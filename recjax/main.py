@@ -10,9 +10,7 @@ from typing import Any
 
 import jax
 
-from recjax import config as machinery
 from recjax import distributed, preflight, presets, watch
-from recjax.config_values import written
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, StoppedError, TrainingError
@@ -23,6 +21,7 @@ from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
 from recjax.train.folder import RunFolder, Visited
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
+from recjax.train.remarks import remarks
 from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
@@ -60,7 +59,8 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
     with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
         setup = make_setup(config, splits=("train", "test"))
         preflight.require_alike(setup, path)
-        _tell_small(config, setup)
+        for remark in remarks(config, setup):
+            _note(remark)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             state, cursor, undone = _start(setup, checkpoints, folder.path)
             folder.claim()
@@ -91,17 +91,6 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
 
 def _metrics(path: Path, config: presets.RunConfig, cursor: Cursor, undone: list[str]) -> MetricsFile:
     return MetricsFile(path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone)
-
-
-def _tell_small(config: presets.RunConfig, setup: Setup) -> None:
-    """Says so where the settings of `config.small` take the place of others."""
-    if setup.config != config:
-        instead = [f"{key}={written(new)}" for key, old, new in machinery.diff(config, setup.config) if new is not None]
-        _note(
-            f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
-            f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "
-            "from Python or a config.json give way. Set small.* to change them; small.below_rows=0 keeps the recipe."
-        )
 
 
 def _note(text: str) -> None:

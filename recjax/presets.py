@@ -95,11 +95,19 @@ class RunConfig:
         check_ranges(self, seed=(0, 2**32 - 1))
 
     def for_rows(self, rows: int) -> Self:
-        """The settings that a training split of `rows` samples is trained with: see `SmallData`."""
-        if rows >= self.small.below_rows:
+        """The settings that a training split of `rows` samples is trained with.
+
+        On few rows those of `SmallData`; and a batch holds all rows at most.
+        """
+        embedding, train = self.embedding, self.train
+        if rows < self.small.below_rows:
+            embedding = dataclasses.replace(embedding, optimizer=self.small.tables)
+            train = self.small.train(train, rows)
+        if 0 < rows < train.batch_size:
+            train = dataclasses.replace(train, batch_size=rows, accumulate=min(train.accumulate, rows))
+        if (embedding, train) == (self.embedding, self.train):
             return self
-        embedding = dataclasses.replace(self.embedding, optimizer=self.small.tables)
-        return dataclasses.replace(self, embedding=embedding, train=self.small.train(self.train, rows))
+        return dataclasses.replace(self, embedding=embedding, train=train)
 
 
 # Settings that may change when a run is resumed: where it runs, how long, and what it writes.

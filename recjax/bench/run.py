@@ -84,7 +84,7 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
         state, rounds = _rounds(ours, peer, state, options)
         busy = others.share()
     speed = {
-        name: spread([options.steps * config.train.batch_size / r.seconds for r in done])
+        name: spread([options.steps * first.config.train.batch_size / r.seconds for r in done])
         for name, done in rounds.items()
     }
     result: dict[str, Any] = {"setup": _about(first, options, busy), "speed": speed}

@@ -304,13 +304,7 @@ def make_setup(
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
-    samples = int(source.row_counts("train").sum())
-    config = config.for_rows(samples)
-    if "train" in splits and config.train.batch_size > samples:
-        raise ConfigError(
-            f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples. Set it "
-            "to that at most."
-        )
+    config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables, config.embedding.exchange)
     mesh = make_mesh(config.mesh)

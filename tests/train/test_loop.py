@@ -136,12 +136,6 @@ def test_a_step_whose_weights_are_all_zero_is_named(tmp_path):
         fit(made, tmp_path)
 
 
-def test_a_batch_larger_than_the_data_is_refused(tmp_path):
-    config = recjax.load("synthetic", "train.batch_size=1e9", "mesh.devices=1")
-    with pytest.raises(ConfigError, match="train.batch_size is 1,000,000,000, but the training split has 524,288"):
-        recjax.fit(config, tmp_path / "run")
-
-
 def test_fit_takes_a_config_not_a_name(tmp_path):
     with pytest.raises(ConfigError, match="recjax.load"):
         recjax.fit("synthetic", tmp_path / "run")

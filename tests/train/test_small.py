@@ -1,5 +1,7 @@
 """What takes the place of a recipe on a small training split."""
 
+import dataclasses
+
 import pytest
 from commands import inside
 
@@ -44,7 +46,8 @@ def test_the_batch_gives_an_epoch_its_steps(rows, batch_size, eval_every):
 
 def test_the_rest_takes_the_place_of_the_recipe_below_the_limit_only():
     assert RECIPE.for_rows(50_000_000) is RECIPE
-    assert RunConfig().for_rows(1) == RunConfig()  # 0: never
+    plain = RunConfig()
+    assert plain.for_rows(plain.train.batch_size) is plain  # 0: never
     small = RECIPE.for_rows(49_999_999)
     assert small.embedding == EmbeddingConfig(optimizer=Adagrad(0.03))
     train = small.train
@@ -150,3 +153,11 @@ def test_the_plan_is_that_of_the_run():
     tables = inside("plan", *arguments).result["tables"]
     assert {table["optimizer"] for table in tables.values()} == {"sgd"}
     assert presets.load("synthetic").embedding.optimizer.kind == "rowwise_adagrad"
+
+
+def test_a_batch_holds_all_rows_at_most():
+    config = RunConfig(train=TrainConfig(batch_size=1000, accumulate=700))
+    assert config.for_rows(1000) is config
+    fewer = config.for_rows(600)
+    assert (fewer.train.batch_size, fewer.train.accumulate) == (600, 600)
+    assert dataclasses.replace(fewer, train=config.train) == config, "nothing else changes"

@@ -1,0 +1,50 @@
+"""What a person should know before a training starts: where the data make it go otherwise than its config reads."""
+
+from __future__ import annotations
+
+from recjax import config as machinery
+from recjax.config_values import written
+from recjax.data.source import SPLITS
+from recjax.presets import RunConfig
+from recjax.train.setup import Setup
+
+
+def remarks(config: RunConfig, setup: Setup) -> list[str]:
+    """A paragraph for each such thing.
+
+    Args:
+      config: as it was asked for.
+      setup: of the run; its config is that for so many training samples.
+    """
+    return [*_smaller(config, setup), *_unvalidated(setup)]
+
+
+def _smaller(config: RunConfig, setup: Setup) -> list[str]:
+    """Says so where settings give way to those for few samples."""
+    if setup.config == config:
+        return []
+    samples = int(setup.source.row_counts("train").sum())
+    if samples >= config.small.below_rows:
+        return [
+            f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples: each "
+            "step takes all of them"
+        ]
+    instead = [f"{key}={written(new)}" for key, old, new in machinery.diff(config, setup.config) if new is not None]
+    return [
+        f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
+        f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "
+        "from Python or a config.json give way. Set small.* to change them; small.below_rows=0 keeps the recipe."
+    ]
+
+
+def _unvalidated(setup: Setup) -> list[str]:
+    """Says so where there is no split that could choose a step."""
+    source, patience = setup.source, setup.config.train.patience
+    if source.row_counts("validation").sum() > 0:
+        return []
+    there = ", ".join(split for split in SPLITS if source.row_counts(split).sum() > 0)
+    early = f", and train.patience={patience} stops nothing" if patience else ""
+    return [
+        f"{source.name} has no validation split (it has {there}): the result is that of the last step, for nothing "
+        f"chooses an earlier one{early}"
+    ]

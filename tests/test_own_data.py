@@ -1,0 +1,45 @@
+"""Training on data that one's own code wrote: few rows, no validation split."""
+
+import re
+
+import numpy as np
+import pytest
+from commands import OWN, SCHEMA, arrays, assert_same_arrays, inside, lines_of, prepare
+
+from recjax.data.blocks import open_prepared, write_prepared
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them(preset, tmp_path):
+    """600 rows: the numbers are those of batches of 600; a run goes on, and is evaluated."""
+    data = prepare(tmp_path / "data")
+    common = ("train", preset, *OWN, f"data.path={data}", "train.accumulate=2")
+    large, same = tmp_path / "large", tmp_path / "same"
+    done = inside(*common, "train.batch_size=1000", "train.steps=2", "--out", large)
+    assert done.status == 0, done.err
+    assert done.err.count("train.batch_size is 1,000, but the training split has 600 samples: each step takes all") == 1
+    assert inside(*common, "train.batch_size=1000", "train.steps=4", "--out", large).status == 0
+    done = inside(*common, "train.batch_size=600", "train.steps=4", "--out", same)
+    assert done.status == 0 and "each step takes all" not in done.err
+    assert_same_arrays(arrays(large, 4), arrays(same, 4))
+    assert [line["samples"] for line in lines_of(large, "train")] == [600, 1200, 1800, 2400]
+    losses = [[line["loss"] for line in lines_of(run, "train")] for run in (large, same)]
+    assert losses[0] == losses[1]
+    results = [inside("eval", run, "train.eval_batch_size=5000", "--json").result for run in (large, same)]
+    assert results[0] == results[1]
+
+
+def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
+    whole = open_prepared(good)
+    splits = {split: [whole.read(split, i) for i in range(len(whole.row_counts(split)))] for split in ("train", "test")}
+    source = write_prepared(tmp_path / "data", "own", SCHEMA, splits, {})
+    done = inside("train", preset, *OWN, f"data.path={source.path}", "train.patience=2", "train.steps=2",
+                  "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert done.result["eval_step"] == done.result["steps"] == 2
+    (said,) = re.findall("own has no validation split .*", done.err)
+    assert "(it has train, test): the result is that of the last step" in said
+    assert said.endswith("train.patience=2 stops nothing")
+    done = inside("train", preset, *OWN, f"data.path={good}", "train.steps=2", "--out", tmp_path / "chosen")
+    assert done.status == 0 and "no validation split" not in done.err
+    assert np.isfinite(lines_of(tmp_path / "chosen", "validation")[0]["auc"])
