@@ -147,15 +147,20 @@ def _parser() -> argparse.ArgumentParser:
            "(default: 10,000,000)", type=int, metavar="N")  # fmt: skip
 
     predict = verb(names, "predict", verbs.predict, "write the scores of a file of rows",
-                   "predict runs/first --input rows.jsonl --out scores.csv")  # fmt: skip
+                   "predict runs/first --input rows.jsonl --out scores.csv --columns user,movie")  # fmt: skip
     predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
     predict.set_defaults(tunables=True)
-    overrides(predict)
+    predict.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; on_error=skip leaves "
+                         "malformed rows out of the scores, counts them and names the first")  # fmt: skip
     predict.add_argument("--input", type=Path, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
                          "without labels, also .gz; or a folder of prepared data")  # fmt: skip
     predict.add_argument("--out", type=Path, required=True, metavar="FILE",
-                         help=".csv or .jsonl: row (from 1), logit, probability, in the input's order")  # fmt: skip
+                         help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a "
+                         "file of scores")  # fmt: skip
+    predict.add_argument("--columns", default="", metavar="A,B",
+                         help="columns of the input that the scores carry, as they are there, or `all`")  # fmt: skip
+    predict.add_argument("--overwrite", action="store_true", help="replace --out also if it is no file of scores")
     predict.add_argument("--split", default="test", choices=("train", "validation", "test"),
                          help="of a folder (default: test)")  # fmt: skip
     predict.add_argument("--step", type=int, help="step of the checkpoint (default: the one that validation chose)")

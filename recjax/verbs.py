@@ -43,11 +43,13 @@ def predict(options: argparse.Namespace) -> None:
     """Scores rows."""
     from recjax.serving.predict import predict
 
-    result = predict(options.run_folder, options.input, options.out, options.overrides, options.split, options.step)
+    how = (options.overrides, options.split, options.step, options.columns, options.overwrite)
+    result = predict(options.run_folder, options.input, options.out, *how)
+    skipped = f", {result['skipped']:,} left out" if result["skipped"] else ""
     write_result(
         options,
         result,
-        lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}: {result['out']}",
+        lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}{skipped}: {result['out']}",
     )
 
 

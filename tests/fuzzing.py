@@ -35,6 +35,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.serving import rows
+from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
 from recjax.train import manifest as checkpoints
 from recjax.train.folder import read_config
@@ -232,8 +233,8 @@ def write_journal(folder: Path) -> None:
 
 def read_json_rows(folder: Path) -> None:
     encoder = _encoder()
-    for chunk in rows.json_lines(folder / "rows.jsonl", encoder):
-        encoder.encode(chunk)
+    for part in rows.json_lines(folder / "rows.jsonl", encoder, RowFaults(), None):
+        encoder.encode(part.chunk)
 
 
 @functools.cache
@@ -274,7 +275,7 @@ TARGETS: dict[str, Target] = {
     "rows, JSON lines": Target(write_json_rows, read_json_rows, pipes=False),
     "rows, Criteo": Target(
         texts({"rows.txt": CRITEO}),
-        lambda folder: sum(chunk.rows for chunk in rows.criteo(folder / "rows.txt")),
+        lambda folder: sum(part.chunk.rows for part in rows.criteo(folder / "rows.txt", RowFaults(), None)),
         pipes=False,
     ),
     "prepared blocks": Target(good("blocks", prepare), read_blocks, renew_fingerprint),

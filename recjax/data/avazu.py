@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,12 +19,13 @@ import numpy as np
 
 from recjax.config_values import check_ranges
 from recjax.data import days
-from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.chunk import Chunk, Column, RawFeature, Unlabelled
 from recjax.data.fields import Faults, Rows
 from recjax.data.ids import Frequency, Hash, Modulo
 from recjax.data.options import open_as
-from recjax.data.table import Form, read_rows
+from recjax.data.table import Form, names_of, read_rows
 from recjax.data.textfile import find, given, sha256
+from recjax.errors import DataError
 
 _INTEGERS = ("C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22)))
 _HASHES = (
@@ -117,14 +120,32 @@ class AvazuReader:
         )
 
 
-def read_unlabelled(file: Path) -> Iterator[Chunk]:
+def read_unlabelled(file: Path, faults: Faults, carry: Sequence[str] | None = ()) -> Iterator[Unlabelled]:
     """The rows of a file in its order, all labels 0: it need not have the column click, as Kaggle's test file.
 
+    A field may be empty, but for the hour.
+
+    Args:
+      file: the file.
+      faults: told of malformed lines.
+      carry: columns of the file to hand on as they are written; None: all.
+
     Raises:
-      DataError: the file cannot be read, or a line is malformed (with file, line and field).
+      DataError: the file cannot be read, has no column of `carry`, or what `faults` raises.
     """
-    for rows in read_rows(file, Form(_COLUMNS[1:], header=_COLUMNS[1:]), Faults(), _COLUMNS[1:]):
-        yield _features(rows)[0]
+    form = Form(_COLUMNS[1:], header=_COLUMNS[1:])
+    columns = {re.sub(r"^\([0-9]+\) ", "", name): name for name in names_of(file, form)}
+    if strange := [name for name in carry or () if name not in columns]:
+        raise DataError(f"{file} has no column {strange[0]!r} to carry. Its columns are {', '.join(columns)}.")
+    carried = {name: columns[name] for name in (columns if carry is None else carry)}
+    for rows in read_rows(file, form, faults, tuple(dict.fromkeys((*_COLUMNS[1:], *carried.values())))):
+        raw = {name: rows.raw(column) for name, column in carried.items()}
+        missing = {name: rows.missing(name) for name in (*_INTEGERS, *_HASHES)}
+        chunk, _ = _features(rows)
+        for name, absent in missing.items():
+            chunk.columns[name] = dataclasses.replace(chunk.columns[name], missing=absent[rows.ok])
+        of_ok = {name: list(itertools.compress(values, rows.ok)) for name, values in raw.items()}
+        yield Unlabelled(chunk, rows.lines[rows.ok] - 1, of_ok)
 
 
 def _features(rows: Rows) -> tuple[Chunk, np.ndarray]:

@@ -7,8 +7,8 @@ nothing of files.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -79,6 +79,21 @@ class Chunk:
         return len(self.labels)
 
 
+@dataclasses.dataclass(frozen=True)
+class Unlabelled:
+    """Rows of a file that are only to be scored.
+
+    Attributes:
+      chunk: the n rows; labels and splits are 0.
+      numbers: which rows of the file they are, counted from 1, ascending: int64 [n].
+      carried: columns to hand on: name -> the n values as the file has them.
+    """
+
+    chunk: Chunk
+    numbers: np.ndarray
+    carried: Mapping[str, Sequence[Any]]
+
+
 class Reader(Protocol):
     """Reads the raw files of one dataset.
 
@@ -139,8 +154,13 @@ class Columns(Protocol):
     def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
 
 
-def check_chunk(chunk: Chunk, columns: Columns) -> None:
+def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) -> None:
     """Refuses a chunk that does not have these columns in the shapes and types described above.
+
+    Args:
+      chunk: the chunk.
+      columns: the columns.
+      may_miss: features whose values may be missing beside the optional ones.
 
     Raises:
       DataError: naming the column.
@@ -167,7 +187,8 @@ def check_chunk(chunk: Chunk, columns: Columns) -> None:
             )
         if column.missing is not None and column.missing.shape != column.keys.shape:
             raise DataError(f"{name}: column {feature.name!r} has {len(column.missing)} marks for {entries} keys.")
-        if column.missing is not None and column.missing.any() and not feature.optional:
+        may = feature.optional or feature.name in may_miss
+        if column.missing is not None and column.missing.any() and not may:
             raise DataError(f"{name}: column {feature.name!r} has no value in a row, but every row must have one.")
         if feature.name in dense and not _same(chunk.dense[:, dense.index(feature.name)], column):
             raise DataError(

@@ -15,7 +15,7 @@ from recjax.data.blocks import open_prepared
 from recjax.data.chunk import Chunk, RawFeature, check_chunk
 from recjax.data.coding import Coded, CodedChunk, code_chunk
 from recjax.data.dense import DenseEncoder, DenseStats, Line
-from recjax.data.ids import Frequency, Hash, IdMap, IdOptions, Modulo, load_map
+from recjax.data.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_map
 from recjax.errors import DataError
 
 VOCABULARY = "vocabulary"  # folder in the prepared data: a folder for each feature, by its number
@@ -53,30 +53,40 @@ class Encoder:
     def encode(self, chunk: Chunk) -> Batch:
         """The rows of a chunk as a batch, in their order; which split they are of does not matter.
 
-        Values that the vocabulary does not hold get row 0.
+        Values that the vocabulary does not hold get row 0, and missing ones the row that `missing_row` names.
 
         Raises:
           DataError: a column is missing, or of another shape or type than the prepared data's.
         """
-        check_chunk(chunk, self)
+        check_chunk(chunk, self, [f.name for f in self.features if self.missing_row(f.name) is not None])
         return self.encode_coded(code_chunk(chunk))
+
+    def missing_row(self, name: str) -> int | None:
+        """The table row of a missing value of a feature: that of unknown values where training missed none.
+
+        None if there is neither: ids that are computed, of a feature that is not optional.
+        """
+        feature, map_ = next((f, m) for f, m in zip(self.features, self.maps, strict=True) if f.name == name)
+        if feature.optional:
+            return map_.missing_row
+        return 0 if isinstance(map_, VocabularyMap) else None
 
     def encode_coded(self, chunk: CodedChunk) -> Batch:
         """The same for a coded chunk."""
         bags = {}
         for feature, map_ in zip(self.features, self.maps, strict=True):
             column = chunk.columns[feature.name]
-            ids = _rows(column, map_)
+            ids = _rows(column, map_, self.missing_row(feature.name))
             bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
         weights = np.ones(len(chunk.labels), np.float32) if chunk.weights is None else chunk.weights
         return Batch(self._by.encode(chunk.dense), bags, chunk.labels, weights)
 
 
-def _rows(column: Coded, map_: IdMap) -> np.ndarray:
+def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:
     """The table row of every entry: int32 of the shape of the codes."""
     rows = np.empty(len(column.values) + 1, np.int32)
     rows[:-1] = map_.rows_of(column.values)
-    rows[-1] = map_.missing_row  # the code of missing values, which only optional features have
+    rows[-1] = 0 if missing is None else missing  # the code of missing values, which there are none of then
     return np.take(rows, column.codes)
 
 

@@ -68,13 +68,13 @@ class Rows:
         return len(self.lines)
 
     def missing(self, name: str, *texts: str) -> np.ndarray:
-        """Where a field is empty or one of `texts`: bool [n]. There it reads as 0 from now on."""
+        """Where a field is empty or one of `texts`: bool [n]. There it reads as zeros from now on."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         number, raw = self._fields[name]
         absent = pc.is_in(raw, pa.array([b"", *(text.encode() for text in texts)], pa.binary()))
-        self._fields[name] = (number, pc.if_else(absent, pa.scalar(b"0", pa.binary()), raw))
+        self._fields[name] = (number, pc.if_else(absent, pa.scalar(b"0" * 8, pa.binary()), raw))
         return _booleans(absent)
 
     def integers(self, name: str, least: int = 0, most: int = 10**18 - 1) -> np.ndarray:
@@ -113,6 +113,11 @@ class Rows:
         values = [original(value, self._encoding) for value in raw.to_pylist()]
         self.refuse(np.array([not _is_utf8(value) for value in values]), name, "which is not UTF-8 text")
         return np.array(values, np.bytes_)
+
+    def raw(self, name: str) -> list[str]:
+        """A field of every row, as it is written; what is not of the encoding is escaped."""
+        values = self._fields[name][1].to_pylist()
+        return [original(value, self._encoding).decode("utf-8", "backslashreplace") for value in values]
 
     def refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Reports the rows where `wrong` (bool [n]) as faults of the field `name`."""

@@ -26,6 +26,7 @@ from recjax.data.textfile import sha256
 from recjax.errors import DataError
 
 DENSE = ("time", "year")  # of the rating, in seconds since 1970 (UTC); of the movie's release, 0 where unknown
+UNKNOWN = {"year": 0}  # raw column -> what it holds where its value is not known
 SPLITS = (
     "ordered by time (ties by line): the last 20% are test; of the rest, the last validation_fraction are validation "
     "and the others train; vocabularies come from train only"

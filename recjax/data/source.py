@@ -61,8 +61,9 @@ def require_rows(source: BlockSource, split: str) -> None:
       DataError: it has none, or there is no such split.
     """
     if source.row_counts(split).sum() == 0:
+        there = ", ".join(name for name in SPLITS if source.row_counts(name).sum() > 0) or "no split"
         raise DataError(
-            f"split {split!r} of {source.name} has no rows, so no batch can be read from it. "
+            f"split {split!r} of {source.name} has no rows, so no batch can be read from it ({there} has). "
             "Give the split rows when preparing the data (or in the synthetic data's config)."
         )
 

@@ -62,7 +62,7 @@ def read_rows(file: Path, form: Form, faults: Faults, only: tuple[str, ...] = ()
       DataError: missing, unreadable, truncated or empty, a header without a needed column, a quote that its line does
         not close, or what `faults` raises.
     """
-    names = _names(file, form) if form.header else list(form.columns)
+    names = names_of(file, form)
     # A quote left open in a column that nobody reads would swallow lines unseen.
     wanted = names if form.quotes else list(only or form.columns)
     fields = {name: number for number, name in enumerate(names, 1) if name in wanted}
@@ -160,15 +160,21 @@ def _opened(file: Path, form: Form) -> Iterator[Any]:
         yield stream
 
 
-def _names(file: Path, form: Form) -> list[str]:
-    """Names for the fields that the first line announces: those of `form` where it knows them."""
+def names_of(file: Path, form: Form) -> list[str]:
+    """Names for the fields of a file: those of `form`, and "(NUMBER) NAME" for others that its first line announces.
+
+    Raises:
+      DataError: it cannot be read, or its first line lacks a name of `form`.
+    """
+    if not form.header:
+        return list(form.columns)
     first = read_bytes(file, first_line=True)
     found = first.decode(form.encoding, "replace").strip("\r\n").split(form.delimiter)
     found = [name.strip().strip('"') for name in found]
     if wrong := [name for name in form.header if found.count(name) != 1]:
         raise DataError(
             f"{file}:1: the first line must name {', '.join(form.header)}, each once; for {', '.join(wrong)} that is "
-            f"not so in {first[:200]!r}. Take the original file, or mend the line."
+            f"not so in {', '.join(found)[:200]!r}. Take the original file, or mend the line."
         )
     ours = dict(zip(form.header, form.columns, strict=True))
     return [ours.get(name, f"({number}) {name}") for number, name in enumerate(found, 1)]

@@ -5,15 +5,16 @@ A run folder is enough: it keeps the vocabularies of its data (see recjax.data.k
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,17 +23,21 @@ from recjax.data import kept
 from recjax.data.ahead import ahead
 from recjax.data.batch import Batch, Schema, validate
 from recjax.data.blocks import PreparedSource, open_prepared
+from recjax.data.chunk import Unlabelled
 from recjax.data.encoder import open_encoder
+from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
 from recjax.data.source import between, concatenate, require_rows
 from recjax.embedding import route
 from recjax.errors import ConfigError, DataError, TrainingError
-from recjax.serving import rows
+from recjax.serving import rows, scores
+from recjax.serving.faults import RowFaults
 from recjax.train import metrics
 from recjax.train.saved import KEPT, open_run
 from recjax.train.setup import Setup
 
 _THREADS = 2  # that encode ahead
+ALL = "all"  # every column
 
 
 def predict(
@@ -42,130 +47,220 @@ def predict(
     overrides: Sequence[str] = (),
     split: str = "test",
     step: int | None = None,
+    columns: str | Sequence[str] = (),
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes a score for every row.
 
     Args:
       run: a run folder.
       input: a file of raw rows (see `rows.read`), or a folder of prepared data.
-      out: the file to write, one line a row in the order of the input: the row's number from 1, the logit, and the
-        probability of label 1; as CSV if its name ends in .csv, as JSON Lines if it ends in .jsonl. It is replaced
-        as a whole, at the end.
-      overrides: changes to the config that keep the model, for example "mesh.devices=1".
+      out: the file to write, one line a row in the order of the input: the row's number from 1, the logit, the
+        probability of label 1, and `columns`; as CSV if its name ends in .csv, as JSON Lines if it ends in .jsonl. It
+        is replaced as a whole, at the end.
+      overrides: changes to the config that keep the model, for example "mesh.devices=1"; and "on_error=skip", which
+        leaves malformed rows of a file out of the scores.
       split: of a folder.
       step: of the checkpoint; None takes the one that validation chose, or else the newest.
+      columns: of the input that the scores carry, as they are given there: names, in a sequence or with commas between
+        them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
+      overwrite: replace `out` even if it is no file of scores.
 
     Returns:
-      {"step", "input", "out", "rows", "mean_probability"}.
+      {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones.
 
     Raises:
-      ConfigError: no run or checkpoint, or a format that is not known.
+      ConfigError: no run or checkpoint, a format or column that is not known, or a file that is not to be replaced.
       DataError: the rows are at fault: with file, line, and column or key.
       TrainingError: `out` cannot be written, no intact checkpoint, or a logit that is not finite.
     """
     run, input, out = Path(run), Path(input), Path(out)
-    if out.suffix not in _LINES or out.is_dir():
-        raise ConfigError(f"--out {out} names no file of scores. Give a file whose name ends in .csv or .jsonl.")
+    carry = _carried(columns)
+    faults, overrides = _on_error(overrides)
+    if out.suffix in scores.SUFFIXES and out.exists() and input.exists() and os.path.samefile(input, out):
+        raise ConfigError(f"--out {out} is the input itself. Name another file.")
+    scores.check(out, carry, overwrite)
     if not input.exists():
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
-    if out.exists() and os.path.samefile(input, out):
-        raise ConfigError(f"--out {out} is the input itself. Name another file.")
-    header, line = _LINES[out.suffix]
     source = kept.open_kept(run / KEPT)
     setup, state, step = open_run(run, overrides, (), step, _note, chosen=True, source=source)
     size = setup.config.train.eval_batch_size
     digits = 17 if setup.dtype == jnp.float64 else 9  # which give every bit back
-    row, total = 0, 0.0
-    with _batches(setup, input, split, size) as stream, _whole_file(out) as file:
-        file.write(header)
-        counted = (route.count(batch, setup.bound, size) for batch in stream)
+    done, total = 0, 0.0
+    about: collections.deque[_About] = collections.deque()  # of the batches that are under way
+    with _batches(setup, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
+        counted = (route.count(batch, setup.bound, size) for batch in _noted(stream, about))
         for _, logits in setup.logits(state, counted):
+            of = about.popleft()
             if not np.isfinite(logits).all():
                 raise TrainingError(
-                    f"the logit of row {row + int(np.argmax(~np.isfinite(logits))) + 1} is not finite: the model has "
+                    f"the logit of row {of.numbers[int(np.argmax(~np.isfinite(logits)))]} is not finite: the model has "
                     "diverged. Choose an earlier checkpoint with --step."
                 )
             probabilities = metrics.probabilities(logits)
-            pairs = zip(logits.tolist(), probabilities.tolist(), strict=True)
-            file.writelines(line(n, x, p, digits) for n, (x, p) in enumerate(pairs, row + 1))
-            row, total = row + len(logits), total + float(probabilities.sum())
-        if row == 0:
-            raise DataError(f"{input} has no row. Give a file with a row a line, behind the header if it has one.")
-    return {"step": step, "input": str(input), "out": str(out), "rows": row, "mean_probability": total / row}
+            if done == 0:
+                file.write(scores.header(out.suffix, list(of.carried)))
+            lines = zip(of.numbers.tolist(), logits.tolist(), probabilities.tolist(), of.each(), strict=True)
+            file.writelines(scores.line(out.suffix, n, x, p, digits, more) for n, x, p, more in lines)
+            done, total = done + len(logits), total + float(probabilities.sum())
+        if faults.count:
+            more = f"; and {faults.count - len(faults.first)} more" if faults.count > len(faults.first) else ""
+            skipped = f"on_error=skip left out {faults.count} row(s) of {input}: {'; '.join(faults.first)}{more}"
+            if done == 0:
+                raise DataError(f"{skipped}. None is left to score.")
+            _note(skipped)
+        if done == 0:
+            raise DataError(f"{input} has no row. Give a file with a row a line, below the header if it has one.")
+    described = {"step": step, "input": str(input), "out": str(out), "rows": done, "skipped": faults.count}
+    return described | {"mean_probability": total / done}
 
 
-def _csv(row: int, logit: float, probability: float, digits: int) -> str:
-    return f"{row},{logit:.{digits}g},{probability:.{digits}g}\n"
+def _carried(columns: str | Sequence[str]) -> list[str] | None:
+    """The names in `columns`; None for all."""
+    if columns == ALL:
+        return None
+    return [name for name in columns.split(",") if name] if isinstance(columns, str) else list(columns)
 
 
-def _json(row: int, logit: float, probability: float, digits: int) -> str:
-    return f'{{"row": {row}, "logit": {logit:.{digits}g}, "probability": {probability:.{digits}g}}}\n'
+def _on_error(overrides: Sequence[str]) -> tuple[RowFaults, list[str]]:
+    """What `on_error=` asks for, and the other overrides."""
+    choice, rest = "stop", []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key != "on_error":
+            rest.append(text)
+        elif value in ("stop", "skip"):
+            choice = value
+        else:
+            raise ConfigError(f"{text}: expected on_error=stop or on_error=skip.")
+    return RowFaults(choice == "skip"), rest
 
 
-_LINES: dict[str, tuple[str, Callable[[int, float, float, int], str]]] = {
-    ".csv": ("row,logit,probability\n", _csv),
-    ".jsonl": ("", _json),
-}  # suffix -> what stands before the first line, and the line of a row
+@dataclasses.dataclass(frozen=True)
+class _About:
+    """Of the rows of a batch: their numbers in the input, from 1, and what is carried of them."""
+
+    numbers: np.ndarray
+    carried: Mapping[str, Sequence[Any]]
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """What is carried of each row: name -> value."""
+        for values in zip(*self.carried.values(), strict=True) if self.carried else itertools.repeat((), self.rows):
+            yield dict(zip(self.carried, values, strict=True))
+
+    @property
+    def rows(self) -> int:
+        return len(self.numbers)
+
+    def between(self, start: int, stop: int) -> _About:
+        return _About(self.numbers[start:stop], {name: v[start:stop] for name, v in self.carried.items()})
+
+
+_Part = tuple[Batch, _About]
+
+
+def _noted(stream: Iterable[_Part], about: collections.deque[_About]) -> Iterator[Batch]:
+    """The batches of a stream; what is known of their rows goes to `about`, in the same order."""
+    for batch, of in stream:
+        about.append(of)
+        yield batch
 
 
 @contextlib.contextmanager
-def _batches(setup: Setup, input: Path, split: str, size: int) -> Iterator[Iterable[Batch]]:
+def _batches(
+    setup: Setup, input: Path, split: str, size: int, carry: list[str] | None, faults: RowFaults
+) -> Iterator[Iterable[_Part]]:
     """The rows of the input in batches of `size`, checked."""
     if input.is_dir():
-        source = open_prepared(input)
-        if what := kept.other_encoding(setup.source, source):
-            raise DataError(
-                f"the data at {input} {what}: their ids stand for other values. Give the raw rows as a file instead: "
-                "they are then encoded as in training."
-            )
-        require_rows(source, split)
-        yield batches(source, split, size, epochs=1, workers=setup.config.train.workers)
+        if faults.skip:
+            raise ConfigError(f"on_error=skip is for files of raw rows; {input} is a folder of prepared data.")
+        yield _prepared(setup, input, split, size, carry)
         return
     if not isinstance(setup.source, PreparedSource):
         raise ConfigError(
             f"the data of this run ({setup.source.name}) do not come from files, so no file can hold rows of them. "
             "Give a folder of prepared data of the same columns."
         )
+    if not _tells(setup):
+        raise DataError(
+            f"{input}: the data of this run ({setup.source.name}) do not say how raw rows become ids. {_ENCODE}"
+        )
     encoder = open_encoder(setup.source.path)
-    chunks = rows.read(input, setup.source.name, encoder)
+    found = rows.read(input, setup.source.name, encoder, faults, carry)
+
+    def encode(part: Unlabelled) -> _Part:
+        scores.refuse_columns(list(part.carried))
+        return encoder.encode(part.chunk), _About(part.numbers, part.carried)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield _rebatched(ahead(pool, _THREADS, encoder.encode, chunks), size, setup.source.schema)
+        yield _rebatched(ahead(pool, _THREADS, encode, found), size, setup.source.schema)
 
 
-def _rebatched(parts: Iterable[Batch], size: int, schema: Schema) -> Iterator[Batch]:
+_ENCODE = (
+    "Encode the rows as you encoded those of training, write them with recjax.data.blocks.write_prepared and the same "
+    "schema (as split test; labels that are not known may be 0), and give that folder as the input."
+)
+
+
+def _tells(setup: Setup) -> bool:
+    """Whether the data that a run was trained on say how raw rows become ids."""
+    return isinstance(setup.source, PreparedSource) and "encoder" in setup.source.about
+
+
+def _prepared(setup: Setup, input: Path, split: str, size: int, carry: list[str] | None) -> Iterator[_Part]:
+    """The rows of a folder of prepared data in batches of `size`, checked."""
+    source = open_prepared(input)
+    if what := kept.other_encoding(setup.source, source):
+        raw = "Give the raw rows as a file instead: they are then encoded as in training."
+        raise DataError(
+            f"the data at {input} {what}: their ids stand for other values. {raw if _tells(setup) else _ENCODE}"
+        )
+    require_rows(source, split)
+    dense, features = source.schema.dense, {feature.name: feature for feature in source.schema.features}
+    names = [*features, *(name for name in dense if name not in features)]
+    if strange := [name for name in carry or () if name not in names]:
+        raise DataError(f"the data at {input} have no column {strange[0]!r} to carry. They have {', '.join(names)}.")
+    names = names if carry is None else carry
+    tells = "encoder" in source.about
+    value = {name: meaning(source, features[name]).name if tells else int for name in names if name in features}
+
+    def values(batch: Batch, name: str) -> list[Any]:
+        if name not in features:
+            column: list[Any] = batch.dense[:, dense.index(name)].tolist()
+            return column
+        bags = batch.bags[name]
+        found = [value[name](row) for row in bags.ids.ravel().tolist()]
+        if features[name].bag == 1:
+            return found
+        ends = np.cumsum(bags.lengths) if bags.lengths is not None else np.arange(1, batch.size + 1) * bags.ids.shape[1]
+        return [found[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
+
+    for batch in batches(source, split, size, epochs=1, workers=setup.config.train.workers):
+        numbers = np.arange(batch.position + 1, batch.position + batch.size + 1)
+        yield batch, _About(numbers, {name: values(batch, name) for name in names})
+
+
+def _rebatched(parts: Iterable[_Part], size: int, schema: Schema) -> Iterator[_Part]:
     """The rows of `parts` in batches of `size`, checked; the last may hold fewer."""
-    rest: list[Batch] = []
+    rest: list[_Part] = []
     position = 0
     for part in itertools.chain(parts, [None]):  # None: the end
-        parts_left = rest if part is None else [*rest, part]
-        if not parts_left:
+        left = rest if part is None else [*rest, part]
+        if not left:
             return
-        whole = concatenate(parts_left)
+        whole = concatenate([batch for batch, _ in left])
+        of = _About(
+            np.concatenate([about.numbers for _, about in left]),
+            {name: [value for _, about in left for value in about.carried[name]] for name in left[0][1].carried},
+        )
         end = whole.size if part is None else whole.size - whole.size % size
         for start in range(0, end, size):
-            batch = dataclasses.replace(between(whole, start, min(start + size, end)), position=position)
+            stop = min(start + size, end)
+            batch = dataclasses.replace(between(whole, start, stop), position=position)
             validate(batch, schema)
-            yield batch
+            yield batch, of.between(start, stop)
             position += batch.size
-        rest = [between(whole, end, whole.size)] if end < whole.size else []
-
-
-@contextlib.contextmanager
-def _whole_file(out: Path) -> Iterator[TextIO]:
-    """`out` as a file to write, which takes its name when all is written."""
-    unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
-    try:
-        try:
-            with unfinished.open("w", encoding="ascii") as file:
-                yield file
-            unfinished.replace(out)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise TrainingError(
-            f"cannot write {out}: {error.strerror or error}. Nothing of it was kept. Make space or mend the "
-            "permissions there, or choose another place with --out."
-        ) from error
+        rest = [(between(whole, end, whole.size), of.between(end, whole.size))] if end < whole.size else []
 
 
 def _note(text: str) -> None:

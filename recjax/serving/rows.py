@@ -2,44 +2,62 @@
 
 Two formats: the text of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
 dataset but Avazu that was prepared from raw rows: an object a line that holds each raw column by name.
+
+A value that a row lacks (null; nothing between two separators) gets what training had for it: the row of missing values
+of an optional feature, else that of values which the vocabulary does not hold.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from recjax import strict_json
+from recjax.data import ratings
 from recjax.data.avazu import Avazu, read_unlabelled
-from recjax.data.chunk import Chunk, Column, RawFeature
+from recjax.data.chunk import Chunk, Column, RawFeature, Unlabelled
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
-from recjax.data.criteo_text import CATEGORIES, FIELDS, fault, parse
+from recjax.data.criteo_text import CATEGORIES, DENSE, FIELDS, fault, parse
 from recjax.data.encoder import Encoder
+from recjax.data.movielens import MovieLens
+from recjax.data.movietweetings import MovieTweetings
 from recjax.data.textfile import open_bytes
 from recjax.errors import ConfigError, DataError
+from recjax.serving.faults import RowFaults
 
 _PIECE_BYTES = 1 << 21  # of text read at once
 _JSON_ROWS = 8192  # lines in a chunk
 _HEX = re.compile("[0-9a-fA-F]{1,8}")
+_WHOLE_FLOAT = re.compile(rb"(-?[0-9]+)\.0+")  # so pandas writes integers of a column in which some are missing
+_MOST_EXACT = 2**53  # beyond it floats leave integers out
+
+# What raw rows of a dataset hold where a value is not known, for those whose training rows never miss one.
+_UNKNOWN: dict[str, Mapping[str, int]] = {MovieTweetings.kind: ratings.UNKNOWN, MovieLens.kind: ratings.UNKNOWN}
 
 
-def read(file: Path, dataset: str, encoder: Encoder) -> Iterator[Chunk]:
+def read(
+    file: Path, dataset: str, encoder: Encoder, faults: RowFaults, carry: Sequence[str] | None = ()
+) -> Iterator[Unlabelled]:
     """The rows of a file in its order.
 
     Args:
-      file: JSON Lines if its name ends in .jsonl, else the dataset's own text; gzipped if it ends in .gz behind that.
+      file: JSON Lines if its name ends in .jsonl, else the dataset's own text; gzipped if it ends in .gz after that.
       dataset: the dataset's name.
       encoder: of the data that the model was trained on.
+      faults: told of malformed rows.
+      carry: columns to hand on as they are given, whether the model knows them or not; None: all that there are.
 
     Raises:
       ConfigError: the dataset has no text format that could be told row by row.
-      DataError: the file cannot be read, or a row is malformed: with file, line, and column or key.
+      DataError: the file cannot be read, or has no column of `carry`; or what `faults` raises: with file, line, and
+        column or key.
     """
     lines_of_json = Path(file.name.removesuffix(".gz")).suffix == ".jsonl"
     if dataset == Avazu.kind:  # whose hour becomes other columns, so there is one way to write it
@@ -48,47 +66,77 @@ def read(file: Path, dataset: str, encoder: Encoder) -> Iterator[Chunk]:
                 f"{file}: rows of {dataset} are read as its own CSV text only, with the header of Kaggle's files; the "
                 "column click may be missing. Give them so, in a file whose name does not end in .jsonl."
             )
-        return read_unlabelled(file)
+        return read_unlabelled(file, faults, carry)
     if lines_of_json:
-        return json_lines(file, encoder)
+        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}))
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
-        return criteo(file)
-    keys = dict.fromkeys((*(feature.name for feature in encoder.features), *encoder.dense))
+        return criteo(file, faults, carry)
     raise ConfigError(
         f"{file}: rows of {dataset} are read as JSON Lines only, from a file whose name ends in .jsonl (or .jsonl.gz): "
-        f"an object a line with the keys {', '.join(keys)}."
+        f"an object a line with the keys {', '.join(_keys(encoder))}. From pandas: "
+        'frame.to_json("rows.jsonl", orient="records", lines=True).'
     )
 
 
-def criteo(file: Path) -> Iterator[Chunk]:
+def _keys(encoder: Encoder) -> list[str]:
+    return list(dict.fromkeys((*(feature.name for feature in encoder.features), *encoder.dense)))
+
+
+def criteo(file: Path, faults: RowFaults, carry: Sequence[str] | None = ()) -> Iterator[Unlabelled]:
     """Lines of the Criteo logs; a file whose first line has 39 fields is one without labels."""
     bare = None
     for first_line, text in _pieces(file):
         if bare is None:
-            bare = text[: text.index(b"\n")].count(b"\t") == FIELDS - 2
+            bare = _is_bare(text)
+            columns = ([] if bare else ["label"]) + [*DENSE, *CATEGORIES]
+            if strange := [name for name in carry or () if name not in columns]:
+                raise DataError(f"{file} has no column {strange[0]!r} to carry. Its columns are {', '.join(columns)}.")
         whole = b"0\t" + text[:-1].replace(b"\n", b"\n0\t") + b"\n" if bare else text
+        lines, numbers = text.split(b"\n")[:-1], np.arange(first_line, first_line + text.count(b"\n"))
         rows = parse(whole)
         if rows is None:
-            _refuse_criteo(file, first_line, whole, bare)
-        else:
-            columns = {
-                name: Column(keys, None, missing)
-                for name, keys, missing in zip(CATEGORIES, rows.keys, rows.missing, strict=True)
-            }
-            yield Chunk(rows.labels, rows.dense, columns, np.zeros(len(rows.labels), np.uint8))
+            kept = _mended(file, first_line, whole, bare, faults)
+            lines, numbers = [lines[i] for i in kept], numbers[list(kept)]
+            rows = parse(b"".join(line + b"\n" for line in kept.values()))
+        if rows is None or not len(lines):
+            continue
+        fields = [line.split(b"\t") for line in lines] if carry != () else []
+        carried = {
+            name: [row[columns.index(name)].decode("utf-8", "backslashreplace") for row in fields]
+            for name in (columns if carry is None else carry)
+        }
+        found = {
+            name: Column(keys, None, missing)
+            for name, keys, missing in zip(CATEGORIES, rows.keys, rows.missing, strict=True)
+        }
+        labels = np.zeros(len(lines), np.float32)
+        yield Unlabelled(Chunk(labels, rows.dense, found, np.zeros(len(lines), np.uint8)), numbers, carried)
 
 
-def _refuse_criteo(file: Path, first_line: int, text: bytes, bare: bool) -> None:
-    number, wrong = next(
-        (first_line + i, wrong) for i, line in enumerate(text.split(b"\n")[:-1]) if (wrong := fault(line))
-    )
-    what = wrong.text
-    if wrong.kind == "field count":
-        fields = text.split(b"\n")[number - first_line].count(b"\t") + 1 - bare
-        what = f"the line has {fields} field(s) instead of {FIELDS - bare}, as line 1 has them"
-    elif bare:  # the columns of the user's file have one less in front of them
-        what = re.sub(r"\(column (\d+)\)", lambda match: f"(column {int(match[1]) - 1})", what)
-    raise DataError(f"{file}:{number}: {what}. Mend the line, for every row gets a score.")
+def _is_bare(text: bytes) -> bool:
+    """Whether lines have no label: as the first one that has as many fields as either."""
+    tabs = (line.count(b"\t") for line in text.split(b"\n"))
+    return next((count for count in tabs if FIELDS - 2 <= count <= FIELDS - 1), 0) == FIELDS - 2
+
+
+def _mended(file: Path, first_line: int, text: bytes, bare: bool, faults: RowFaults) -> dict[int, bytes]:
+    """The lines (by their number in `text`, from 0) that can be parsed, once 6.0 is written 6; others are reported."""
+    kept = {}
+    for number, line in enumerate(text.split(b"\n")[:-1]):
+        fields = line.split(b"\t")
+        integers = [match[1] if (match := _WHOLE_FLOAT.fullmatch(f)) else f for f in fields[: 1 + len(DENSE)]]
+        line = b"\t".join([*integers, *fields[1 + len(DENSE) :]])
+        wrong = fault(line)
+        if wrong is None:
+            kept[number] = line
+            continue
+        what = wrong.text
+        if wrong.kind == "field count":
+            what = f"the line has {len(fields) - bare} field(s) instead of {FIELDS - bare}, as the first has them"
+        elif bare:  # the columns of the user's file have one less in front of them
+            what = re.sub(r"\(column (\d+)\)", lambda match: f"(column {int(match[1]) - 1})", what)
+        faults.report(file, first_line + number, wrong.kind, f"{what}. Mend the line.")
+    return kept
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -111,41 +159,127 @@ def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{file} is empty. It must hold a row a line.")
 
 
-def json_lines(file: Path, encoder: Encoder) -> Iterator[Chunk]:
-    """Objects with the raw columns: a value, null where it is missing; a list of values for a feature with bags."""
+class _WrongRowError(ValueError):
+    """A row that cannot be encoded; the message says why and what to do."""
+
+
+def json_lines(
+    file: Path,
+    encoder: Encoder,
+    faults: RowFaults,
+    carry: Sequence[str] | None = (),
+    unknown: Mapping[str, int] | None = None,
+) -> Iterator[Unlabelled]:
+    """Objects with the raw columns: a value, null where it is missing; a list of values for a feature with bags.
+
+    Args:
+      file: the file.
+      encoder: of the data that the model was trained on.
+      faults: told of malformed rows.
+      carry: keys to hand on, null in rows without them; None: those of the first row.
+      unknown: raw column -> what stands for null.
+    """
     lines = ((first + i, line) for first, text in _pieces(file) for i, line in enumerate(text.split(b"\n")[:-1]))
+    reader = _RowReader(encoder, unknown or {})
+    names: Sequence[str] | None = None
+    strange: list[str] = []
     while batch := list(itertools.islice(lines, _JSON_ROWS)):
-        rows = [(line, _object(file, line, text)) for line, text in batch]
-        columns = {feature.name: _column(file, rows, feature) for feature in encoder.features}
-        dense = np.array([[_number(file, *row, name) for name in encoder.dense] for row in rows], np.float64)
-        n = len(rows)
-        yield Chunk(np.zeros(n, np.float32), dense.reshape(n, -1), columns, np.zeros(n, np.uint8))
+        objects, numbers, values = [], [], []
+        for line, text in batch:
+            try:
+                row = _object(text)
+                values.append(reader.values(row))
+            except _WrongRowError as wrong:
+                faults.report(file, line, "row", str(wrong))
+                continue
+            objects.append(row)
+            numbers.append(line)
+        if not objects:
+            continue
+        if names is None:
+            names = list(objects[0]) if carry is None else carry
+            strange = [name for name in names if not any(name in row for row in objects)]
+        if strange:
+            raise DataError(
+                f"{file}: no row from line {numbers[0]} to {numbers[-1]} has the key {strange[0]!r}, which is to be "
+                f"carried. The first of them has {', '.join(objects[0])}."
+            )
+        carried = {name: [row.get(name) for row in objects] for name in names}
+        yield Unlabelled(reader.chunk(values), np.array(numbers, np.int64), carried)
 
 
-def _object(file: Path, line: int, text: bytes) -> dict[str, Any]:
+class _RowReader:
+    """Takes objects apart: values for each feature, and numbers for dense columns."""
+
+    def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
+        self._features, self._dense, self._unknown = encoder.features, encoder.dense, unknown
+        self._names = _keys(encoder)
+        self._never_missing = {f.name for f in encoder.features if encoder.missing_row(f.name) is None}
+
+    def values(self, row: Mapping[str, Any]) -> tuple[list[list[int | bytes | None]], list[float]]:
+        """The keys of each feature of a row, None where one is missing; and the dense values.
+
+        Raises:
+          _WrongRowError: saying why it is malformed.
+        """
+        for name in self._names:
+            if name not in row:
+                near = difflib.get_close_matches(name, row, n=1)
+                hint = f"Is it {near[0]!r}? " if near else ""
+                raise _WrongRowError(
+                    f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. {hint}Add it, with "
+                    "null where there is no value."
+                )
+        return (
+            [self._bag(self._known(row, feature.name), feature) for feature in self._features],
+            [_number(self._known(row, name), name) for name in self._dense],
+        )
+
+    def _known(self, row: Mapping[str, Any], name: str) -> Any:
+        return self._unknown.get(name) if row[name] is None else row[name]
+
+    def _bag(self, value: Any, feature: RawFeature) -> list[int | bytes | None]:
+        name = feature.name
+        if feature.jagged and value is None:
+            return []
+        bag = value if feature.jagged else [value]
+        if not isinstance(bag, list):
+            raise _WrongRowError(f"{name!r} is {_shown(value)}, not a list of values. Write [{_shown(value)}].")
+        keys = [None if _is_missing(item, feature) else _fitting(item, feature) for item in bag]
+        if None in keys and name in self._never_missing:
+            raise _WrongRowError(
+                f"{name!r} is null, but every training row had one, and ids=hash and ids=modulo leave no row of the "
+                "table to unknown values. Give a value."
+            )
+        return keys
+
+    def chunk(self, values: Sequence[tuple[list[list[int | bytes | None]], list[float]]]) -> Chunk:
+        """What `values` gave for n rows."""
+        n = len(values)
+        columns = {f.name: _column([bags[i] for bags, _ in values], f) for i, f in enumerate(self._features)}
+        dense = np.array([numbers for _, numbers in values], np.float64).reshape(n, -1)
+        return Chunk(np.zeros(n, np.float32), dense, columns, np.zeros(n, np.uint8))
+
+
+def _object(text: bytes) -> dict[str, Any]:
     try:
         value = strict_json.parse(text)
     except strict_json.JsonError as error:
-        raise DataError(f"{file}:{line}: {error}. Give one object a line.") from None
+        raise _WrongRowError(f"{error}. Give one object a line.") from None
     if not isinstance(value, dict):
-        raise DataError(
-            f"{file}:{line}: {text[:80].decode('utf-8', 'replace')!r} is no JSON object. Give one object a line."
-        )
+        raise _WrongRowError(f"{text[:80].decode('utf-8', 'replace')!r} is no JSON object. Give one object a line.")
     return value
 
 
-def _value(file: Path, line: int, row: dict[str, Any], name: str) -> Any:
-    if name not in row:
-        raise DataError(f"{file}:{line}: the key {name!r} is missing. Add it, with null where there is no value.")
-    return row[name]
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]
 
 
-def _number(file: Path, line: int, row: dict[str, Any], name: str) -> float:
-    value = _value(file, line, row, name)
+def _number(value: Any, name: str) -> float:
     if value is None:
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
-        raise DataError(f"{file}:{line}: {name!r} is {json.dumps(value)[:80]}, not a number. Correct the value.")
+        raise _WrongRowError(f"{name!r} is {_shown(value)}, not a number. Correct the value, or give null.")
     return float(value)
 
 
@@ -156,40 +290,36 @@ _FORMS = {
 }  # what the values of a feature are -> how they are written
 
 
-def _fitting(item: Any, values: str) -> int | bytes | None:
-    """The key of a value; None if it is not of the feature's kind."""
+def _is_missing(item: Any, feature: RawFeature) -> bool:
+    """Whether a value is none; where texts may be missing, the raw data have an empty one then."""
+    return item is None or (item == "" and feature.optional and feature.values == "text")
+
+
+def _fitting(item: Any, feature: RawFeature) -> int | bytes:
+    """The key of a value."""
+    values = feature.values
     if values == "integer":
-        return item if type(item) is int and -(2**63) <= item < 2**63 else None
-    if type(item) is not str:
-        return None
-    if values == "hex":
-        return int(item, 16) if _HEX.fullmatch(item) else None
-    return None if "\0" in item else item.encode()
+        if type(item) is float and item.is_integer() and abs(item) < _MOST_EXACT:  # as pandas writes it beside nulls
+            item = int(item)
+        if type(item) is int and -(2**63) <= item < 2**63:
+            return item
+    elif type(item) is str:
+        if values == "hex" and _HEX.fullmatch(item):
+            return int(item, 16)
+        if values == "text" and "\0" not in item:
+            return item.encode()
+    raise _WrongRowError(
+        f"{feature.name!r} is {_shown(item)}, not {_FORMS[values]}. Correct the value, or give null where it is "
+        "missing."
+    )
 
 
-def _column(file: Path, rows: Sequence[tuple[int, dict[str, Any]]], feature: RawFeature) -> Column:
+def _column(bags: Sequence[list[int | bytes | None]], feature: RawFeature) -> Column:
     empty: int | bytes = b"" if feature.values == "text" else 0
-    keys: list[int | bytes] = []
-    missing: list[bool] = []
-    lengths = []
-    for line, row in rows:
-        value = _value(file, line, row, feature.name)
-        bag = value if feature.jagged else [value]
-        if not isinstance(bag, list):
-            raise DataError(f"{file}:{line}: {feature.name!r} is {json.dumps(value)[:80]}, not a list of values.")
-        for item in bag:
-            absent = item is None and feature.optional
-            key = empty if absent else _fitting(item, feature.values)
-            if key is None:
-                raise DataError(
-                    f"{file}:{line}: {feature.name!r} is {json.dumps(item)[:80]}, not {_FORMS[feature.values]}. "
-                    "Correct the value" + (", or give null where it is missing." if feature.optional else ".")
-                )
-            keys.append(key)
-            missing.append(absent)
-        lengths.append(len(bag))
+    keys = [key for bag in bags for key in bag]
+    missing = np.array([key is None for key in keys], bool)
     return Column(
-        np.array(keys, np.bytes_ if feature.values == "text" else np.int64),
-        np.array(lengths, np.int32) if feature.jagged else None,
-        np.array(missing, bool) if any(missing) else None,
+        np.array([empty if key is None else key for key in keys], np.bytes_ if feature.values == "text" else np.int64),
+        np.array([len(bag) for bag in bags], np.int32) if feature.jagged else None,
+        missing if missing.any() else None,
     )

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from recjax.data.avazu import Avazu, open_raw, read_unlabelled
 from recjax.data.chunk import check_chunk
+from recjax.data.fields import Faults
 from recjax.errors import DataError
+from recjax.serving.faults import RowFaults
 
 HEAD = (
     "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,"
@@ -161,11 +163,31 @@ def test_rows_to_score_need_no_label(tmp_path):
     bare = [",".join([*row.split(",")[:1], *row.split(",")[2:]]) for row in (HEAD, *ROWS)]
     write(tmp_path / "raw", bare[1:], bare[0], "test.csv")
     for name in ("train.csv", "test.csv"):
-        [chunk] = read_unlabelled(tmp_path / "raw" / name)
+        [part] = read_unlabelled(tmp_path / "raw" / name, Faults())
+        chunk = part.chunk
+        assert part.numbers.tolist() == [1, 2, 3, 4, 5, 6]
         assert chunk.labels.tolist() == [0] * 6
         np.testing.assert_array_equal(chunk.dense, whole.dense)
         for feature, column in whole.columns.items():
             np.testing.assert_array_equal(chunk.columns[feature].keys, column.keys, err_msg=feature)
     write(tmp_path / "raw", [*bare[1:3], bare[3].replace("1fbe01fe", "1fbe01f")], bare[0], "bad.csv")
     with pytest.raises(DataError, match=r"bad\.csv:4: site_id \(field 5\) is '1fbe01f', not eight hexadecimal"):
-        list(read_unlabelled(tmp_path / "raw" / "bad.csv"))
+        list(read_unlabelled(tmp_path / "raw" / "bad.csv", Faults()))
+
+
+def test_rows_to_score_may_lack_values_and_hand_columns_on(tmp_path):
+    lines = [row.replace("1fbe01fe", "") if i == 1 else row for i, row in enumerate(ROWS)]
+    lines[2] = lines[2].replace("1410", "14x0", 1)
+    write(tmp_path / "raw", lines, HEAD, "test.csv")
+    file = tmp_path / "raw" / "test.csv"
+    faults = RowFaults(skip=True)
+    [part] = read_unlabelled(file, faults, ["id", "hour", "site_id"])
+    assert part.numbers.tolist() == [1, 2, 4, 5, 6] and faults.count == 1
+    given = [dict(zip(HEAD.split(","), row.split(","), strict=True)) for i, row in enumerate(lines) if i != 2]
+    assert part.carried == {name: [row[name] for row in given] for name in ("id", "hour", "site_id")}
+    site = part.chunk.columns["site_id"]
+    assert site.missing.tolist() == [row["site_id"] == "" for row in given] and site.missing.any()
+    [whole] = read_unlabelled(file, RowFaults(skip=True), None)
+    assert list(whole.carried) == HEAD.split(",")
+    with pytest.raises(DataError, match=r"has no column 'user' to carry\. Its columns are id, click, hour"):
+        list(read_unlabelled(file, faults, ["user"]))

@@ -12,7 +12,8 @@ from commands import SMALL, assert_refused, contents, inside, prepare
 from shop import ROWS, Reader, prepare_shop, rows
 
 import recjax
-from recjax.data.blocks import open_prepared
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.blocks import open_prepared, write_prepared
 from recjax.data.chunk import Column
 from recjax.serving.predict import predict
 from recjax.train.saved import open_run
@@ -65,6 +66,7 @@ def test_raw_rows_have_the_scores_of_the_prepared_ones(shop, tmp_path):
         "input": str(file),
         "out": str(tmp_path / "scores.csv"),
         "rows": ROWS,
+        "skipped": 0,
         "mean_probability": pytest.approx(probabilities.mean(), rel=1e-6),
     }
     np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-6)
@@ -117,16 +119,19 @@ def test_a_damaged_best_checkpoint(shop, tmp_path):
 BAD = [
     ("{", r"rows\.jsonl:3: not valid JSON"),
     ("[1]", r"rows\.jsonl:3: '\[1\]' is no JSON object"),
-    ('{"user": 1}', r"rows\.jsonl:3: the key 'city' is missing"),
-    ({"user": "7"}, r"rows\.jsonl:3: 'user' is \"7\", not an integer of 64 bits\. Correct the value\."),
+    (
+        '{"user": 1, "cty": "B"}',
+        r"rows\.jsonl:3: the key 'city' is missing; the row has user, cty\. Is it 'cty'\? Add it",
+    ),
+    ({"user": "7"}, r"rows\.jsonl:3: 'user' is \"7\", not an integer of 64 bits\. Correct the value, or give null"),
     ({"user": True}, r"'user' is true, not an integer"),
-    ({"user": None}, r"'user' is null, not an integer"),
+    ({"user": 6.5}, r"'user' is 6\.5, not an integer"),
     ({"user": 2**63}, r"'user' is 9223372036854775808, not an integer of 64 bits"),
     ({"city": 4}, r"rows\.jsonl:3: 'city' is 4, not text \(Unicode.*\)\. Correct .*, or give null where it is missing"),
     ({"city": "a\0"}, r"'city' is \"a\\u0000\", not text"),
     ({"city": "\ud800"}, r"rows\.jsonl:3: half of a surrogate pair, .*\"city\": \"\\ud800\""),
     ({"tags": "t1"}, r"rows\.jsonl:3: 'tags' is \"t1\", not a list of values"),
-    ({"tags": [None]}, r"'tags' is null, not text"),
+    ({"tags": [4]}, r"'tags' is 4, not text"),
     ({"age": "4"}, r"rows\.jsonl:3: 'age' is \"4\", not a number"),
     ({"age": math.nan}, r"'age' is NaN, not a number"),
 ]
@@ -140,10 +145,11 @@ def test_a_malformed_row_is_named_and_nothing_is_written(shop, tmp_path, change,
     lines = file.read_text().splitlines()
     lines[2] = change if isinstance(change, str) else json.dumps(made[2] | change)
     file.write_text("\n".join(lines))
-    (tmp_path / "scores.csv").write_text("old")
+    old = "row,logit,probability\n1,0,0.5\n"
+    (tmp_path / "scores.csv").write_text(old)
     done = inside("predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv")
     assert_refused(done, 3, pattern)
-    assert (tmp_path / "scores.csv").read_text() == "old"
+    assert (tmp_path / "scores.csv").read_text() == old
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "scores.csv"]
 
 
@@ -218,7 +224,15 @@ def test_data_without_vocabularies(preset, tmp_path):
     assert done.result["rows"] == 300 == len(scores(tmp_path / "scores.jsonl")[0])
     file = write(tmp_path / "rows.jsonl", rows()[:4])
     done = inside("predict", tmp_path / "run", "--input", file, "--out", tmp_path / "scores.csv")
-    assert_refused(done, 3, "do not say how raw rows become ids")
+    assert_refused(done, 3, "do not say how raw rows become ids", "write them with .*write_prepared", "as the input")
+    other = tmp_path / "other"
+    schema = Schema(("d0", "d1"), (Feature("x", 10), Feature("z", 20, None)))
+    tags = Bags(np.zeros(0, int), np.zeros(2, int))
+    block = Batch(np.zeros((2, 2)), {"x": [1, 2], "z": tags}, np.zeros(2), None)
+    write_prepared(other, "own", schema, {"test": block}, {})
+    done = inside("predict", tmp_path / "run", "--input", other, "--out", tmp_path / "scores.csv")
+    refusal = assert_refused(done, 3, "have other columns", "Encode the rows as you encoded those of training")
+    assert "raw rows as a file" not in refusal
 
 
 def test_what_the_run_kept_is_verified(shop, tmp_path):
@@ -247,3 +261,98 @@ def test_slices_are_named_by_value_and_unknown_values_form_no_group(shop):
     known = [row["user"] for row in rows()[:500]]
     strangers = sum(known.count(row["user"]) < 2 for row in test)
     assert result["grouped"]["shared_share"] == pytest.approx(strangers / 100) and strangers > 3
+
+
+def table(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(line) for line in file]
+
+
+def test_columns_of_the_input_beside_the_scores(shop, tmp_path):
+    """As they are given, whether the model knows them or not."""
+    folder, _ = shop
+    made = [row | {"request": f'"{i}", é'} for i, row in enumerate(rows()[:300])]
+    made[7].pop("request")
+    made[8]["user"] = float(made[8]["user"])
+    file = write(tmp_path / "rows.jsonl", made)
+    names = ["user", "request", "city", "tags", "price"]
+    inside("predict", folder / "run", "--input", file, "--out", tmp_path / "plain.csv")
+    for out in (tmp_path / "scores.jsonl", tmp_path / "scores.csv"):
+        done = inside("predict", folder / "run", "--input", file, "--out", out, "--columns", ",".join(names))
+        assert done.status == 0, done.err
+        found = table(out)
+        assert list(found[0]) == ["row", "logit", "probability", *names]
+        assert [float(row["logit"]) for row in found] == scores(tmp_path / "plain.csv")[1].tolist()
+        for ours, theirs in zip(found, made, strict=True):
+            wanted = {name: theirs.get(name) for name in names}
+            if out.suffix == ".csv":
+                wanted |= {"tags": json.dumps(theirs["tags"]), "user": json.dumps(theirs["user"])}
+                wanted |= {name: str(value) if value is not None else "" for name, value in wanted.items()}
+            assert {name: ours[name] for name in names} == wanted
+    recjax.predict(folder / "run", file, tmp_path / "all.jsonl", columns="all")
+    assert list(table(tmp_path / "all.jsonl")[9]) == [
+        "row", "logit", "probability", "user", "city", "tags", "age", "price", "request", "note",
+    ]  # fmt: skip
+
+
+def test_columns_of_prepared_data(shop, tmp_path):
+    """By value, where the data tell; those of one's own code as they are."""
+    folder, _ = shop
+    test = rows()[600:]
+    recjax.predict(folder / "run", folder / "elsewhere", tmp_path / "scores.jsonl", columns=["city", "tags"])
+    known = {tag for row in rows()[:500] for tag in row["tags"]}
+    for ours, theirs in zip(table(tmp_path / "scores.jsonl"), test, strict=True):
+        assert ours["city"] in (theirs["city"] or "missing", "unknown")
+        assert ours["tags"] == [tag if tag in known else "unknown" for tag in theirs["tags"]]
+    assert ours["row"] == 100
+    done = inside("predict", folder / "run", "--input", folder / "elsewhere", "--out", tmp_path / "new.csv",
+                  "--columns", "cty")  # fmt: skip
+    assert_refused(done, 3, "have no column 'cty' to carry. They have user, city, tags, age, price")
+
+
+def test_malformed_rows_are_left_out_if_asked(shop, tmp_path):
+    folder, _ = shop
+    made = rows()[:400]
+    file = write(tmp_path / "rows.jsonl", made)
+    inside("predict", folder / "run", "--input", file, "--out", tmp_path / "whole.csv")
+    lines = file.read_text().splitlines()
+    for at in (0, 5, 299, 300, 399):
+        lines[at] = lines[at].replace('"user"', '"usr"')
+    file.write_text("\n".join(lines) + "\n")
+    done = inside(
+        "predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv", "on_error=skip", "--json"
+    )
+    assert (done.result["rows"], done.result["skipped"]) == (395, 5)
+    (note,) = [line for line in done.err.splitlines() if line.startswith("on_error=skip left out 5 row(s) of ")]
+    assert "line 1: the key 'user' is missing" in note and "line 6: " in note and "line 300: " in note
+    assert note.endswith("; and 2 more")
+    kept = [n for n in range(1, 401) if n - 1 not in (0, 5, 299, 300, 399)]
+    assert scores(tmp_path / "scores.csv")[0].tolist() == kept
+    whole = scores(tmp_path / "whole.csv")[1][np.array(kept) - 1]
+    np.testing.assert_allclose(scores(tmp_path / "scores.csv")[1], whole, rtol=1e-5, atol=1e-6)
+    file.write_text("{}\n{}\n")
+    done = inside("predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv", "on_error=skip")
+    assert_refused(done, 3, r"left out 2 row\(s\) of .*None is left to score")
+    assert len(scores(tmp_path / "scores.csv")[0]) == 395
+    done = inside("predict", folder / "run", "--input", file, "--out", tmp_path / "scores.csv", "on_error=skp")
+    assert_refused(done, 2, "expected on_error=stop or on_error=skip")
+
+
+def test_only_files_of_scores_are_replaced_unasked(shop, tmp_path):
+    folder, _ = shop
+    file = write(tmp_path / "rows.jsonl", rows()[:4])
+    command = ("predict", folder / "run", "--input", file, "--out")
+    for name, content in (("mine.csv", "row,name\n1,a\n"), ("mine.jsonl", '{"row": 1}\n')):
+        out = tmp_path / name
+        out.write_text(content)
+        assert_refused(inside(*command, out), 2, "is no file of scores, so it is not replaced unasked", "--overwrite")
+        assert out.read_text() == content
+        for options in (["--overwrite"], ["--columns", "user"], []):
+            assert inside(*command, out, *options).status == 0
+            assert len(table(out)) == 4
+    (tmp_path / "empty.csv").touch()
+    assert inside(*command, tmp_path / "empty.csv").status == 0
+    for columns, pattern in (("row", "'row' would stand in the scores twice"), ("user,user", "'user' would stand")):
+        assert_refused(inside(*command, tmp_path / "new.csv", "--columns", columns), 2, pattern)
+    done = inside(*command, tmp_path / "new.csv", "--columns", "usr")
+    assert_refused(done, 3, r"no row from line 1 to 4 has the key 'usr', .*carried\. The first of them has user, city")

@@ -7,6 +7,7 @@ import re
 import criteo_support
 import numpy as np
 import pytest
+from shop import prepare_shop
 
 from recjax.data import avazu, criteo, movietweetings
 from recjax.data.criteo_text import CATEGORIES, DENSE
@@ -17,6 +18,7 @@ from recjax.data.ratings import prepare_ratings
 from recjax.data.source import between, concatenate
 from recjax.errors import ConfigError, DataError
 from recjax.serving import rows
+from recjax.serving.faults import RowFaults
 
 
 def assert_same_columns(ours, theirs):
@@ -31,7 +33,7 @@ def assert_same_columns(ours, theirs):
 def encoded(file, source):
     """The rows of a file as a batch."""
     encoder = open_encoder(source.path)
-    return concatenate([encoder.encode(chunk) for chunk in rows.read(file, source.name, encoder)])
+    return concatenate([encoder.encode(part.chunk) for part in rows.read(file, source.name, encoder, RowFaults())])
 
 
 def whole(source, split):
@@ -91,7 +93,7 @@ def test_criteo_rows_have_the_same_ids_as_text_and_as_json(tmp_path, ids):
 def test_avazu_rows_are_its_own_text_alone(tmp_path):
     """Its `hour` becomes four columns, of which one is called so too."""
     with pytest.raises(ConfigError, match="rows of avazu are read as its own CSV text only"):
-        rows.read(tmp_path / "rows.jsonl.gz", avazu.Avazu.kind, None)
+        rows.read(tmp_path / "rows.jsonl.gz", avazu.Avazu.kind, None, RowFaults())
 
 
 def line(number):
@@ -105,7 +107,7 @@ def bare(text):
 
 def content(file):
     """All rows as one: dense, keys and missing of all columns."""
-    chunks = list(rows.criteo(file))
+    chunks = [part.chunk for part in rows.criteo(file, RowFaults())]
     assert {name for chunk in chunks for name in chunk.columns} == set(CATEGORIES)
     keys = np.concatenate([np.stack([chunk.columns[n].keys for n in CATEGORIES]) for chunk in chunks], axis=1)
     missing = np.concatenate([np.stack([chunk.columns[n].missing for n in CATEGORIES]) for chunk in chunks], axis=1)
@@ -142,7 +144,7 @@ def test_the_same_rows_in_every_form(tmp_path, monkeypatch, piece):
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (lambda line: line + "\t", "the line has {one_more} field(s) instead of {fields}, as line 1 has them"),
+        (lambda line: line + "\t", "the line has {one_more} field(s) instead of {fields}, as the first has them"),
         (lambda line: "", "the line has {empty} field(s) instead of {fields}"),
         (lambda line: line.replace("\t-2\t", "\t-x\t"), "I2 (column {I2}) is '-x', not an integer"),
         (lambda line: line.replace("beef", "beeg"), "C2 (column {C2}) is '0000beeg', not up to 8 hexadecimal digits"),
@@ -158,7 +160,7 @@ def test_a_malformed_line_is_named(tmp_path, monkeypatch, piece, labels, change,
     numbers = {"fields": 40, "one_more": 41, "empty": 1, "I2": 3, "C2": 16}
     wanted = pattern.format(**{name: n - (not labels and name != "empty") for name, n in numbers.items()})
     with pytest.raises(DataError) as caught:
-        list(rows.criteo(file))
+        list(rows.criteo(file, RowFaults()))
     assert f"{file}:7: {wanted}" in str(caught.value)
 
 
@@ -166,4 +168,96 @@ def test_a_wrong_label_is_named(tmp_path):
     file = tmp_path / "rows.txt"
     file.write_text(line(0) + "\n2" + line(0)[1:])
     with pytest.raises(DataError, match=r"rows\.txt:2: the label \(column 1\) is '2'"):
-        list(rows.criteo(file))
+        list(rows.criteo(file, RowFaults()))
+
+
+def shop_rows(tmp_path, made, ids=None, **options):
+    """The rows `made` as a file, encoded by the shop's vocabularies."""
+    source = prepare_shop(tmp_path / "shop", **({} if ids is None else {"ids": ids}))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return encoded(file, source)
+
+
+def test_a_missing_value_is_what_training_had_for_it(tmp_path):
+    """City is optional, so it has a row of its own (1); user and tags are not, so null is a value that is unknown."""
+    row = {"user": 1, "city": "Zürich 3", "tags": ["t1"], "age": 4, "price": 0.5}
+    changes = [{}, {"user": None}, {"user": 10**15}, {"city": None}, {"city": ""}, {"city": "Bern"},
+               {"tags": None}, {"tags": []}, {"tags": ["t1", None]}, {"tags": ["t1", "new"]}]  # fmt: skip
+    batch = shop_rows(tmp_path, [row | change for change in changes])
+    users, cities = batch.bags["user"].ids[:, 0].tolist(), batch.bags["city"].ids[:, 0].tolist()
+    assert users[0] > 0 and users[1:3] == [0, 0] and set(users[3:]) == {users[0]}
+    assert cities[0] > 1 and cities[3:6] == [1, 1, 0]
+    tags = batch.bags["tags"]
+    assert tags.lengths.tolist() == [1] * 6 + [0, 0, 2, 2]
+    assert tags.ids.tolist() == [tags.ids[0]] * 7 + [0, tags.ids[0], 0] and tags.ids[0] > 0
+
+
+@pytest.mark.parametrize("value", [6, 6.0, -3.0, 2.0**52])
+def test_whole_numbers_that_pandas_wrote_as_floats(tmp_path, value):
+    row = {"user": 1, "city": None, "tags": [], "age": 4, "price": None}
+    batch = shop_rows(tmp_path, [row | {"user": value}, row | {"user": int(value)}], Hash(rows=(1000,)))
+    assert batch.bags["user"].ids[0] == batch.bags["user"].ids[1]
+
+
+@pytest.mark.parametrize("value", ["6.5", "1e300", "9007199254740993.0"])
+def test_other_floats_are_no_integers(tmp_path, value):
+    source = prepare_shop(tmp_path / "shop")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"user": ' + value + ', "city": null, "tags": [], "age": 1, "price": 1}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: 'user' is .*, not an integer of 64 bits"):
+        encoded(file, source)
+
+
+def test_without_a_row_for_missing_values_null_is_refused(tmp_path):
+    row = {"user": 1, "city": None, "tags": [], "age": 4, "price": 0.5}
+    with pytest.raises(
+        DataError, match=r"jsonl:2: 'user' is null, but every training row had one, and ids=hash .*no row"
+    ):
+        shop_rows(tmp_path, [row, row | {"user": None}], Hash(rows=(1000,)))
+
+
+def test_an_unknown_year_is_the_year_that_ratings_have_for_it(tmp_path):
+    """0, which is also below the least year of the dense column."""
+    movies = movietweetings.MovieTweetings()
+    source = prepare_ratings(movies, movietweetings.open_raw(movies, None), tmp_path / "out")
+    row = {"user": 6, "movie": 1483013, "genres": ["Action"], "year": 2013, "time": 1373234211}
+    file = tmp_path / "rows.jsonl"
+    nothing = dict.fromkeys(row)
+    file.write_text("".join(json.dumps(r) + "\n" for r in (row | {"year": None}, row | {"year": 0}, row, nothing)))
+    batch = encoded(file, source)
+    years = batch.bags["year"].ids[:, 0].tolist()
+    assert years[0] == years[1] != years[2]
+    dense = dict(zip(source.schema.dense, batch.dense.T, strict=True))
+    assert dense["year"][0] == dense["year"][1] == 0 != dense["year"][2]
+    assert [batch.bags[name].ids[3, 0] for name in ("user", "movie")] == [0, 0] and dense["time"][3] == 0
+
+
+def test_criteo_integers_as_pandas_writes_them(tmp_path):
+    plain, floats = tmp_path / "plain.txt", tmp_path / "floats.txt"
+    lines = [line(number) for number in range(9)]
+    plain.write_text("\n".join(lines))
+    floats.write_text("\n".join(lines).replace("\t-2\t", "\t-2.0\t"))
+    for ours, theirs in zip(content(floats), content(plain), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    floats.write_text("\n".join(lines).replace("\t-2\t", "\t-2.5\t"))
+    with pytest.raises(DataError, match=r"floats\.txt:1: I2 \(column 3\) is '-2\.5', not an integer"):
+        content(floats)
+
+
+@pytest.mark.parametrize("piece", [64, 1 << 21])
+@pytest.mark.parametrize("bare_lines", [False, True])
+def test_malformed_lines_are_left_out_counted_and_named(tmp_path, monkeypatch, piece, bare_lines):
+    monkeypatch.setattr(rows, "_PIECE_BYTES", piece)
+    lines = [bare(line(number)) if bare_lines else line(number) for number in range(9)]
+    lines[0], lines[4], lines[6] = "", lines[4].replace("beef", "beeg"), lines[6] + "\t"
+    file, faults = tmp_path / "rows.txt", RowFaults(skip=True)
+    file.write_text("\n".join(lines))
+    parts = list(rows.criteo(file, faults, ["C1", "I1"]))
+    assert np.concatenate([part.numbers for part in parts]).tolist() == [2, 3, 4, 6, 8, 9]
+    assert [value for part in parts for value in part.carried["C1"]] == [f"{n:08x}" for n in (1, 2, 3, 5, 7, 8)]
+    assert [value for part in parts for value in part.carried["I1"]] == [str(n) for n in (1, 2, 3, 5, 7, 8)]
+    assert np.concatenate([part.chunk.columns["C1"].keys for part in parts]).tolist() == [1, 2, 3, 5, 7, 8]
+    assert faults.count == 3 and [text.split(":")[0] for text in faults.first] == ["line 1", "line 5", "line 7"]
+    with pytest.raises(DataError, match=r"has no column 'user' to carry\. Its columns are .*I1, I2"):
+        list(rows.criteo(file, faults, ["user"]))

@@ -1,0 +1,90 @@
+"""Files of scores: a line a row, as CSV or JSON Lines, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from recjax.errors import ConfigError, TrainingError
+
+_COLUMNS = ("row", "logit", "probability")
+_OURS = {
+    ".csv": re.compile(rb"row,logit,probability[,\r\n]"),
+    ".jsonl": re.compile(rb'\{"row": [0-9]+, "logit": \S+, "probability": '),
+}  # suffix -> how a file of scores begins
+SUFFIXES = tuple(_OURS)
+
+
+def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
+    """Refuses a file that no scores are to be written to, or columns that they cannot have.
+
+    A file of scores is replaced, so that a command can be repeated; another one only with `overwrite`.
+
+    Raises:
+      ConfigError: saying what to give instead.
+    """
+    if out.suffix not in _OURS or out.is_dir():
+        raise ConfigError(f"--out {out} names no file of scores. Give a file whose name ends in .csv or .jsonl.")
+    refuse_columns(carried or ())
+    if overwrite or not out.exists() or not out.stat().st_size:
+        return
+    try:
+        with out.open("rb") as file:
+            ours = _OURS[out.suffix].match(file.read(200))
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be read ({error.strerror}). Choose another file.") from None
+    if not ours:
+        raise ConfigError(
+            f"--out {out} exists and is no file of scores, so it is not replaced unasked. Choose another name, or give "
+            "--overwrite (in Python overwrite=True)."
+        )
+
+
+def refuse_columns(names: Sequence[str]) -> None:
+    """ConfigError if a carried column would stand beside one of its name."""
+    if twice := [name for name in names if name in _COLUMNS or list(names).count(name) > 1]:
+        raise ConfigError(
+            f"columns: {twice[0]!r} would stand in the scores twice (they have {', '.join(_COLUMNS)} of their own). "
+            "Name the columns that you want, each once, or rename that one in the input."
+        )
+
+
+def header(suffix: str, carried: Sequence[str]) -> str:
+    """What stands before the first line."""
+    return ",".join([*_COLUMNS, *map(_cell, carried)]) + "\n" if suffix == ".csv" else ""
+
+
+def line(suffix: str, row: int, logit: float, probability: float, digits: int, carried: dict[str, Any]) -> str:
+    """The line of a row; carried values as they were given: None is empty in CSV, a list is its JSON text there."""
+    if suffix == ".csv":
+        return ",".join([f"{row},{logit:.{digits}g},{probability:.{digits}g}", *map(_cell, carried.values())]) + "\n"
+    more = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in carried.items())
+    return f'{{"row": {row}, "logit": {logit:.{digits}g}, "probability": {probability:.{digits}g}{more}}}\n'
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return '"' + text.replace('"', '""') + '"' if re.search(r'[",\r\n]|^\s|\s$', text) else text
+
+
+@contextlib.contextmanager
+def whole_file(out: Path) -> Iterator[TextIO]:
+    """`out` as a file to write, which takes its name when all is written."""
+    unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
+    try:
+        try:
+            with unfinished.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            unfinished.replace(out)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write {out}: {error.strerror or error}. Nothing of it was kept. Make space or mend the "
+            "permissions there, or choose another place with --out."
+        ) from error
