@@ -1,85 +1,137 @@
 """Trains deep learning recommendation models in JAX, with embedding tables spread over devices.
 
-    config = recjax.load("movietweetings", "train.steps=1000", "mesh.devices=4")
+    config = recjax.load("movietweetings", {"train.steps": 1000, "mesh.devices": 4})
     summary = recjax.fit(config, out="runs/first")
     print(recjax.evaluate("runs/first")["auc"])
+
+Settings are changed by *overrides*: texts "dotted.key=value" as on the command line, dicts {"dotted.key": value} (or
+{"dotted": {"key": value}}), lists of these, and keywords (train={"epochs": 2}).
 
 Importing this module imports nothing else: not even JAX, until something is asked of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recjax.presets import RunConfig
 
+Overrides = str | Mapping[str, Any] | Sequence[Any]  # in the forms described above
+
 __version__ = "0.1.0"
 
 
-def load(preset: str, *overrides: str) -> RunConfig:
+def load(preset: str | Path, *overrides: Overrides, **settings: Any) -> RunConfig:
     """The config of a preset, with values replaced.
 
     Args:
       preset: a name in configs/, or the path of a Python file that defines `config`.
-      *overrides: texts "dotted.key=value", as on the command line.
+      *overrides: see above.
+      **settings: likewise.
 
     Raises:
       ConfigError: an unknown preset or key, or a value that does not fit.
     """
+    from recjax import overrides as forms
+    from recjax import presets
+    from recjax.errors import ConfigError
+
+    if not isinstance(preset, (str, Path)):
+        raise ConfigError(f"load needs the name of a preset, not {forms.short(preset)}. {forms.PRESET_OR_DATA}")
+    config = presets.load(str(preset), forms.texts(*overrides, **settings))
+    forms.explain_frozen(config)
+    return config
+
+
+def override(config: RunConfig, *overrides: Overrides, **settings: Any) -> RunConfig:
+    """A copy of a config with values replaced.
+
+    Args:
+      config: from `load`.
+      *overrides: see above.
+      **settings: likewise.
+
+    Raises:
+      ConfigError: an unknown key, or a value that does not fit.
+    """
+    from recjax import overrides as forms
     from recjax import presets
 
-    return presets.load(preset, overrides)
+    forms.require_config(config, presets.RunConfig, "override")
+    changed = presets.override(config, forms.texts(*overrides, **settings))
+    forms.explain_frozen(changed)
+    return changed
 
 
-def fit(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
+def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides, **settings: Any) -> dict[str, Any]:
     """Trains, and returns what summary.json holds.
 
     Args:
       config: from `load`.
       out: the run folder; training resumes from what it holds. None takes the one in runs/ that the
         command line takes, named after the config.
+      *overrides: changes to the config, see above.
+      **settings: likewise.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
     from recjax import main
+    from recjax.errors import ConfigError
+    from recjax.overrides import short
 
-    return main.train(config, out)
+    if not isinstance(out, (str, Path, type(None))):
+        raise ConfigError(f"fit needs the path of a run folder as out, not {short(out)}. Overrides stand after it.")
+    return main.train(override(config, *overrides, **settings) if overrides or settings else config, out)
 
 
 def evaluate(
-    out: Path | str, *overrides: str, split: str | Sequence[str] = "test", step: int | None = None, **details: Any
+    out: Path | str,
+    *overrides: Overrides,
+    split: str | Sequence[str] = "test",
+    step: int | None = None,
+    **details: Any,
 ) -> dict[str, Any]:
     """Evaluates the newest checkpoint of a run folder, and returns the metrics.
 
     Args:
       out: the run folder; calibration.png is drawn there.
-      *overrides: texts "dotted.key=value", for example another "mesh.devices".
+      *overrides: see above, for example another "mesh.devices".
       split: "train", "validation" or "test", or several of them.
       step: a step that has a checkpoint; None takes the newest.
-      **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user".
+      **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user"; other
+        keywords are overrides.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
+    import dataclasses
+
     from recjax import main
+    from recjax.overrides import texts
     from recjax.train.evaluation import Details
 
+    names = {field.name for field in dataclasses.fields(Details)}
+    settings = {name: details.pop(name) for name in list(details) if name not in names}
     if isinstance(details.get("by"), str):
         details["by"] = (details["by"],)
-    return main.evaluate(out, overrides, (split,) if isinstance(split, str) else split, step, Details(**details))
+    changes = texts(*overrides, **settings)
+    return main.evaluate(out, changes, (split,) if isinstance(split, str) else split, step, Details(**details))
 
 
 def predict(
     out: Path | str,
     input: Path | str,
     scores: Path | str,
-    *overrides: str,
+    *overrides: Overrides,
     split: str = "test",
     step: int | None = None,
+    columns: str | Sequence[str] = (),
+    overwrite: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Writes the scores of a file of rows, in its order, and returns how many and their mean.
 
@@ -87,13 +139,25 @@ def predict(
       out: the run folder, which is all that is needed.
       input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data.
       scores: the file to write, .csv or .jsonl.
-      *overrides: texts "dotted.key=value", for example another "mesh.devices".
+      *overrides: see above, for example another "mesh.devices"; on_error="skip" leaves malformed rows out.
       split: of a folder.
       step: a step that has a checkpoint; None takes the one that validation chose.
+      columns: of the input that the scores carry as they are given there: names, or "all".
+      overwrite: replace `scores` even if it is no file of scores.
+      **settings: overrides as keywords.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
+    from recjax.errors import ConfigError
+    from recjax.overrides import short, texts
     from recjax.serving import predict
 
-    return predict.predict(out, input, scores, overrides, split, step)
+    for name, value in (("out", out), ("input", input), ("scores", scores)):
+        if not isinstance(value, (str, Path)):
+            raise ConfigError(
+                f"predict needs the path of a file or folder as {name}, not {short(value)}. From pandas: "
+                'frame.to_json("rows.jsonl", orient="records", lines=True).'
+            )
+    changes = texts(*overrides, **settings)
+    return predict.predict(out, input, scores, changes, split, step, columns, overwrite)

@@ -14,6 +14,7 @@ from recjax import distributed, preflight, presets, watch
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, StoppedError, TrainingError
+from recjax.overrides import require_config
 from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.agreement import AskedToStop, asked_to_stop
 from recjax.train.checkpoint import Checkpoints, Restored
@@ -46,8 +47,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
             "not joined the others. Call recjax.distributed.join(recjax.distributed.place()) first, or use the command "
             "line."
         )
-    if not isinstance(config, presets.RunConfig):
-        raise ConfigError(f"fit needs a config, not {config!r}. Make one with recjax.load(PRESET, ...).")
+    require_config(config, presets.RunConfig, "fit")
     if config.train.tensorboard:
         tensorboard.require()
     with watch.from_python():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from recjax.config import flatten
 from recjax.config_values import either
+from recjax.data.own import hint
 from recjax.errors import ConfigError
 
 
@@ -47,6 +48,8 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
     if text in files:
         return files[text]
     close = difflib.get_close_matches(Path(text).stem, files, n=3)
+    if what == "preset" and (of_data := hint(text)):
+        raise ConfigError(f"{text} is no preset (the name of one, or a Python file). {of_data.rstrip()}")
     raise ConfigError(
         f"there is no {'file' if is_path else what} {text!r}."
         + (f" Did you mean {either(close)}?" if close else "")

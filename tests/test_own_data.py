@@ -1,10 +1,11 @@
 """Training on data that one's own code wrote: few rows, no validation split."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
-from commands import OWN, SCHEMA, arrays, assert_same_arrays, inside, lines_of, prepare
+from commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, inside, lines_of, prepare
 
 from recjax.data.blocks import open_prepared, write_prepared
 
@@ -43,3 +44,35 @@ def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
     done = inside("train", preset, *OWN, f"data.path={good}", "train.steps=2", "--out", tmp_path / "chosen")
     assert done.status == 0 and "no validation split" not in done.err
     assert np.isfinite(lines_of(tmp_path / "chosen", "validation")[0]["auc"])
+
+
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.parquet", "new/rows.jsonl", "clicks.csv.gz"])
+def test_a_table_where_a_preset_or_a_dataset_should_be(tmp_path, monkeypatch, name):
+    """Whether it exists or not."""
+    monkeypatch.chdir(tmp_path)
+    how = (r"recjax\.data\.blocks\.write_prepared", "`Your own data` in the README", "data=prepared data.path=FOLDER")
+    for _ in range(2):
+        refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how)
+        assert "movietweetings" not in refused
+        assert_refused(inside("data", "prepare", name, "--out", "new"), 2, f"unknown dataset '{name}'", *how)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("user,label")
+    assert_refused(inside("data", "info", name), 3, f"{name} is a file, not a folder", *how)
+    done = inside("train", "synthetic", "data=prepared", f"data.path={name}", "--out", "run")
+    refused = assert_refused(done, 3, f"no prepared data at {name}: that is a file", *how)
+    assert f"--out {name}" not in refused
+    assert_refused(inside("data", "prepare", "csv", "--out", "new"), 2, "unknown dataset 'csv'", *how)
+    assert_refused(inside("data", "prepare", "prepared", "--out", "new"), 2, "are prepared already", *how)
+
+
+def test_a_folder_that_is_called_like_a_dataset(good, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, dataset, said in (
+        ("prepared", "own", "this is the folder"),
+        ("synthetic", "synthetic", "this is the data"),
+    ):
+        shutil.copytree(good, name)
+        done = inside("data", "info", name, "--json")
+        assert done.result["name"] == dataset
+        assert done.err.count(f"{name} is the name of a dataset and of a folder here: {said}") == 1
+        assert inside("data", "info", f"./{name}", "--json").result["name"] == "own"

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
-from recjax.data import avazu, criteo, movielens, movietweetings, stats, taobao, tfds, yelp
+from recjax.data import avazu, criteo, movielens, movietweetings, own, stats, taobao, tfds, yelp
 from recjax.data.avazu import Avazu
 from recjax.data.blocks import PreparedSource, open_prepared
 from recjax.data.chunk import Reader
 from recjax.data.criteo import Criteo1TB, CriteoKaggle
+from recjax.data.manifest import MANIFEST
 from recjax.data.movielens import MovieLens
 from recjax.data.movietweetings import MovieTweetings
 from recjax.data.options import prepare_as
@@ -30,7 +32,7 @@ from recjax.data.taobao import Taobao
 from recjax.data.tfds import Tfds
 from recjax.data.yelp import Yelp
 from recjax.data.zipf_stream import ZipfStream
-from recjax.errors import ConfigError
+from recjax.errors import ConfigError, DataError
 
 Dataset = (
     MovieTweetings
@@ -47,6 +49,8 @@ Dataset = (
 )
 
 DATASETS: dict[str, type[Dataset]] = {kind.kind: kind for kind in typing.get_args(Dataset)}
+
+_WITHOUT_FOLDER = (MovieTweetings.kind, Synthetic.kind, ZipfStream.kind)  # shipped or generated
 
 # The readers of raw files. Datasets that are absent here have none, so they need no preparation.
 _OPEN_RAW: dict[str, Callable[..., Reader]] = {
@@ -65,7 +69,7 @@ def default(name: str) -> Dataset:
     """The default config of a dataset; ConfigError with the nearest names if there is no such dataset."""
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+        hint = own.hint(name) or (f"Did you mean {near[0]}? " if near else "")
         raise ConfigError(f"unknown dataset {name!r}. {hint}The datasets are {', '.join(DATASETS)}.")
     return DATASETS[name]()
 
@@ -83,6 +87,8 @@ def open_raw(config: Dataset, source: str | os.PathLike[str] | None) -> Reader:
 
 
 def _nothing_to_prepare(kind: str) -> str:
+    if kind == Prepared.kind:
+        return f"prepared data are prepared already: give their folder as data.path. {own.HOW}"
     return (
         f"{kind} data have no raw files, so there is nothing to prepare. Datasets to prepare: {', '.join(_OPEN_RAW)}."
     )
@@ -140,6 +146,7 @@ def prepare(
 def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Sizes and skew of a dataset by name (with `overrides` of its config), or of a folder of prepared data.
 
+    A name that is also that of such a folder here means the folder, unless the dataset needs none or has overrides.
     Every checksum of prepared data is verified first.
 
     Returns:
@@ -150,7 +157,15 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
       DataError: the data are missing or damaged.
     """
     source: BlockSource
-    if name_or_folder in DATASETS or not (is_remote(name_or_folder) or Path(name_or_folder).is_dir()):
+    is_folder = is_remote(name_or_folder) or Path(name_or_folder).is_dir()
+    if name_or_folder in DATASETS and is_folder and not overrides and (Path(name_or_folder) / MANIFEST).is_file():
+        alone = name_or_folder in _WITHOUT_FOLDER
+        which = f"this is the dataset; give ./{name_or_folder} for the folder" if alone else "this is the folder"
+        print(f"{name_or_folder} is the name of a dataset and of a folder here: {which}", file=sys.stderr)
+        source = default(name_or_folder).open() if alone else open_prepared(name_or_folder)
+    elif name_or_folder in DATASETS or not is_folder:
+        if Path(name_or_folder).is_file():
+            raise DataError(f"{name_or_folder} is a file, not a folder of prepared data. {own.HOW}")
         source = machinery.override(default(name_or_folder), overrides).open()
     elif overrides:
         raise ConfigError(

@@ -12,6 +12,7 @@ import numpy as np
 
 from recjax import strict_json
 from recjax.data.batch import Feature, Schema
+from recjax.data.own import HOW
 from recjax.data.places import escapes, is_remote, unreachable
 from recjax.errors import DataError
 
@@ -38,8 +39,13 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
     try:
         manifest = strict_json.parse(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if not is_remote(path) and path.exists() and not path.is_dir():
+            raise DataError(
+                f"no prepared data at {path}: that is a file, and prepared data are a folder. {HOW}"
+            ) from None
         state = "the folder exists, but holds no prepared data" if path.is_dir() else "there is no such folder"
-        raise DataError(f"no prepared data at {path}: {state}. Prepare them with: {command}") from None
+        own = "" if expect_dataset else f"{HOW} Others: "
+        raise DataError(f"no prepared data at {path}: {state}. {own}Prepare them with: {command}") from None
     except strict_json.JsonError as error:
         where = f"line {error.line}: " if error.line else ""
         raise DataError(f"{file} is damaged ({where}{error}). Prepare the data again with: {command}") from None

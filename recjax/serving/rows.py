@@ -84,13 +84,13 @@ def _keys(encoder: Encoder) -> list[str]:
 
 def criteo(file: Path, faults: RowFaults, carry: Sequence[str] | None = ()) -> Iterator[Unlabelled]:
     """Lines of the Criteo logs; a file whose first line has 39 fields is one without labels."""
-    bare = None
+    said: bool | None = None
     for first_line, text in _pieces(file):
-        if bare is None:
-            bare = _is_bare(text)
-            columns = ([] if bare else ["label"]) + [*DENSE, *CATEGORIES]
-            if strange := [name for name in carry or () if name not in columns]:
-                raise DataError(f"{file} has no column {strange[0]!r} to carry. Its columns are {', '.join(columns)}.")
+        said = _is_bare(text) if said is None else said
+        bare = said or False
+        columns = ([] if bare else ["label"]) + [*DENSE, *CATEGORIES]
+        if strange := [name for name in carry or () if name not in columns]:
+            raise DataError(f"{file} has no column {strange[0]!r} to carry. Its columns are {', '.join(columns)}.")
         whole = b"0\t" + text[:-1].replace(b"\n", b"\n0\t") + b"\n" if bare else text
         lines, numbers = text.split(b"\n")[:-1], np.arange(first_line, first_line + text.count(b"\n"))
         rows = parse(whole)
@@ -113,10 +113,11 @@ def criteo(file: Path, faults: RowFaults, carry: Sequence[str] | None = ()) -> I
         yield Unlabelled(Chunk(labels, rows.dense, found, np.zeros(len(lines), np.uint8)), numbers, carried)
 
 
-def _is_bare(text: bytes) -> bool:
-    """Whether lines have no label: as the first one that has as many fields as either."""
+def _is_bare(text: bytes) -> bool | None:
+    """Whether lines have no label: as the first one that has as many fields as either; None if none has."""
     tabs = (line.count(b"\t") for line in text.split(b"\n"))
-    return next((count for count in tabs if FIELDS - 2 <= count <= FIELDS - 1), 0) == FIELDS - 2
+    first = next((count for count in tabs if FIELDS - 2 <= count <= FIELDS - 1), None)
+    return None if first is None else first == FIELDS - 2
 
 
 def _mended(file: Path, first_line: int, text: bytes, bare: bool, faults: RowFaults) -> dict[int, bytes]:

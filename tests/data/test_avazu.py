@@ -176,18 +176,19 @@ def test_rows_to_score_need_no_label(tmp_path):
 
 
 def test_rows_to_score_may_lack_values_and_hand_columns_on(tmp_path):
-    lines = [row.replace("1fbe01fe", "") if i == 1 else row for i, row in enumerate(ROWS)]
+    lines = [row.replace("1fbe01fe", "") if i == 0 else row for i, row in enumerate(ROWS)]
     lines[2] = lines[2].replace("1410", "14x0", 1)
     write(tmp_path / "raw", lines, HEAD, "test.csv")
     file = tmp_path / "raw" / "test.csv"
     faults = RowFaults(skip=True)
     [part] = read_unlabelled(file, faults, ["id", "hour", "site_id"])
     assert part.numbers.tolist() == [1, 2, 4, 5, 6] and faults.count == 1
-    given = [dict(zip(HEAD.split(","), row.split(","), strict=True)) for i, row in enumerate(lines) if i != 2]
+    names = HEAD.strip().split(",")
+    given = [dict(zip(names, row.strip().split(","), strict=True)) for i, row in enumerate(lines) if i != 2]
     assert part.carried == {name: [row[name] for row in given] for name in ("id", "hour", "site_id")}
     site = part.chunk.columns["site_id"]
     assert site.missing.tolist() == [row["site_id"] == "" for row in given] and site.missing.any()
     [whole] = read_unlabelled(file, RowFaults(skip=True), None)
-    assert list(whole.carried) == HEAD.split(",")
+    assert list(whole.carried) == names
     with pytest.raises(DataError, match=r"has no column 'user' to carry\. Its columns are id, click, hour"):
         list(read_unlabelled(file, faults, ["user"]))

@@ -1,0 +1,116 @@
+"""Overrides from Python: texts, dicts, lists and keywords mean what the command line's texts mean."""
+
+import dataclasses
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+import recjax
+from recjax.config import override, to_json
+from recjax.embedding.optim import Adam
+from recjax.errors import ConfigError
+from recjax.overrides import texts
+from recjax.presets import EmbeddingConfig
+
+WANTED = ["seed=7", "train.epochs=2", "train.shuffle=false", "model.top=32-1", "embedding.init_scale=none"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (WANTED, {}),
+        ([WANTED], {}),
+        ([tuple(WANTED[:2]), WANTED[2:]], {}),
+        ([{"seed": 7, "train.epochs": 2, "train.shuffle": False, "model.top": [32, 1], "embedding.init_scale": None}],
+         {}),
+        ([{"seed": 7}, {"train": {"epochs": 2, "shuffle": False}, "model": {"top": (32, 1)}},
+          "embedding.init_scale=none"], {}),
+        ([], {"seed": np.int64(7), "train": {"epochs": 2.0, "shuffle": np.bool_(False)},
+              "model": {"top": np.array([32, 1])}, "embedding": {"init_scale": None}}),
+        ([{"seed": 7}], {"train.epochs": 2, "train.shuffle": False, "model.top": [32, 1],
+                         "embedding": {"init_scale": None}}),
+    ],
+)  # fmt: skip
+def test_every_form_gives_the_same_config(overrides, settings):
+    assert recjax.load("synthetic", *overrides, **settings) == recjax.load("synthetic", *WANTED)
+    assert recjax.override(recjax.load("synthetic"), *overrides, **settings) == recjax.load("synthetic", *WANTED)
+
+
+def test_values_read_back_to_themselves():
+    for value in (0.1, 1 / 3, 1e-30, 5e300, np.float32(0.1), 2, np.int32(3)):
+        config = recjax.load("synthetic", {"train.optimizer.learning_rate": value})
+        assert config.train.optimizer.learning_rate == float(value)
+    assert recjax.load("synthetic", {"model.top": (1,)}).model.top == (1,)
+    assert recjax.load("synthetic", {"data.path": "a=b, c"}, data="prepared").data.path == "a=b, c"
+
+
+def test_a_group_with_its_kind_and_as_a_dataclass():
+    wanted = recjax.load("synthetic", "embedding.optimizer=adam", "embedding.optimizer.learning_rate=0.3")
+    for value in ({"kind": "adam", "learning_rate": 0.3}, Adam(learning_rate=0.3)):
+        assert recjax.load("synthetic", {"embedding.optimizer": value}) == wanted
+    shown = dataclasses.replace(recjax.load("synthetic"), embedding=EmbeddingConfig(dim=8, optimizer=Adam()))
+    assert texts(embedding=shown.embedding)
+    assert override(recjax.load("synthetic"), texts(embedding=shown.embedding)).embedding == shown.embedding
+
+
+class DataFrame:
+    shape, columns = (1000, 1), ["label"]
+
+    def __iter__(self):
+        return iter(self.columns)
+
+    def __repr__(self):
+        return "label\n" * 1000
+
+
+@pytest.mark.parametrize(
+    ("call", "patterns"),
+    [
+        (lambda: recjax.load("synthetic", 5), ["5 is no override. Give"]),
+        (lambda: recjax.load("synthetic", DataFrame()), [r"a DataFrame of shape \(1000, 1\) is no override"]),
+        (lambda: recjax.load("synthetic", data=DataFrame()),
+         [r"data is a DataFrame of shape \(1000, 1\), which no setting can be", "write_prepared", "data=prepared"]),
+        (lambda: recjax.load(DataFrame()), [r"needs the name of a preset, not a DataFrame .*Your own data"]),
+        (lambda: recjax.load("synthetic", {5: 2}), ["5 is no key of a setting"]),
+        (lambda: recjax.load("synthetic", {"train.epochs": object()}), ["train.epochs is a object, which no setting"]),
+        (lambda: recjax.load("synthetic", epochs=2), ["unknown key 'epochs'. Did you mean .*train.epochs"]),
+        (lambda: recjax.load("synthetic", {"train.epochs": 2.5}), [r"train\.epochs=2\.5: expected an integer"]),
+        (lambda: recjax.fit(DataFrame()), ["fit needs a config, not a DataFrame", "write_prepared"]),
+        (lambda: recjax.fit("synthetic"), ["fit needs a config, not 'synthetic'"]),
+        (lambda: recjax.fit(recjax.load("synthetic"), {"seed": 2}), ["needs the path .* Overrides stand after"]),
+        (lambda: recjax.override("synthetic", "seed=1"), ["override needs a config, not 'synthetic'"]),
+        (lambda: recjax.predict("run", DataFrame(), "scores.csv"), ["as input, not a DataFrame .*to_json"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_paragraph(call, patterns):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    text = str(caught.value)
+    assert all(re.search(pattern, text) for pattern in patterns), text
+    assert "\n" not in text and len(text) < 600
+
+
+def test_an_assignment_says_how_configs_are_changed(preset):
+    config = recjax.load(str(preset))
+    for inner, name in ((config, "seed"), (config.train, "epochs"), (config.embedding.optimizer, "learning_rate")):
+        before = getattr(inner, name)
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"cannot assign to .*recjax\.override\(config, {"):
+            setattr(inner, name, 2)
+        assert getattr(inner, name) == before
+    assert pickle.loads(pickle.dumps(config.train)) == config.train
+    assert to_json(dataclasses.replace(config, seed=4)) == to_json(recjax.override(config, seed=4))
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_fit_evaluate_and_predict_take_them(preset, good, tmp_path):
+    config = recjax.load(str(preset), data="prepared", **{"data.path": good}, train={"steps": 1, "batch_size": 64})
+    summary = recjax.fit(config, tmp_path / "run", {"mesh.devices": 2}, train={"steps": 2})
+    assert (summary["steps"], summary["devices"]) == (2, 2)
+    result = recjax.evaluate(tmp_path / "run", {"mesh": {"devices": 1}}, by="x", train={"eval_batch_size": 100})
+    assert set(result["by"]) == {"x"}
+    done = recjax.predict(tmp_path / "run", good, tmp_path / "s.csv", mesh={"devices": 1})
+    assert done["rows"] == 300
+    with pytest.raises(ConfigError, match="unknown key 'byy'"):
+        recjax.evaluate(tmp_path / "run", byy="x")
