@@ -1,5 +1,7 @@
 """Overrides from Python: texts, dicts, lists and keywords mean what the command line's texts mean."""
 
+# mypy: disable-error-code="arg-type,dict-item"
+
 import dataclasses
 import pickle
 import re

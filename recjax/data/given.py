@@ -124,12 +124,17 @@ def fitted(block: Any, schema: Schema, split: str, number: int, position: int) -
 def _batch(block: Any, schema: Schema, place: str) -> Batch:
     if not isinstance(block, Batch):
         raise DataError(f"{place} is {_a(block)}, not a recjax.data.batch.Batch. See `Your own data` in the README.")
+    if block.labels is None:
+        raise DataError(
+            f"{place}: labels is None. Give 0 or 1 for each sample; rows that are only to be scored may all have 0, for "
+            "`recjax predict` does not look at labels."
+        )
     labels = _floats(block.labels, f"{place}: labels")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1:
         raise DataError(f"{place}: labels have shape {labels.shape}. Give one number, 0 or 1, for each sample: [n].")
     n, K = len(labels), len(schema.dense)
-    dense = np.zeros((n, 0), np.float32)
+    dense: Any = np.zeros((n, 0), np.float32)
     if block.dense is not None or K:
         dense = _floats(block.dense, f"{place}: dense", schema.dense)
     if dense.shape == (n,) and K == 1:
@@ -159,7 +164,7 @@ def _bags(given: Any, feature: Feature, n: int, place: str) -> Bags:
         if feature.bag is None:
             return _jagged(given, n, place)
         given = Bags(given)
-    ids = _integers(given.ids, f"{place}: ids")
+    ids: Any = _integers(given.ids, f"{place}: ids")
     lengths = None if given.lengths is None else _integers(given.lengths, f"{place}: lengths")
     weights = None if given.weights is None else _floats(given.weights, f"{place}: id weights")
     if feature.bag == 1 and lengths is None and ids.shape == (n,):
