@@ -126,8 +126,8 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
         raise DataError(f"{place} is {_a(block)}, not a recjax.data.batch.Batch. See `Your own data` in the README.")
     if block.labels is None:
         raise DataError(
-            f"{place}: labels is None. Give 0 or 1 for each sample; rows that are only to be scored may all have 0, for "
-            "`recjax predict` does not look at labels."
+            f"{place}: labels is None. Give 0 or 1 for each sample; rows that are only to be scored may all have "
+            "0, for `recjax predict` does not look at labels."
         )
     labels = _floats(block.labels, f"{place}: labels")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
