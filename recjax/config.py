@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from recjax import strict_json
-from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse
+from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse, same_word
 from recjax.errors import ConfigError
 from recjax.masking import holds_secret, masked
 from recjax.named import Named, entry_class, split_name
@@ -58,7 +58,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
       config: a config dataclass.
       assignments: texts "dotted.key=value". Values are read by the field's type: `true` or `false`; integers also
         as 1e6 or 1_000_000; `none` where allowed; tuples as 512,256,64 (of integers also 512-256-64; nothing is
-        the empty tuple). A nested config is replaced by the defaults of the class whose `kind` is given.
+        the empty tuple); and see `config_values.parse` for what Python would write. A nested config is replaced by the defaults of the class whose `kind` is given.
 
     Raises:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
@@ -67,9 +67,10 @@ def override(config: T, assignments: Sequence[str]) -> T:
     # A choice has fewer dots than the settings inside it; sorting is stable.
     for assignment in sorted(assignments, key=lambda assignment: assignment.partition("=")[0].count(".")):
         key, equals, text = assignment.partition("=")
-        if not equals:
+        if not equals or not key:
+            lacks = "no '='" if not equals else "nothing before its '='"
             raise ConfigError(
-                f"{assignment!r} is not an override: it has no '='. Write KEY=VALUE, without spaces around the '='."
+                f"{assignment!r} is not an override: it has {lacks}. Write KEY=VALUE, without spaces around the '='."
             )
         _assign(root, key, text)
     return typing.cast(T, _build(root))
@@ -333,7 +334,7 @@ def _assign(root: _Node, key: str, text: str) -> None:
     if annotation is None:
         raise ConfigError(_unknown_key(root, key))
     for choice in _classes(annotation):
-        if kind(choice) == text:
+        if (tag := kind(choice)) is not None and same_word(text, tag):
             node.values[leaf] = _open(choice(), key)
             return
     try:

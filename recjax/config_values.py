@@ -67,16 +67,24 @@ def fit(value: Any, annotation: Any) -> Any:
 def parse(text: str, annotation: Any) -> Any:
     """The value that `text` stands for in a field of this annotation.
 
+    What Python would write is understood too, where it can mean nothing else: True, None, [32, 1] or (32, 1), a word in
+    quotes (which a field of any text keeps), one of several words in another case.
+
     Raises:
       WrongTypeError: it stands for none.
     """
     # `str` takes every text, so in a union it is asked last.
     for member in sorted(members(annotation), key=lambda member: member is str):
         try:
-            return _parse_one(text, member)
+            return _parse_one(text if member is str else _unquoted(text), member)
         except WrongTypeError:
             continue
     raise WrongTypeError
+
+
+def same_word(text: str, word: str) -> bool:
+    """Whether `text` means `word`, one of several that can be chosen: case, quotes, `-` and `_` do not count."""
+    return _folded(_unquoted(text)) == _folded(word)
 
 
 def expected(annotation: Any) -> str:
@@ -165,15 +173,18 @@ def _parse_one(text: str, member: Any) -> Any:
     """`parse` for one member of a union."""
     if typing.get_origin(member) is Literal:
         for option in typing.get_args(member):
-            if str(option) == text:
+            if same_word(text, str(option)):
                 return option
     elif typing.get_origin(member) is tuple:
         item = typing.get_args(member)[0]
+        if text[:1] + text[-1:] in ("[]", "()"):
+            parts = text[1:-1].strip().removesuffix(",").split(",")
+            return tuple(parse(_unquoted(part.strip()), item) for part in parts) if parts != [""] else ()
         separator = r"(?<=\d)-" if item is int and "," not in text else ","
         return tuple(parse(part, item) for part in re.split(separator, text)) if text else ()
-    elif member is bool and text in ("true", "false"):
-        return text == "true"
-    elif member is types.NoneType and text == "none":
+    elif member is bool and text in ("true", "True", "false", "False"):
+        return text in ("true", "True")
+    elif member is types.NoneType and text in ("none", "None"):
         return None
     elif member is int:
         return _parse_int(text)
@@ -185,6 +196,15 @@ def _parse_one(text: str, member: Any) -> Any:
     elif member is str:
         return text
     raise WrongTypeError
+
+
+def _unquoted(text: str) -> str:
+    """The text within a pair of quotes, or the text."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _folded(word: str) -> str:
+    return word.casefold().replace("-", "").replace("_", "")
 
 
 def _parse_int(text: str) -> int:

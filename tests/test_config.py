@@ -56,6 +56,39 @@ def test_override_reads_values_by_type(assignment: str, expected: Root) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("train.shuffle=False", Root(train=Train(shuffle=False))),
+        ("train.shuffle=True", Root()),
+        ("train.clip=None", Root()),
+        ("note=None", Root(note=None)),
+        ("model.hidden=[32,1]", Root(model=Dot(hidden=(32, 1)))),
+        ("model.hidden=[32, 1]", Root(model=Dot(hidden=(32, 1)))),
+        ("model.hidden=(32,)", Root(model=Dot(hidden=(32,)))),
+        ("model.hidden=()", Root(model=Dot(hidden=()))),
+        ("rates=[1e-3, 2]", Root(rates=(0.001, 2.0))),
+        ("tags=['x', \"y z\"]", Root(tags=("x", "y z"))),
+        ("tags=(a,b)", Root(tags=("a", "b"))),
+        ("seed='3'", Root(seed=3)),
+        ("devices=Auto", Root(devices="auto")),
+        ("precision=BFloat16", Root(precision="bfloat16")),
+        ("precision='bfloat16'", Root(precision="bfloat16")),
+        ("model=Cross", Root(model=Cross())),
+        ('model="CROSS"', Root(model=Cross())),
+        ("teacher=Dot", Root(teacher=Dot())),
+        # A field of any text takes it as it is: a path may be written so.
+        ("name='x'", Root(name="'x'")),
+        ("name=None", Root(name="None")),
+        ("name=[x]", Root(name="[x]")),
+    ],
+)
+def test_override_reads_what_python_would_write(assignment: str, expected: Root) -> None:
+    result = changed(assignment)
+    assert result == expected and cfg.config_hash(result) == cfg.config_hash(expected)
+    assert cfg.to_json(result) == cfg.to_json(expected)
+
+
 def test_override_acts_in_order_but_a_choice_before_the_settings_inside_it() -> None:
     assert changed("model.dim=3", "model=cross", "model.layers=7") == Root(model=Cross(dim=3, layers=7))
     assert changed("seed=1", "seed=2").seed == 2
@@ -83,7 +116,10 @@ def test_override_leaves_the_original_alone() -> None:
         ("seed=inf", ["an integer"]),
         ("seed=__import__('os')", ["an integer"]),
         ("train.shuffle=1", ["train.shuffle", "true or false", "train.shuffle=true"]),
-        ("train.shuffle=True", ["true or false"]),
+        ("train.shuffle=yes", ["true or false"]),
+        ("seed=None", ["an integer"]),
+        ("model.hidden=[32,1", ["a list, each item an integer"]),
+        ("model.hidden=[32,,1]", ["a list, each item an integer"]),
         ("train.clip=nan", ["train.clip", "a finite number or none", "train.clip=0.01"]),
         ("train.clip=inf", ["finite"]),
         ("train.clip=1e999", ["finite"]),
@@ -99,6 +135,7 @@ def test_override_leaves_the_original_alone() -> None:
         ("optimizer=sgd", ["expected adam"]),
         ("train=5", ["group of settings", "train.steps", "train.shuffle"]),
         ("seed", ["no '='", "KEY=VALUE"]),
+        ("=3", ["'=3' is not an override: it has nothing before its '='", "without spaces around the '='"]),
     ],
 )
 def test_override_refuses_and_says_what_is_expected(assignment: str, words: list[str]) -> None:
@@ -119,7 +156,6 @@ def test_override_refuses_and_says_what_is_expected(assignment: str, words: list
         ("some.quite.different.group.batch_size", "train.batch_size"),
         ("model.kind", "model"),
         ("Seed", "seed"),
-        ("", "At the top stand seed, name"),
         ("zzzz.qqq", "At the top stand seed, name"),
         ("seed.x", "seed"),
         ("train.", "train"),
