@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__, distributed, supervise, together, verbs, watch
+from recjax import __version__, distributed, supervise, together, usage, verbs, watch
 from recjax.errors import ConfigError, RecjaxError, out_of_memory
 from recjax.masking import masked
 from recjax.pages import restart_with_tunables
@@ -40,10 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
-    options, rest = parser.parse_known_args(tracing.joined(sys.argv[1:] if arguments is None else arguments))
+    given = tracing.joined(sys.argv[1:] if arguments is None else arguments)
+    options, rest = parser.parse_known_args(given)
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:
-        parser.error(f"unrecognized argument: {strange[0]} (see `recjax --help`)")
+        usage.refuse(options, strange[0], given)
     if rest:
         options.overrides += rest
     try:
@@ -93,7 +94,7 @@ def _fail(message: str, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = usage.Parser(
         prog="recjax",
         description="Trains deep learning recommendation models with embedding tables spread over devices.",
         epilog=f"example: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
@@ -111,11 +112,13 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.add_argument("--json", action="store_true", help="print the result as one JSON object")
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         return added
 
     def overrides(to: argparse.ArgumentParser) -> None:
-        to.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; see `recjax show`")
+        # With a default argparse does not call them required.
+        to.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
+                        help="settings to change; see `recjax show`")  # fmt: skip
 
     preset = "name of a preset in configs/, or the path of one"
     train = verb(names, "train", verbs.train, "train a preset, or resume the run in --out",

@@ -14,6 +14,7 @@ from recjax import distributed, preflight, presets, watch
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, StoppedError, TrainingError
+from recjax.mesh import left_aside
 from recjax.overrides import require_config
 from recjax.train import calibration, evaluation, tensorboard
 from recjax.train.agreement import AskedToStop, asked_to_stop
@@ -50,6 +51,8 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     require_config(config, presets.RunConfig, "fit")
     if config.train.tensorboard:
         tensorboard.require()
+    if (note := left_aside(config.mesh)) is not None:
+        _note(note)
     with watch.from_python():
         return _train(config, Path(out or presets.default_out(config)), began)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -33,6 +34,7 @@ BATCH_AXES = AXES
 MODEL_AXES = ("host", "device")
 ACROSS_GROUPS = ("replica",)
 ACROSS_HOSTS, INSIDE_HOST = ("host",), ("device",)  # the two steps of an exchange
+_DEVICE_FILES = Path("/dev")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +130,17 @@ def make_mesh(config: MeshConfig) -> Mesh:
     wanted = config.devices or len(devices)
     if len(devices) < wanted:
         kind = devices[0].platform
+        fewer = f"mesh.devices={len(devices)}" + (" mesh.hosts=1" if config.hosts > 1 else "")
+        fewer += ", on which no number depends" if config.replicas == 1 else " mesh.replicas=1"
         if kind == "cpu":
             how = (
-                "Host devices can only be made before JAX starts, and it has started in this process: restart it (or "
-                "the notebook's kernel) and run the largest mesh first, or call "
-                f"jax.config.update('jax_num_cpu_devices', {wanted}) at its very top."
+                f"Pass {fewer}: to the command, recjax.load or recjax.evaluate. Or, since host devices can only be "
+                "made before JAX starts, and it has started in this process: restart it (or the notebook's kernel) and "
+                f"run the largest mesh first, or call jax.config.update('jax_num_cpu_devices', {wanted}) at its very "
+                "top."
             )
         else:
-            how = f"Set mesh.devices={len(devices)}, or mesh.platform=cpu for {wanted} host devices."
+            how = f"Pass {fewer}, or mesh.platform=cpu for {wanted} host devices."
         raise DeviceError(f"mesh.devices={wanted}, but JAX sees {len(devices)} {kind} device(s). {how}")
     if jax.process_count() > 1 and len(devices) != wanted:
         raise ConfigError(
@@ -145,6 +150,19 @@ def make_mesh(config: MeshConfig) -> Mesh:
     sizes = shape(wanted, config.hosts, config.replicas)
     # In JAX's order, that is process by process, so that a process holds neighbours: see `Share`.
     return Mesh(np.asarray(devices[:wanted]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def left_aside(config: MeshConfig) -> str | None:
+    """The note that a run on the CPU leaves a GPU of this machine aside; None where it does not.
+
+    The GPU is found by its device file, which neither starts a back end nor needs JAX's plugin for it.
+    """
+    if config.platform != "cpu" or not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return None
+    return (
+        "note: mesh.platform=cpu, so this runs on the CPU, though this machine has a GPU: with recjax's extra cuda12 or "
+        "cuda13, mesh.platform=gpu mesh.devices=0 takes all there are"
+    )
 
 
 def _backend_started() -> bool:

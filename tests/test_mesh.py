@@ -8,8 +8,9 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from recjax import mesh as mesh_module
 from recjax.errors import ConfigError, DeviceError
-from recjax.mesh import AXES, MeshConfig, make_mesh, replicated, sharded
+from recjax.mesh import AXES, MeshConfig, left_aside, make_mesh, replicated, sharded
 
 
 @pytest.mark.parametrize("devices", [0, 1, 3, 8])
@@ -48,6 +49,12 @@ def test_shardings():
 def test_too_few_host_devices():
     with pytest.raises(DeviceError, match=r"mesh\.devices=9, but JAX sees 8 cpu .* restart .*'jax_num_cpu_devices', 9"):
         make_mesh(MeshConfig(9, "cpu"))
+    with pytest.raises(DeviceError, match=r"Pass mesh\.devices=8, on which no number depends: to the command, recjax"):
+        make_mesh(MeshConfig(9, "cpu"))
+    with pytest.raises(DeviceError, match=r"Pass mesh\.devices=8 mesh\.hosts=1, on which no number depends"):
+        make_mesh(MeshConfig(10, "cpu", hosts=2))
+    with pytest.raises(DeviceError, match=r"Pass mesh\.devices=8 mesh\.replicas=1: to"):  # averaging groups differ
+        make_mesh(MeshConfig(10, "cpu", replicas=2))
 
 
 def test_too_few_accelerators(monkeypatch):
@@ -55,9 +62,18 @@ def test_too_few_accelerators(monkeypatch):
         platform = "gpu"
 
     monkeypatch.setattr(jax, "devices", lambda *_: [Gpu(), Gpu()])
-    message = r"mesh\.devices=3, but JAX sees 2 gpu .* Set mesh\.devices=2, or mesh\.platform=cpu for 3 host devices"
+    message = r"mesh\.devices=3, but JAX sees 2 gpu .* Pass mesh\.devices=2, .* or mesh\.platform=cpu for 3 host"
     with pytest.raises(DeviceError, match=message):
         make_mesh(MeshConfig(3))
+
+
+def test_a_gpu_that_is_left_aside_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(mesh_module, "_DEVICE_FILES", tmp_path)
+    (tmp_path / "nvidiactl").touch()  # of the driver, which is there without a GPU too
+    assert left_aside(MeshConfig(8, "cpu")) is None
+    (tmp_path / "nvidia0").touch()
+    assert "a GPU" in left_aside(MeshConfig(8, "cpu")) and "mesh.platform=gpu" in left_aside(MeshConfig(8, "cpu"))
+    assert left_aside(MeshConfig(0, "gpu")) is None and left_aside(MeshConfig(8)) is None
 
 
 def test_a_platform_that_is_not_there():

@@ -83,22 +83,43 @@ def test_a_broken_preset(tmp_path, text, patterns):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        (["trian"], "invalid choice: 'trian' .*train"),
+        (["trian"], r"invalid choice: 'trian' .*train.*\. Did you mean train\?"),
+        (["data", "prepair"], r"Did you mean prepare\? See `recjax data --help`"),
+        (["weights", "exprot"], r"Did you mean export\?"),
+        (["simulate", "workloda"], r"Did you mean workload\?"),
+        (["trace", "reprot", "traces/first"], r"Did you mean trace report\?"),
         ([], "required: VERB"),
-        (["train"], "required: preset"),
-        (["train", "movietweetings", "--outt=x"], "unrecognized argument: --outt=x .*--help"),
+        (["train"], r"required: preset\. For example: recjax train movietweetings .* See `recjax train --help`"),
+        (["eval"], r"required: DIR\."),
+        (["predict", "runs/x"], r"required: --input, --out\."),
+        (["train", "movietweetings", "--outt=x"], r"unrecognized argument: --outt=x\. Did you mean --out\? .*--help"),
         (["train", "movietweetings", "--out"], "--out: expected one argument"),
-        (["train", "movietweetings", "--out", "x", "seed"], "unrecognized argument: seed"),
+        (["train", "movietweetings", "--out", "x", "seed"], r"argument: seed\. Settings are written KEY=VALUE, without"),
+        (["train", "movietweetings", "--seed", "3"], r"argument: --seed\. .*without dashes: seed=3\."),
+        (["train", "--seed", "3", "movietweetings"], r"without dashes: seed=3\."),
+        (["train", "movietweetings", "--train.epochs=3"], r"without dashes: train\.epochs=3\."),
+        (["eval", "runs/x", "--data.path", "there"], r"without dashes: data\.path=there\."),
+        (["train", "movietweetings", "--epochs", "3"], r"without dashes: train\.epochs=3\."),
+        (["train", "movietweetings", "--batch-size"], r"without dashes: train\.batch_size=VALUE\."),
+        (["show", "movietweetings", "--learning-rate=1"],
+         r"embedding\.optimizer\.learning_rate=1 or train\.optimizer\.learning_rate=1\."),
+        (["data", "prepare", "movietweetings", "--out", "x", "--min-user-count", "5"], r"dashes: min_user_count=5\."),
+        (["sweep", "x", "--epochs", "3"], r"argument: --epochs\. See `recjax sweep --help`"),
         (["eval", "runs/x", "--step", "ten"], "--step: invalid int value: 'ten'"),
-        (["eval", "runs/x", "--split", "tset"], "--split: invalid choice: 'tset' .*validation"),
+        (["eval", "runs/x", "--split", "tset"], r"--split: invalid choice: 'tset' .*validation.*Did you mean test\?"),
         (["data"], "required: ACTION"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage(arguments, pattern):
-    done = inside(*arguments)
-    assert (done.status, done.out) == (2, "")
-    assert done.err.startswith("usage: recjax") and re.search(r"\nrecjax.*: error: .*" + pattern, done.err)
+    last = assert_refused(inside(*arguments), 2, pattern)
+    assert inside(*arguments).err == f"\n{last}\n"
+
+
+@pytest.mark.parametrize("spaced", [("train.steps", "=", "3"), ("train.steps=", "3"), ("train.steps", "=3")])
+def test_a_setting_with_spaces(preset, spaced):
+    done = inside("show", preset, *spaced)
+    assert_refused(done, 2, r"is not an override: it has (no|nothing before its) '='\. Write KEY=VALUE, without spaces")
 
 
 # --- what is found only when the run is set up: the folder stays free for the corrected command ---
@@ -236,6 +257,8 @@ def finished(compiled_once, preset, tmp_path_factory):
     ("arguments", "status", "patterns"),
     [
         (["nowhere"], 2, ["nowhere is not a run folder: it has no config.json", "recjax train"]),
+        (["{run}/config.json"], 2, [r"config\.json is a file, not a run folder\. Name the --out folder"]),
+        (["{parent}"], 2, [r"it has no config\.json\. It holds {run}: name one of these\."]),
         (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),
         (["{run}", "seed=4", "model.top=8-1"], 2, [r"seed: 0 there, 4 here; model\.top: 16,1 there, 8,1 here",
                                                     "may only change mesh, plan, data.path"]),
@@ -248,7 +271,8 @@ def finished(compiled_once, preset, tmp_path_factory):
 def test_eval(finished, tmp_path, arguments, status, patterns):
     shutil.copy(finished / "config.json", tmp_path)
     before = contents(tmp_path) | contents(finished)
-    places = {"run": finished, "empty": tmp_path}
+    places = {"run": finished, "empty": tmp_path, "parent": finished.parent}
+    patterns = [pattern.replace("{run}", str(finished)) for pattern in patterns]
     assert_refused(inside("eval", *(a.format(**places) for a in arguments)), status, *patterns)
     assert contents(tmp_path) | contents(finished) == before
 

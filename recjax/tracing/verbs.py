@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +72,11 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
-    """The arguments of the command line with a verb of two words as one."""
-    return ["trace report", *arguments[2:]] if list(arguments[:2]) == ["trace", "report"] else list(arguments)
+    """The arguments of the command line with a verb of two words as one, also where the second is misspelt."""
+    verb, second = [*arguments[:2], "", ""][:2]
+    if verb != "trace" or not difflib.get_close_matches(second, ["report"], cutoff=0.8):
+        return list(arguments)
+    return [f"trace {second}", *arguments[2:]]
 
 
 def trace(options: argparse.Namespace) -> Shown:

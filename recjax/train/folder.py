@@ -178,10 +178,17 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
         raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")
+    except NotADirectoryError as error:
+        raise ConfigError(f"{path} is a file, not a run folder. Name the --out folder of `recjax train`.") from error
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path} is not a run folder: it has no config.json. Name the --out folder of `recjax train`."
-        ) from error
+        runs = sorted(str(config.parent) for config in path.glob("*/config.json"))
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        remedy = (
+            f"It holds {', '.join(runs[:3])}{more}: name one of these."
+            if runs
+            else "Name the --out folder of `recjax train`."
+        )
+        raise ConfigError(f"{path} is not a run folder: it has no config.json. {remedy}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecjaxError(
             f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
