@@ -113,7 +113,7 @@ def of_played(result: Played) -> dict[str, Any]:
             "phase": operation.phase,
             "bytes": operation.bytes or max((sum(row) for row in operation.splits), default=0.0),
             "raw_latency_ns": rounded(latency),
-            "last_ns": rounded(float(spans[i, _members(operation)].min())),
+            "last_ns": rounded(float(spans[i, _members(operation, spans.shape[1])].min())),
             "queued_ns": rounded(float((result.started[i] - result.ready[i]).max())),
             "exposed_ns": rounded(float(result.waited[i, last])),
         })  # fmt: skip
@@ -131,9 +131,9 @@ def of_played(result: Played) -> dict[str, Any]:
     }
 
 
-def _members(operation: Operation) -> Any:
-    """The ranks that take part, as an index."""
-    return np.array(operation.ranks).ravel() if operation.ranks else slice(None)
+def _members(operation: Operation, actors: int) -> Any:
+    """The ranks that take part, as an index of the actors, of which a single one stands for all ranks."""
+    return np.array(operation.ranks).ravel() if operation.ranks and actors > 1 else slice(None)
 
 
 def workload_text(found: dict[str, Any]) -> str:

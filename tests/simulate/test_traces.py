@@ -84,6 +84,17 @@ def test_groups_are_kept(tmp_path):
     assert workload.operations[0].ranks == ((0, 2), (1, 3))
 
 
+def test_groups_of_ranks_of_which_one_stands_for_all(tmp_path):
+    """As of a run with mesh.hosts=2. Two ranks reduce 4000 bytes: 2000 each way, twice, at a byte a nanosecond."""
+    ranks = [(Event(0, "all_reduce", group=(r % 2, r % 2 + 2), in_bytes=4000, out_bytes=4000),) for r in range(4)]
+    folder = write(tmp_path / "trace", recjax_json, ranks)
+    how = ("simulate", "workload", folder, "--topology", "fully_connected:4", "--bandwidth", "1GB/s", "--json")
+    for shortcut in ("always", "never"):
+        result = inside(*how, "--shortcut", shortcut, "--out", tmp_path / shortcut).result
+        assert bool(result["shortcut"]) == (shortcut == "always")
+        assert (result["time_ns"], result["last_communication_ns"]) == (4000, 4000)
+
+
 def test_the_command_takes_a_folder(tmp_path):
     folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
     how = ("simulate", "workload", folder, "--bandwidth", "1GB/s")
