@@ -22,7 +22,18 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from recjax import strict_json
-from recjax.config_values import WrongTypeError, either, example, expected, fit, kind, members, parse, same_word
+from recjax.config_values import (
+    WrongTypeError,
+    either,
+    example,
+    expected,
+    fit,
+    kind,
+    members,
+    parse,
+    same_word,
+    written,
+)
 from recjax.errors import ConfigError
 from recjax.masking import holds_secret, masked
 from recjax.named import Named, entry_class, split_name
@@ -157,6 +168,25 @@ def config_hash(config: object, ignore: Collection[str] = ()) -> str:
     changed = ({} if tag is None else {"kind": tag}) | _changed(node, _defaults(node.cls), frozenset(ignore))
     canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
+
+
+def assignments(config: object) -> list[str]:
+    """The overrides "a.b=value" that make the default config of its class this one: what `config_hash` counts.
+
+    Raises:
+      ConfigError: a value does not fit its annotation.
+    """
+
+    def walk(changed: dict[str, Any], key: str) -> Iterator[str]:
+        for name, value in changed.items():
+            path = key if name == "kind" else _join(key, name)
+            if isinstance(value, dict):
+                yield from walk(value, path)
+            else:
+                yield f"{path}={written(value)}"
+
+    node = _open(config)
+    return list(walk(_changed(node, _defaults(node.cls), ()), ""))
 
 
 def matches(key: str, names: Collection[str]) -> bool:

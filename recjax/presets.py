@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -93,6 +94,15 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, seed=(0, 2**32 - 1))
+
+    def __repr__(self) -> str:
+        """The settings that are not the defaults, as overrides; `recjax show` prints all."""
+        try:
+            settings = ", ".join(machinery.assignments(self))
+        except ConfigError as error:  # a value of the wrong type, which Python itself lets pass
+            settings = str(error)
+        return textwrap.fill(f"{type(self).__name__}({settings})", 100, subsequent_indent="    ",
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
 
     def for_rows(self, rows: int) -> Self:
         """The settings that a training split of `rows` samples is trained with.
