@@ -69,7 +69,8 @@ def override(config: T, assignments: Sequence[str]) -> T:
       config: a config dataclass.
       assignments: texts "dotted.key=value". Values are read by the field's type: `true` or `false`; integers also
         as 1e6 or 1_000_000; `none` where allowed; tuples as 512,256,64 (of integers also 512-256-64; nothing is
-        the empty tuple); and see `config_values.parse` for what Python would write. A nested config is replaced by the defaults of the class whose `kind` is given.
+        the empty tuple); and as Python would write them (see `config_values.parse`). A nested config is replaced by the
+        defaults of the class whose `kind` is given.
 
     Raises:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.

@@ -172,10 +172,9 @@ def evaluate(
     setup, state, step = open_run(folder, overrides, splits, step, report=_note)
     details = details or evaluation.Details()
     reports = {split: evaluation.report(setup, state, split, details) for split in splits}
-    curves = {split: report["calibration_curve"] for split, report in reports.items()}
     try:
         if distributed.is_main():
-            calibration.draw(curves, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
+            calibration.draw(reports, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
     except TrainingError as error:  # the numbers are worth more than the picture
         _note(f"there is no picture of the calibration: {error}")
     if len(reports) == 1:

@@ -160,8 +160,8 @@ def left_aside(config: MeshConfig) -> str | None:
     if config.platform != "cpu" or not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
         return None
     return (
-        "note: mesh.platform=cpu, so this runs on the CPU, though this machine has a GPU: with recjax's extra cuda12 or "
-        "cuda13, mesh.platform=gpu mesh.devices=0 takes all there are"
+        "note: mesh.platform=cpu, so this runs on the CPU, though this machine has a GPU. With recjax's extra cuda12 "
+        "or cuda13, mesh.platform=gpu mesh.devices=0 takes all GPUs."
     )
 
 

@@ -16,7 +16,7 @@ STATUS = 2  # of bad usage
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one paragraph, like all of recjax's: without the lines of usage, which --help prints."""
+    """A parser whose errors are one paragraph, like all of recjax's; the lines of usage are for --help."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with `message`, the verb's example and status 2."""
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(given: str, words: Iterable[str]) -> str:
-    """" Did you mean NEAREST?", or nothing where none is near."""
+    """The question whether the nearest of the words was meant, with a space before it; "" where none is near."""
     near = difflib.get_close_matches(given, list(words), n=1)
     return f" Did you mean {near[0]}?" if near else ""
 

@@ -7,7 +7,6 @@ test_mistakes_in_data.py; disks that refuse are in test_disks.py.
 import errno
 import fcntl
 import os
-import re
 import shutil
 import signal
 import time
@@ -94,7 +93,7 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["predict", "runs/x"], r"required: --input, --out\."),
         (["train", "movietweetings", "--outt=x"], r"unrecognized argument: --outt=x\. Did you mean --out\? .*--help"),
         (["train", "movietweetings", "--out"], "--out: expected one argument"),
-        (["train", "movietweetings", "--out", "x", "seed"], r"argument: seed\. Settings are written KEY=VALUE, without"),
+        (["train", "movietweetings", "--out", "x", "seed"], r"argument: seed\. Settings are written KEY=VALUE"),
         (["train", "movietweetings", "--seed", "3"], r"argument: --seed\. .*without dashes: seed=3\."),
         (["train", "--seed", "3", "movietweetings"], r"without dashes: seed=3\."),
         (["train", "movietweetings", "--train.epochs=3"], r"without dashes: train\.epochs=3\."),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recjax import pictures
 from recjax.columns import aligned
 from recjax.comms.study import labels
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDEST = 12  # traces that a picture can still tell apart
-_COLORS = {"exposed": "#c44e52", "hidden": "#dd8452", "computing": "#4c72b0", "idle": "#dddddd"}
+_COLORS = {"exposed": pictures.ORANGE, "hidden": "#e6b89c", "computing": pictures.BLUE, "idle": "#dddddd"}
 
 
 def size(count: float) -> str:
@@ -163,18 +163,18 @@ _GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest
 
 def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
     """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
-    from matplotlib.figure import Figure  # heavy, and needs no display and no global state
-
-    figure = Figure(figsize=(11, 7.5), dpi=110, layout="constrained")
+    figure = pictures.figure(11, 8.5)
     shown, names = list(found)[:_WIDEST], labels(found)[:_WIDEST]
     _draw(figure, shown, names)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return pictures.png(figure)
 
 
 def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     (sizes, phases), (ranks, times) = figure.subplots(2, 2)
+    for panel in (sizes, phases, ranks, times):
+        pictures.plain(panel, "x" if panel is times else "y")
     single = len(found) == 1
     series = [
         (kind if single else f"{name}: {kind}" if len(one["sizes"]) > 1 else name, bins)
@@ -186,29 +186,39 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
         sizes.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, label=label, align="edge")
     ticks = range(0, 1 + max([b for _, bins in series for b, _, _ in bins], default=1), 4)
     sizes.set_xticks(list(ticks), [size(2**b) for b in ticks], fontsize=7)
-    sizes.set(title="messages by size", xlabel="from so many bytes on, to twice as many", ylabel="a rank and step")
-    sizes.legend(fontsize=6)
+    sizes.set(title="messages by size", xlabel="message size; the bars of one power of two stand side by side",
+              ylabel="messages of a rank in a step")  # fmt: skip
+    _legend(sizes)
     at = range(len(found))
     bottom = [0.0] * len(found)
+    most = max((sum(c["padded_bytes"] for c in one["collectives"]) for one in found), default=0.0)
+    unit = max(n for n in range(3) if n == 0 or most >= 1024**n)
     for key in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"]):
         heights = [
-            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 2**20
+            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 1024**unit
             for one in found
         ]
-        phases.bar(at, heights, bottom=bottom, label=f"{key[0] or 'elsewhere'} ({key[1]})")
+        phases.bar(at, heights, 0.6, bottom=bottom, label=f"{key[0] or 'elsewhere'} ({key[1]})")
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     phases.set_xticks(list(at), names, fontsize=7, rotation=0 if single else 15)
-    phases.set(title="bytes by phase", ylabel="MiB a rank and step")
-    phases.legend(fontsize=6)
+    phases.set_xlim(-1, len(found))
+    phases.set(title="bytes by phase", ylabel=f"{('bytes', 'KiB', 'MiB')[unit]} of a rank in a step")
+    _legend(phases)
     for name, one in zip(names, found, strict=True):
         mean = sum(one["moved"]) / len(one["moved"]) or 1
-        ranks.plot([b / mean for b in one["moved"]], marker=".", label=f"{name}: {one['imbalance']:.2f}")
-    ranks.set(title="useful bytes sent or received, over their mean", xlabel="rank")
-    ranks.set_ylim(bottom=0)
-    ranks.legend(fontsize=6, title="max/mean", title_fontsize=6)
+        ranks.plot([b / mean for b in one["moved"]], marker="o", markersize=4, linestyle="",
+                   label=f"{name}: max/mean {one['imbalance']:.2f}")  # fmt: skip
+    ranks.set(title="useful bytes that a rank sends or receives", xlabel="rank", ylabel="over the mean of all ranks")
+    ranks.set_ylim(0, 1.1 * max([1.0, *(line for shown in ranks.lines for line in shown.get_ydata())]))
+    ranks.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(ranks)
     _draw_times(times, found, names)
-    for panel in (sizes, phases, ranks, times):
-        panel.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(panel: Any) -> None:
+    """Below the panel, if it has entries."""
+    if panel.get_legend_handles_labels()[0]:
+        pictures.legend_below(panel, columns=3, size=6)
 
 
 def _draw_times(panel: Any, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -224,9 +234,9 @@ def _draw_times(panel: Any, found: Sequence[Mapping[str, Any]], names: Sequence[
         panel.barh(range(len(timed)), lengths, left=left, color=color, label=_PARTS[what])
         left = [a + b for a, b in zip(left, lengths, strict=True)]
     panel.set_yticks(range(len(timed)), [name for name, _ in timed], fontsize=7)
-    panel.invert_yaxis()
     panel.set_xlabel("ms, mean of ranks and steps")
-    panel.legend(fontsize=6)
+    panel.set_ylim(len(timed), -1)
+    _legend(panel)
 
 
 _PARTS = {

@@ -68,8 +68,8 @@ def add(
     whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
                        "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
                        "(HOTI 2020)")  # fmt: skip
-    whole.add_argument("overrides", nargs="*", default=[], metavar="name=value", help="of a preset: shapes to change, such as "
-                       "parallelism=data tables=128 bottom=512-64")  # fmt: skip
+    whole.add_argument("overrides", nargs="*", default=[], metavar="name=value", help="of a preset: shapes to change, "
+                       "such as parallelism=data tables=128 bottom=512-64")  # fmt: skip
     whole.add_argument("--calibration", type=Path, action="append", metavar="FILE", help="of a trace, in place of a "
                        "network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
                        "number of ranks that its collectives have")  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recjax.pictures import figure, png
 from recjax.simulate.system import Played
 from recjax.simulate.units import time_text
 
@@ -19,18 +19,9 @@ COLOURS = {"compute": "#4c72b0", "exposed": "#c44e52", "all_reduce": "#dd8452", 
            "all_gather": "#8172b3", "reduce_scatter": "#937860"}  # fmt: skip
 
 
-def figure(width: float, height: float) -> Figure:
-    """An empty figure that needs no display."""
-    from matplotlib.figure import Figure  # here, so that importing recjax stays light
-
-    return Figure(figsize=(width, height), dpi=110, layout="constrained")
-
-
 def save(drawn: Figure, path: Path) -> None:
     """Writes a figure as PNG."""
-    picture = io.BytesIO()
-    drawn.savefig(picture, format="png")
-    path.write_bytes(picture.getvalue())
+    path.write_bytes(png(drawn))
 
 
 def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.simulate.draw import COLOURS, figure, save
+from recjax.pictures import figure
+from recjax.simulate.draw import COLOURS, save
 from recjax.simulate.hoti2020 import DIRECT, TREE
 
 

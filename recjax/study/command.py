@@ -28,7 +28,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                "study replicas movietweetings --out studies/replicas")  # fmt: skip
     one.add_argument("preset", nargs="?", default=_PRESET, help=f"what to train on what (default: {_PRESET}); "
                      "train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
-    one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`")
+    one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
+                     help="settings to change; see `recjax show`")  # fmt: skip
     one.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and replicas.json")
     one.add_argument("--iterations", type=int, default=600, metavar="N", help="of each training (default: 600)")
     one.add_argument("--every", type=int, default=50, metavar="N", help="iterations between measures (default: 50)")

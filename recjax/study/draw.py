@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recjax import pictures
 from recjax.study.cost import PARTS, PRECISIONS
 from recjax.train.files import write_whole
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {1: "#777777", 2: "#d1662c", 4: "#4878a8"}  # by number of groups
+_COLOURS = {1: pictures.GREY, 2: pictures.ORANGE, 4: pictures.BLUE}  # by number of groups
 _STYLES = {"exact": "-", "never": "--", "average": ":"}
 _PARTS = {"random": "drawn anew", "fixed": "fixed parts, random", "by_feature": "fixed parts, by item"}
 _STACK = ("#4878a8", "#a3c1dd", "#2f7d4f", "#d1662c", "#e6b89c", "#8a6bb1", "#cccccc", "#eeeeee")
@@ -33,16 +33,11 @@ def figures(result: dict[str, Any], out: Path) -> list[Path]:
 
 
 def _figure(panels: int, width: float = 5.6) -> tuple[Figure, Sequence[Axes]]:
-    # Imported here so that recjax stays light; the Figure alone needs no display and no global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * panels, 4.2), dpi=120, layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    figure = pictures.figure(width * panels, 4.2)
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#dddddd", linewidth=0.7)
-        axis.set_axisbelow(True)
-    return figure, list(axes)
+        pictures.plain(axis)
+    return figure, axes
 
 
 def _legend(figure: Figure, of: Axes) -> None:
@@ -52,9 +47,7 @@ def _legend(figure: Figure, of: Axes) -> None:
 
 
 def _saved(figure: Figure, path: Path) -> Path:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_whole(path, picture.getvalue())
+    write_whole(path, pictures.png(figure))
     return path
 
 
@@ -91,7 +84,7 @@ def _distance(result: dict[str, Any], path: Path) -> Path:
         if "distance" not in found:
             continue
         style = {"random": "-", "fixed": "--", "by_feature": ":"}[t["parts"]]
-        colour = "#2f7d4f" if t["sync"] == "average" else _COLOURS[t["groups"]]
+        colour = pictures.GREEN if t["sync"] == "average" else _COLOURS[t["groups"]]
         label = f"{t['label']}, {_PARTS[t['parts']]}"
         axes[0].plot(found["iteration"], found["distance"], style, color=colour, label=label)
         axes[1].plot(found["iteration"], found["own_accuracy"], style, color=colour, label=label)

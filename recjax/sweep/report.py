@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recjax import pictures
 from recjax.columns import aligned
 from recjax.sweep.file import SORTS, Axis, Sweep
 from recjax.train.files import write_whole
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLUMNS = ("validation.auc", "test.auc", "test.logloss", "samples_per_s")  # of the table
-_PANELS = {"test.auc": "test AUC", "test.logloss": "test log loss (nats)", "samples_per_s": "samples/s"}
 _MOST_LABELS = 12  # lines that a legend can still tell apart
 
 
@@ -62,10 +61,11 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool:
-    """Draws test AUC, log loss and samples/s against every axis with two values or more.
+    """Draws AUC, log loss and samples/s against every axis with two values or more.
 
-    A line joins the runs that agree in all other axes. Seeds are no axis: a point is their mean, a bar shows the
-    lowest and the highest.
+    AUC and log loss are those of the validation split, by which settings are chosen; of the test split if no run has
+    the other. A line joins the runs that agree in all other axes, if the values are numbers. Seeds are no axis: a point
+    is their mean, a bar shows the lowest and the highest.
 
     Args:
       sweep: of these results.
@@ -83,24 +83,23 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
     drawn = [axis for axis in axes if len(axis.points) > 1]
     if not done or not drawn:
         return False
-    # Imported here so that recjax stays light; the Figure alone needs no display and no global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.8 * len(drawn), 3.4 * len(_PANELS)), dpi=110, layout="constrained")
-    figure.suptitle(f"{sweep.file.stem}: {sweep.runs[0].preset}")
-    panels = figure.subplots(len(_PANELS), len(drawn), squeeze=False)
+    split = "test" if all(math.isnan(measure(result, "validation.auc")) for result in done) else "validation"
+    panels_of = {f"{split}.auc": f"{split} AUC", f"{split}.logloss": f"{split} log loss (nats)",
+                 "samples_per_s": "samples/s"}  # fmt: skip
+    figure = pictures.figure(4.8 * len(drawn), 3.4 * len(panels_of))
+    left_out = f"\n({len(results) - len(done)} of {len(results)} runs are not done)" if len(done) < len(results) else ""
+    figure.suptitle(f"{sweep.file.stem}: {sweep.runs[0].preset}{left_out}")
+    panels = figure.subplots(len(panels_of), len(drawn), squeeze=False)
     for column, axis in enumerate(drawn):
         others = [other for other in axes if other is not axis]
-        for row, (name, label) in enumerate(_PANELS.items()):
+        for row, (name, label) in enumerate(panels_of.items()):
             panel = panels[row][column]
             _draw_panel(panel, axis, others, name, done)
             panel.set_ylabel(label if column == 0 else "")
         panel.set_xlabel(_title(axis))
-        if 1 < len(panel.containers) <= _MOST_LABELS:  # below, where it hides nothing
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=7, edgecolor="none")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_whole(out_png, picture.getvalue())
+        if 1 < len(panel.get_legend_handles_labels()[0]) <= _MOST_LABELS:
+            pictures.legend_below(panel, size=7)
+    write_whole(out_png, pictures.png(figure))
     return True
 
 
@@ -123,22 +122,36 @@ def points(
 
 
 def _draw_panel(panel: Axes, axis: Axis, others: Sequence[Axis], name: str, results: Sequence[dict[str, Any]]) -> None:
+    pictures.plain(panel)
     lines = points(axis, others, name, results)
     names = _short([key for other in others for key in other.keys])
+    shown = sorted({i for line in lines.values() for i in line})  # no place for a value of which no run is done
+    place_of = {i: place for place, i in enumerate(shown)}
+    numbers = all(_is_number(axis.points[i][0]) for i in shown)
     for style, (place, line) in zip(itertools.cycle(("-", "--", ":")), lines.items(), strict=False):
         x = sorted(line)
         means = [sum(line[i]) / len(line[i]) for i in x]
-        spread = [[m - min(line[i]) for m, i in zip(means, x, strict=True)],
-                  [max(line[i]) - m for m, i in zip(means, x, strict=True)]]  # fmt: skip
+        low = [m - min(line[i]) for m, i in zip(means, x, strict=True)]
+        high = [max(line[i]) - m for m, i in zip(means, x, strict=True)]
         label = ", ".join(f"{names[o.keys[0]]}={_tick(o, point)}" for o, point in zip(others, place, strict=True))
-        panel.errorbar(x, means, yerr=spread, label=label, linestyle=style, marker="o", markersize=4, capsize=2)
-    panel.set_xticks(range(len(axis.points)), [_tick(axis, point) for point in axis.points], fontsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
-    panel.set_axisbelow(True)
+        look: dict[str, Any] = {"label": label, "linestyle": style if numbers else "", "marker": "o", "markersize": 4}
+        if any(low + high):
+            panel.errorbar([place_of[i] for i in x], means, yerr=[low, high], capsize=2, **look)
+        else:
+            panel.plot([place_of[i] for i in x], means, **look)
+    panel.set_xticks(range(len(shown)), [_tick(axis, axis.points[i]) for i in shown], fontsize=8)
+    panel.margins(x=0.1)
     if name == "samples_per_s":
         panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _short(keys: Sequence[str]) -> dict[str, str]:

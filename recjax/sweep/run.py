@@ -74,7 +74,7 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
     """
     results = [result(run) for run in runs]
     for place, run in enumerate(runs):
-        label = f"[{place + 1}/{len(runs)}]"
+        label = f"[run {run.index} of {runs[0].index} to {runs[-1].index}]" if len(runs) > 1 else f"[run {run.index}]"
         if results[place]["status"] == "done":
             _note(f"{label} done already: {run.out}")
             continue

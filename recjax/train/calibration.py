@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from recjax import pictures
 from recjax.train.binned import Histogram
 from recjax.train.files import write_whole
+from recjax.train.metrics import probabilities
+
+PREDICTION_BINS = 100  # of `predictions`
 
 
 class Point(TypedDict):
@@ -56,39 +59,49 @@ def expected_error(points: Sequence[Point]) -> float:
     return sum(p["weight"] * abs(p["predicted"] - p["observed"]) for p in points) / total if total else float("nan")
 
 
-def draw(curves: Mapping[str, Sequence[Point]], out_png: Path, title: str) -> None:
-    """Draws observed against predicted, and below it how many samples each bin has.
+def predictions(histogram: Histogram) -> list[int]:
+    """How many samples have which predicted probability: counts of PREDICTION_BINS bins of equal width from 0 to 1.
 
     Args:
-      curves: name of a split -> its curve.
+      histogram: of the logits. Its bins are dealt out whole.
+    """
+    filled = np.flatnonzero(histogram.samples)
+    probable = probabilities((histogram.lowest[filled] + histogram.highest[filled]) / 2)
+    bin_of = np.minimum((probable * PREDICTION_BINS).astype(np.int64), PREDICTION_BINS - 1)
+    counts = np.zeros(PREDICTION_BINS, np.int64)
+    np.add.at(counts, bin_of, histogram.samples[filled])
+    return counts.tolist()
+
+
+def draw(reports: Mapping[str, Mapping[str, Any]], out_png: Path, title: str) -> None:
+    """Draws observed against predicted, and below it which share of the samples has which prediction.
+
+    Args:
+      reports: name of a split -> `evaluation.report` of it: its `samples`, `calibration_curve` and `predictions`.
       out_png: the picture to write.
       title: over the picture.
 
     Raises:
       TrainingError: the picture cannot be written.
     """
-    # Imported here so that recjax stays light; the Figure alone needs no display and no global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.2, 6.4), dpi=120, layout="constrained")
-    figure.suptitle(title)
+    figure = pictures.figure(6.2, 6.8)
+    figure.suptitle(f"{title}\n" + ", ".join(f"{name}: {report['samples']:,} rows" for name, report in reports.items()))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    high = max([p["predicted"] for points in curves.values() for p in points] + [1e-6])
-    above.plot([0, high], [0, high], color="#777777", linestyle="--", linewidth=1.2, label="perfect")
-    for color, (name, points) in zip(("#d1662c", "#4878a8", "#2f7d4f"), curves.items(), strict=False):
-        predicted = [p["predicted"] for p in points]
-        label = f"{name} (expected error {expected_error(points):.4f})"
-        above.plot(predicted, [p["observed"] for p in points], color=color, marker="o", markersize=4, label=label)
-        below.plot(predicted, [p["samples"] for p in points], color=color, marker="o", markersize=4)
+    pictures.plain(above, "both")
+    pictures.plain(below, "both")
+    points = {name: report["calibration_curve"] for name, report in reports.items()}
+    high = max([p["predicted"] for curve in points.values() for p in curve] + [1e-6])
+    above.plot([0, high], [0, high], color=pictures.GREY, linestyle="--", linewidth=1.2, label="perfect")
+    for color, (name, report) in zip((pictures.ORANGE, pictures.BLUE, pictures.GREEN), reports.items(), strict=False):
+        predicted, observed = ([p[key] for p in points[name]] for key in ("predicted", "observed"))
+        label = f"{name} (expected error {expected_error(points[name]):.4f})"
+        above.plot(predicted, observed, color=color, marker="o", markersize=4, label=label)
+        edges = np.linspace(0, 1, PREDICTION_BINS + 1)
+        shares = np.array(report["predictions"]) / max(report["samples"], 1)
+        below.stairs(shares, edges, color=color, fill=True, alpha=0.4)
     above.set_ylabel("observed share of positives")
-    above.legend(fontsize=9, frameon=False)
-    below.set_ylabel("samples")
-    below.set_ylim(bottom=0)
-    below.set_xlabel("mean predicted probability")
-    for panel in (above, below):
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(color="#dddddd", linewidth=0.7)
-        panel.set_axisbelow(True)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_whole(out_png, picture.getvalue())
+    below.set_ylabel("share of rows")
+    below.yaxis.set_major_formatter(lambda share, _: f"{share:.1%}")
+    below.set_xlabel("predicted probability")
+    above.legend(loc="upper left", fontsize=9, frameon=False)  # the curve rises from the other corner
+    write_whole(out_png, pictures.png(figure))

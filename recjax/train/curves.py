@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recjax import pictures
 from recjax.train.files import write_whole
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _Floats = NDArray[np.float64]
-_TRAIN, _VALIDATION, _CHOSEN, _GREY = "#4878a8", "#d1662c", "#2f7d4f", "#777777"
+_TRAIN, _VALIDATION, _CHOSEN, _GREY = pictures.BLUE, pictures.ORANGE, pictures.GREEN, pictures.GREY
 
 
 def draw_curves(
@@ -40,20 +36,23 @@ def draw_curves(
     Raises:
       TrainingError: the picture cannot be written.
     """
-    # Imported here so that recjax stays light; the Figure alone needs no display and no global state.
-    from matplotlib.figure import Figure
-
     lines = [json.loads(line) for line in metrics_path.read_text().splitlines()]
     train_steps, train_loss = _series(lines, "train", "loss")
     steps, loss = _series(lines, "validation", "loss")
     auc_steps, auc = _series(lines, "validation", "auc")
 
     panels = 2 if auc_steps.size else 1
-    figure = Figure(figsize=(6.2 * panels, 4.4), dpi=120, layout="constrained")
+    figure = pictures.figure(6.2 * panels, 4.8)
     figure.suptitle(title)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    axes = figure.subplots(1, panels, squeeze=False, sharex=True)[0]
+    for panel, label in zip(axes, ("log loss (nats)", "AUC"), strict=False):
+        pictures.plain(panel)
+        panel.set_xlabel("step")
+        panel.set_ylabel(label)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+    last = max([*train_steps, *steps, chosen_step or 0, 1])
+    axes[0].set_xlim(-0.03 * last, 1.03 * last)  # from the first step on, also where there is but one evaluation
 
-    _prepare(axes[0], "log loss (nats)")
     axes[0].plot(train_steps, train_loss, color=_TRAIN, alpha=0.25, linewidth=0.8)
     axes[0].plot(train_steps, _smoothed(train_loss), color=_TRAIN, linewidth=1.8, label="training (smoothed)")
     axes[0].plot(steps, loss, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
@@ -64,7 +63,6 @@ def draw_curves(
         axes[0].set_ylim(low - margin, high + margin)
 
     if panels == 2:
-        _prepare(axes[1], "AUC")
         axes[1].plot(auc_steps, auc, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
         for step, value in zip(*_series(lines, "test", "auc"), strict=True):
             axes[1].plot(
@@ -75,12 +73,8 @@ def draw_curves(
     for panel in axes:
         if chosen_step is not None:
             panel.axvline(chosen_step, color=_CHOSEN, linewidth=1.2, alpha=0.8, label=f"chosen: step {chosen_step:,}")
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=9, framealpha=0.9, edgecolor="none")  # lines behind it do not cross its text
-
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_whole(out_png, picture.getvalue())
+        pictures.legend_below(panel, size=9)
+    write_whole(out_png, pictures.png(figure))
 
 
 def _series(lines: list[dict[str, float | str | None]], split: str, key: str) -> tuple[_Floats, _Floats]:
@@ -91,18 +85,16 @@ def _series(lines: list[dict[str, float | str | None]], split: str, key: str) ->
 
 
 def _smoothed(values_n: _Floats) -> _Floats:
-    """A centred moving mean over a 25th of the points, narrower at the ends, [n]."""
-    half = len(values_n) // 50
-    sums = np.concatenate([[0.0], np.cumsum(values_n)])
-    low = np.maximum(np.arange(len(values_n)) - half, 0)
-    high = np.minimum(np.arange(len(values_n)) + half + 1, len(values_n))
-    return np.asarray((sums[high] - sums[low]) / (high - low))
+    """A moving mean over a twelfth of the points and at least five, taken twice, [n].
 
-
-def _prepare(panel: Axes, label: str) -> None:
-    panel.set_xlabel("step")
-    panel.set_ylabel(label)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
-    panel.set_axisbelow(True)
-    panel.xaxis.set_major_formatter("{x:,.0f}")
+    Centred, but for the ends. At the beginning, where a loss falls steeply, the windows are narrower; at the end, where
+    a last batch may be small and its loss far off, they are whole, and end with the last point.
+    """
+    count = len(values_n)
+    half = min(max(count // 24, 2), (count - 1) // 2) if count else 0
+    low = np.clip(np.arange(count) - half, 0, max(count - 1 - 2 * half, 0))
+    high = np.minimum(np.arange(count) + half + 1, count)
+    for _ in range(2):
+        sums = np.concatenate([[0.0], np.cumsum(values_n)])
+        values_n = np.asarray((sums[high] - sums[low]) / (high - low))
+    return values_n

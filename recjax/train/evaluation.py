@@ -69,6 +69,7 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
       `positive_share`: share of the weight that is of positive samples;
       `ece`: expected calibration error over the bins of the curve;
       `calibration_curve`: see `calibration.Point`;
+      `predictions`: see `calibration.predictions`;
       `by`: feature -> see `Slices.result`; only if asked for;
       `grouped`: see `Groups.result`; only if asked for.
 
@@ -89,13 +90,15 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
         stream = batches(setup.source, split, setup.config.train.eval_batch_size, epochs=1, workers=workers)
         slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(setup.source, feature).name)
     whole = _measured(setup, state, split, exact, (*slices.values(), *groups))
-    points = calibration.curve(whole.histogram(), details.calibration_bins, details.calibration_by)
+    histogram = whole.histogram()
+    points = calibration.curve(histogram, details.calibration_bins, details.calibration_by)
     result: dict[str, Any] = {
         **whole.result(),
         "auc_method": "exact" if exact else "binned",
         "positive_share": whole.positives(),
         "ece": calibration.expected_error(points),
         "calibration_curve": points,
+        "predictions": calibration.predictions(histogram),
     }
     if slices:
         result["by"] = {name: part.result() for name, part in slices.items()}

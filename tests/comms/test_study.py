@@ -94,6 +94,22 @@ def test_text_picture_and_page():
     assert "<script" not in show.page([figures(hostile)])
 
 
+def test_the_picture_of_one_trace(monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    show.picture([figures(two_ranks())])
+    drawn[0].draw_without_rendering()
+    sizes, phases, ranks, _ = drawn[0].axes
+    assert set(ranks.get_xticks()) <= set(range(-1, 4)) and ranks.lines[0].get_linestyle() == "None"
+    assert ranks.get_ylim()[1] > 1.05 * max(ranks.lines[0].get_ydata())  # the highest marker is whole
+    most = sum(c["padded_bytes"] for c in figures(two_ranks())["collectives"])
+    assert (phases.get_ylabel().split()[0] == "bytes") == (most < 1024) and "MiB" not in phases.get_ylabel()
+    for panel in (sizes, phases, ranks):
+        assert panel.get_legend().get_window_extent().y1 < panel.get_window_extent().y0
+
+
 HLO = """
 HloModule step, is_scheduled=true
 

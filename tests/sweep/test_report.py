@@ -21,7 +21,8 @@ def sweep(*axes, sort=None):
 
 def row(index, auc, status="done", **swept):
     known = {"index": index, "status": status, "swept": {key.replace("__", "."): value for key, value in swept.items()}}
-    measured = {"test": {"auc": auc, "logloss": 1 - auc}, "validation": {"auc": auc}, "samples_per_s": 1000.0 * index}
+    measured = {"test": {"auc": auc, "logloss": 1 - auc}, "validation": {"auc": auc + 0.1, "logloss": 0.9 - auc},
+                "samples_per_s": 1000.0 * index}  # fmt: skip
     return known | (measured if status == "done" else {"error": "no"})
 
 
@@ -48,9 +49,9 @@ def test_table():
     assert report.table(sweep(SEEDS, sort="test.ne"), THREE).splitlines() == [
         "run  seed  validation.auc  test.auc  test.logloss  samples_per_s  test.ne",
         "---------------------------------------------------------------------------------",
-        "  0     0          0.6000    0.6000        0.4000              0        -",
+        "  0     0          0.7000    0.6000        0.4000              0        -",
         "  1     1               -         -             -              -        -  failed",
-        "  2     2          0.7500    0.7500        0.2500          2,000        -",
+        "  2     2          0.8500    0.7500        0.2500          2,000        -",
     ]
 
 
@@ -95,34 +96,53 @@ def test_picture(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
-def test_what_the_panels_show(monkeypatch, tmp_path):
-    """Read off the figure: mean and range over seeds at each position, ticks and legend."""
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that were drawn, in place of files."""
     from matplotlib.figure import Figure
 
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: kept.append(self))
+    return kept
+
+
+def test_what_the_panels_show(figures, tmp_path):
+    """Read off the figure: mean and range over seeds at each position, ticks and legend."""
     report.draw(sweep(SEEDS, DIMS, BATCHES), grid(), tmp_path / "sweep.png")
-    panels = kept[0].axes
+    panels = figures[0].axes
     assert len(panels) == 6  # three measures, two axes
-    assert [panel.get_ylabel() for panel in panels[::2]] == ["test AUC", "test log loss (nats)", "samples/s"]
+    labels = [panel.get_ylabel() for panel in panels[::2]]
+    assert labels == ["validation AUC", "validation log loss (nats)", "samples/s"]
     assert panels[4].get_xlabel() == "embedding.dim (with bottom)" and panels[5].get_xlabel() == "train.batch_size"
     assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["16", "4"]
     auc = panels[1]
     assert [tick.get_text() for tick in auc.get_xticklabels()] == ["256", "1024", "4096"]
     assert [text.get_text() for text in panels[5].get_legend().get_texts()] == ["dim=16", "dim=4"]
     wide, narrow = auc.containers
-    assert list(wide.lines[0].get_ydata()) == pytest.approx([0.601, 0.611, 0.621])
-    assert list(narrow.lines[0].get_ydata()) == pytest.approx([0.501, 0.511, 0.52])
+    assert list(wide.lines[0].get_ydata()) == pytest.approx([0.701, 0.711, 0.721])
+    assert list(narrow.lines[0].get_ydata()) == pytest.approx([0.601, 0.611, 0.62])
+    assert [line.get_linestyle() for line in (wide.lines[0], narrow.lines[0])] == ["-", "--"]
     ranges = [segment[:, 1].tolist() for segment in narrow.lines[2][0].get_segments()]
-    assert ranges == [pytest.approx([0.5, 0.502]), pytest.approx([0.51, 0.512]), pytest.approx([0.52, 0.52])]
+    assert ranges == [pytest.approx([0.6, 0.602]), pytest.approx([0.61, 0.612]), pytest.approx([0.62, 0.62])]
 
 
-def test_ticks_name_as_many_keys_as_tell_the_points_apart(monkeypatch, tmp_path):
-    from matplotlib.figure import Figure
+def test_categories_are_not_joined_and_what_failed_has_no_place(figures, tmp_path):
+    """Of single runs, which have no bars; without a validation split, of the test split."""
+    models = Axis(("model",), (("dlrm",), ("dcnv2",), ("wide_deep",)))
+    rows = [row(i, 0.5 + i / 10, "failed" if i == 0 else "done", model=m) for i, (m,) in enumerate(models.points)]
+    for result in rows[1:]:
+        result["validation"] = {}
+    report.draw(sweep(models), rows, tmp_path / "sweep.png")
+    auc = figures[0].axes[0]
+    assert auc.get_ylabel() == "test AUC" and not auc.containers
+    assert [tick.get_text() for tick in auc.get_xticklabels()] == ["dcnv2", "wide_deep"]
+    (line,) = auc.lines
+    assert line.get_linestyle() == "None" and line.get_xydata().tolist() == [[0, 0.6], [1, 0.7]]
+    assert "1 of 3 runs are not done" in figures[0].get_suptitle()
 
-    kept = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: kept.append(self))
+
+def test_ticks_name_as_many_keys_as_tell_the_points_apart(figures, tmp_path):
     both = Axis(("a.x", "a.y", "a.z"), (("1", "2", "3"), ("1", "3", "3")))
     rows = [row(i, 0.5, a__x=p[0], a__y=p[1], a__z=p[2]) for i, p in enumerate(both.points)]
     report.draw(sweep(both), rows, tmp_path / "sweep.png")
-    assert [tick.get_text() for tick in kept[0].axes[0].get_xticklabels()] == ["1 / 2", "1 / 3"]
+    assert [tick.get_text() for tick in figures[0].axes[0].get_xticklabels()] == ["1 / 2", "1 / 3"]

@@ -48,7 +48,7 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
 
     done = inside("sweep", file, "--out", out, "--json")
     assert done.status == 1
-    assert "[1/3] resuming" in done.err and done.err.count("[2/3] recjax: error: train.batch_size is 100,000") == 1
+    assert "[run 0 of 0 to 2] resuming" in done.err and done.err.count("[run 1 of 0 to 2] recjax: error: train.batch_size is 100,000") == 1
     assert done.err.splitlines()[-1].startswith("recjax: error: 1 of 3 runs failed: 1. ")
     result = json.loads(done.out)
     assert done.out.count("\n") == 1
@@ -73,7 +73,8 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
     before = {path: path.stat().st_mtime_ns for run in (runs[0], runs[2]) for path in run.out.iterdir()}
     again = inside("sweep", file, "--out", out)
     assert again.status == 1
-    assert "[1/3] done already" in again.err and "[3/3] done already" in again.err and "[2/3] recjax train" in again.err
+    assert "[run 0 of 0 to 2] done already" in again.err and "[run 2 of 0 to 2] done already" in again.err
+    assert "[run 1 of 0 to 2] recjax train" in again.err
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "validation.auc"]
 

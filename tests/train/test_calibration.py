@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recjax.train import metrics
 from recjax.train.binned import Histogram
-from recjax.train.calibration import curve, draw, expected_error
+from recjax.train.calibration import curve, draw, expected_error, predictions
 
 
 def odds(*probabilities):
@@ -92,7 +92,29 @@ def test_a_calibrated_model_has_a_small_error_and_a_skewed_one_has_not():
     assert errors[1] == pytest.approx(shifted, abs=0.003)
 
 
-def test_the_picture(tmp_path):
-    counts = histogram([0, 1, 0, 1], [0.2, 0.4, 0.6, 0.8])
-    draw({"test": curve(counts, 4, "width"), "validation": []}, tmp_path / "calibration.png", "title")
+def test_predictions_are_counted_by_hand():
+    counts = predictions(histogram([0, 1, 0, 1, 1], [0.001, 0.205, 0.207, 0.605, 0.9999999], [1, 2, 3, 4, 0]))
+    assert {bin: count for bin, count in enumerate(counts) if count} == {0: 1, 20: 2, 60: 1, 99: 1}
+    assert len(counts) == 100 and sum(predictions(Histogram())) == 0
+
+
+def report(counts):
+    samples = int(counts.samples.sum())
+    return {"samples": samples, "calibration_curve": curve(counts, 4, "quantile"), "predictions": predictions(counts)}
+
+
+def test_the_picture(tmp_path, monkeypatch):
+    """Also of a split without rows; below the curve a histogram, which of bins of equal counts would be flat."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    reports = {"test": report(histogram([0, 1, 0, 1], [0.205, 0.206, 0.605, 0.805])), "validation": report(Histogram())}
+    draw(reports, tmp_path / "calibration.png", "title")
     assert (tmp_path / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    draw(reports, tmp_path / "calibration.png", "title")
+    assert drawn[0].get_suptitle() == "title\ntest: 4 rows, validation: 0 rows"
+    shares, edges, _ = drawn[0].axes[1].patches[0].get_data()
+    assert {round(float(edges[bin]), 2): share for bin, share in enumerate(shares) if share} == {
+        0.2: 0.5, 0.6: 0.25, 0.8: 0.25
+    }  # fmt: skip

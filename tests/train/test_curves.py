@@ -60,12 +60,47 @@ def test_curves_of_any_run_are_a_picture(tmp_path, lines):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_smoothing_is_the_mean_of_the_neighbours():
+def figure_of(path, monkeypatch, *arguments):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **_: drawn.append(self))
+    curves.draw_curves(path / "metrics.jsonl", path / "c.png", "a run", *arguments)
+    drawn[0].draw_without_rendering()
+    return drawn[0]
+
+
+def test_legends_lie_below_the_panels_which_show_the_same_steps(tmp_path, monkeypatch):
+    write_run(tmp_path / "metrics.jsonl")
+    figure = figure_of(tmp_path, monkeypatch, {"movie mean": 0.7}, 2000)
+    loss, auc = figure.axes
+    for panel in (loss, auc):
+        assert panel.get_legend().get_window_extent().y1 < panel.get_window_extent().y0
+    assert loss.get_xlim() == auc.get_xlim() and 3000 < auc.get_xlim()[1] < 3200 and -200 < auc.get_xlim()[0] < 0
+
+
+def test_the_axis_of_a_single_evaluation_begins_with_the_first_step(tmp_path, monkeypatch):
+    with MetricsFile(tmp_path / "metrics.jsonl", None) as file:
+        file.write({"step": 103, "split": "validation", "loss": 0.5, "auc": 0.7})
+    for panel in figure_of(tmp_path, monkeypatch).axes:
+        assert panel.get_xlim() == pytest.approx((-0.03 * 103, 1.03 * 103))
+
+
+def test_smoothing_is_the_mean_of_the_neighbours_twice():
     values = np.random.default_rng(1).normal(size=130)
-    half = 130 // 50
-    expected = [values[max(i - half, 0) : i + half + 1].mean() for i in range(130)]
+    half, expected = 130 // 24, values
+    for _ in range(2):
+        centred = [expected[max(i - half, 0) : i + half + 1].mean() for i in range(130)]
+        expected = np.array([*centred[: 130 - half], *[expected[-2 * half - 1 :].mean()] * half])
     np.testing.assert_allclose(curves._smoothed(values), expected, rtol=0, atol=1e-14)
-    np.testing.assert_allclose(curves._smoothed(values[:3]), values[:3], rtol=0, atol=1e-14)
+    assert [len(curves._smoothed(values[:n])) for n in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_last_batch_which_may_be_small_makes_no_spike():
+    values = np.linspace(0.7, 0.43, 21)
+    values[-1] = 0.6  # of a few samples
+    smooth = curves._smoothed(values)
+    assert (np.diff(smooth) <= 1e-12).all() and smooth[-1] < 0.49
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path):

@@ -1,0 +1,44 @@
+"""The look that recjax's pictures share: palette, panels, legends and the PNG that is made of them.
+
+Matplotlib is imported where a figure is made, so that recjax stays light; a Figure of its own needs no display and no
+global state.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#4878a8", "#d1662c", "#2f7d4f", "#777777"
+PALETTE = (BLUE, ORANGE, GREEN, "#8a6bb1", "#a3762d", "#c44e52", "#57a0a8", "#b0568f", "#7f7f3f", "#4d4d4d")
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure; width and height in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+
+
+def plain(panel: Axes, grid: Any = "y") -> None:
+    """Takes the frame's upper and right line away, and draws a faint grid below all else; `grid`: x, y or both."""
+    panel.set_prop_cycle(color=PALETTE)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis=grid, color="#dddddd", linewidth=0.7)
+    panel.set_axisbelow(True)
+
+
+def legend_below(panel: Axes, columns: int = 2, size: float = 8) -> None:
+    """A legend below the panel and its axis, where it hides nothing."""
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=size, frameon=False)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
