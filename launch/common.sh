@@ -74,6 +74,56 @@ find_recjax() {
   fi
 }
 
+# check_command ACCELERATOR WORD...: for dry runs. Ends the script if recjax, where it is installed here, refuses the verb,
+# the preset, the settings or the sweep; warns if the mesh is of the CPU and the script asks for ACCELERATOR (gpu, tpu).
+check_command() {
+  local accelerator=$1 recjax word shown words=()
+  shift
+  if ! recjax=$(find_recjax 2>/dev/null) || ! command -v "$recjax" >/dev/null; then
+    say "recjax is not installed here, so the command was not checked."
+    return
+  fi
+  _accepted "$recjax" "$1" --help
+  if [[ $1 == sweep ]]; then
+    _accepted "$recjax" "$@" --dry-run
+  elif [[ $1 == train || $1 == preflight ]]; then
+    shift
+    while (($#)); do
+      case $1 in
+        --out) shift ;; # with its value
+        -*) ;;
+        *.py) [[ -f $1 ]] && words+=("$1") ;;
+        *) words+=("$1") ;;
+      esac
+      (($# == 0)) || shift
+    done
+    for word in "${words[@]}"; do
+      if [[ $word != *=* ]]; then
+        _accepted "$recjax" show "${words[@]}"
+        if [[ -n $accelerator && $shown == *$'\nmesh.platform=cpu'* ]]; then
+          say "warning: this asks for ${accelerator^^}s, but mesh.platform=cpu runs on the CPU. Add" \
+            "mesh.platform=$accelerator mesh.devices=0 to the command."
+        fi
+        return
+      fi
+    done
+    say "the preset is not on this machine, so it and the settings were not checked."
+  fi
+}
+
+# _accepted RECJAX WORD...: ends the script if recjax refuses the words; else what it prints is in `shown`.
+_accepted() {
+  local status=0 last
+  shown=$(env -u RECJAX_PROCESSES -u RECJAX_CLUSTER "$@" 2>&1 </dev/null) || status=$?
+  last=${shown##*$'\n'}
+  if ((status == 2)); then
+    say "this command would fail: ${last#recjax: error: }"
+    exit 2
+  elif ((status)); then
+    say "the command could not be checked: ${last#recjax: error: }"
+  fi
+}
+
 # running ID: whether this child of ours still runs.
 running() {
   local ids

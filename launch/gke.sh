@@ -96,6 +96,8 @@ if [[ -n $again ]]; then
 fi
 
 if [[ -n $dry ]]; then
+  accelerator=${gpu:+gpu}
+  check_command "${tpu:+tpu}$accelerator" "$@"
   printf '%s\n' "${steps[@]}" "kubectl apply -f - <<'END'" "$manifest" END
   exit
 fi

@@ -82,6 +82,7 @@ words_of() { # words_of INDEX: sets WORDS to what runs as this process
 }
 
 if [[ -n $dry ]]; then
+  check_command "${gpus:+gpu}" "${COMMAND[@]}"
   printf 'mkdir -p %s\n' "$(quoted "$LOGS")"
   for ((index = 0; index < processes; index++)); do
     words_of "$index"

@@ -31,7 +31,8 @@
 # The remote script, with the environment, goes through the standard input of ssh: no argument list shows it. That
 # input stays open, so that the processes are told to stop when you stop this script, and also when it or the
 # connection dies. SIGTERM or Ctrl-C makes every process write a checkpoint and end; once more kills them.
-# What process 0 prints also comes here. The same command resumes the run. Exit status as that of local.sh.
+# What process 0 prints also comes here. The same command resumes the run. Exit status as that of local.sh; 1 also if a
+# machine cannot be reached before anything is started.
 #
 # Edit nothing; env.sh says which variables are set for the processes, and why. NCCL_*, GLOO_*, XLA_*, LIBTPU_INIT_ARGS,
 # CUDA_DEVICE_MAX_CONNECTIONS, JAX_OPTIMIZATION_LEVEL and JAX_COMPILATION_CACHE_DIR are handed on if you have set them.
@@ -158,7 +159,13 @@ run
 END
 }
 
+mapfile -t machines < <(printf '%s\n' "${HOSTS[@]}" | uniq)
+
 if [[ -n $dry ]]; then
+  check_command "${gpus:+gpu}" "${COMMAND[@]}"
+  for host in "${machines[@]}"; do
+    echo "$(quoted "${ssh_words[@]}" "$host" true) </dev/null"
+  done
   printf 'mkdir -p %s\n' "$(quoted "$LOGS")"
   for ((index = 0; index < processes; index++)); do
     echo "$(quoted "${ssh_words[@]}" "${HOSTS[index]}" bash -s) <<'END' $(redirected "$index") &"
@@ -210,6 +217,24 @@ signal_process() { # signal_process INDEX NAME
     KILLED[$1]=yes
   fi
 }
+
+# Before anything is started: a machine that is lost later is a reason to start again, one that was never there is not.
+probes=()
+for index in "${!machines[@]}"; do
+  "${ssh_words[@]}" "${machines[index]}" true </dev/null >/dev/null 2>"$pipes/said-$index" &
+  probes+=("$!")
+done
+missing=''
+for index in "${!machines[@]}"; do
+  if ! wait "${probes[index]}"; then
+    missing=yes
+    say "${machines[index]} cannot be reached: $(tail -n 1 "$pipes/said-$index")"
+  fi
+done
+if [[ -n $missing ]]; then
+  say "nothing was started. Check the names in $hosts_file, and that ssh gets in without a question."
+  exit 1
+fi
 
 mkdir -p -- "$LOGS" || die "cannot make the folder of logs $LOGS."
 say "$processes processes on ${#addresses[@]} machines, logs in $LOGS"

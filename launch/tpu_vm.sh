@@ -93,6 +93,7 @@ start=("${on_all[@]}" "--command=$(as_command "$worker_script")")
 end=("${on_all[@]}" "--command=$(as_command "$stop_script")")
 
 if [[ -n $dry ]]; then
+  check_command tpu "$@"
   if [[ -z $stop ]]; then
     quoted "${start[@]}"
     echo "# a worker was lost: the same again, at most $restarts times; at SIGTERM, and with --stop:"

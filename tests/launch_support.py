@@ -19,6 +19,12 @@ GOLDEN = TOP / "tests" / "golden" / "launch"
 
 # Does one thing an attempt, line by line of does-I: "exit N", "wait" (for SIGTERM: 143) or "die" (SIGKILL).
 RECJAX = """#!/usr/bin/env bash
+if [[ $1 == show || ${!#} == --help || ${!#} == --dry-run ]]; then # what a dry run checks the command by
+  printf '%s\n' "$*" >>"$FAKE/checks"
+  if [[ -e $FAKE/refuses ]]; then printf '\nrecjax: error: %s\n' "$(cat "$FAKE/refuses")" >&2; exit 2; fi
+  cat "$FAKE/shows" 2>/dev/null
+  exit 0
+fi
 i=${RECJAX_PROCESS:-${SLURM_PROCID:-0}}
 env | grep -E '^(RECJAX_|NPROC=|PYTHONUNBUFFERED=|no_grpc_proxy=|SECRET=)' | sort >"$FAKE/env-$i"
 printf '%s\\n' "$@" >"$FAKE/arguments-$i"

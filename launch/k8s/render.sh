@@ -21,7 +21,7 @@
 #   --grace SECONDS    from SIGTERM to SIGKILL, for a checkpoint (default: 600)
 #   --port P           of process 0 (default: 8476)
 #   --user UID         of the processes (default: 1000; 0, root, only if your nodes let nobody else open a TPU)
-#   --dry-run          the same as without: this script only prints
+#   --dry-run          the same as without, as this script only prints; but first checks the command, where recjax is
 #
 # kubectl logs -f -l jobset.sigs.k8s.io/jobset-name=NAME,batch.kubernetes.io/job-completion-index=0 shows process 0;
 # kubectl delete jobset NAME stops the run with a checkpoint. To resume, delete the JobSet and apply it again: the run
@@ -38,7 +38,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../common.sh"
 
 image='' claim='' name='' namespace=default processes=2 gpus=0 tpus=0 slices=1 cpus=8 memory=32Gi restarts=10 grace=600
-port=8476 user=1000 selectors=()
+port=8476 user=1000 dry='' selectors=()
 while (($#)); do
   case $1 in
     --image | --claim | --name | --namespace | --processes | --gpus | --tpus | --slices | --cpus | --memory | \
@@ -54,7 +54,7 @@ while (($#)); do
       selectors+=("${BASH_REMATCH[1]}: \"${BASH_REMATCH[2]}\"")
       shift 2
       ;;
-    --dry-run) shift ;;
+    --dry-run) dry=yes && shift ;;
     -h | --help) show_help && exit ;;
     --) shift && break ;;
     *) die "unknown option $1; the command of recjax stands behind --." ;;
@@ -76,6 +76,13 @@ for option in gpus tpus restarts grace user; do
 done
 ((gpus == 0 || tpus == 0)) || die "--gpus and --tpus exclude each other."
 ((slices == 1 || tpus)) || die "--slices is for TPUs; other machines need only --processes."
+
+if [[ -n $dry ]]; then
+  accelerator=''
+  ((gpus == 0)) || accelerator=gpu
+  ((tpus == 0)) || accelerator=tpu
+  check_command "$accelerator" "$@"
+fi
 
 # A YAML string. Kubernetes would take $(NAME) in an argument for a variable of the pod; $$ is a plain $ there.
 yaml_text() {

@@ -87,7 +87,8 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
     panels_of = {f"{split}.auc": f"{split} AUC", f"{split}.logloss": f"{split} log loss (nats)",
                  "samples_per_s": "samples/s"}  # fmt: skip
     figure = pictures.figure(4.8 * len(drawn), 3.4 * len(panels_of))
-    left_out = f"\n({len(results) - len(done)} of {len(results)} runs are not done)" if len(done) < len(results) else ""
+    missing = len(results) - len(done)
+    left_out = f"\n(without {missing} of {len(results)} runs, not done)" if missing else ""
     figure.suptitle(f"{sweep.file.stem}: {sweep.runs[0].preset}{left_out}")
     panels = figure.subplots(len(panels_of), len(drawn), squeeze=False)
     for column, axis in enumerate(drawn):

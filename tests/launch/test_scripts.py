@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,72 @@ def test_environment(tmp_path: Path) -> None:
 def test_verdict(statuses: str, verdict: int) -> None:
     script = f". {LAUNCH}/common.sh; verdict {statuses}"
     assert subprocess.check_output(["bash", "-euc", script], text=True) == f"{verdict}\n"
+
+
+SCRIPTS = {
+    "local.sh": (["--gpus", "--processes", "2"], "gpu"),
+    "ssh.sh": (["--hosts", "hosts", "--gpus"], "gpu"),
+    "slurm.sbatch": ([], "gpu"),
+    "tpu_vm.sh": (["--tpu", "t", "--dir", "/d"], "tpu"),
+    "k8s/render.sh": (["--image", "i", "--claim", "c", "--gpus", "8"], "gpu"),
+    "gke.sh": (["--cluster", "c", "--location", "us-west4", "--image", "i", "--claim", "c", "--tpu", "t", "--topology",
+                "2x2", "--tpus", "4"], "tpu"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    desk = Desk(tmp_path)
+    (desk.folder / "hosts").write_text("node1\n")
+    return desk
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_refuses_what_recjax_refuses(desk: Desk, script: str) -> None:
+    options, _ = SCRIPTS[script]
+    refusal = "invalid choice: 'trian'. Did you mean train?"
+    (desk.fake / "refuses").write_text(refusal)
+    done = desk.run(script, "--dry-run", *options, "--", "trian", "p")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{Path(script).name}: this command would fail: {refusal}\n"
+    assert (desk.fake / "checks").read_text() == "trian --help\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_shows_the_config_and_warns_where_accelerators_would_be_idle(desk: Desk, script: str) -> None:
+    options, kind = SCRIPTS[script]
+    (desk.fake / "shows").write_text("seed=0\nmesh.platform=cpu   (preset: auto)\n")
+    done = desk.run(script, "--dry-run", *options, "--", "train", "p", "seed=1", "--out", "runs/x", "--json")
+    assert done.returncode == 0 and done.stderr.count("\n") == 1
+    assert f"warning: this asks for {kind.upper()}s, but mesh.platform=cpu" in done.stderr
+    assert f"mesh.platform={kind} mesh.devices=0" in done.stderr
+    checks = (desk.fake / "checks").read_text().splitlines()
+    assert checks[0] == "train --help" and checks[1].startswith("show p seed=1") and len(checks) == 2
+    (desk.fake / "shows").write_text("seed=0\nmesh.platform=gpu   (preset: cpu)\n")
+    assert desk.run(script, "--dry-run", *options, "--", "train", "p").stderr == ""
+
+
+def test_a_dry_run_where_recjax_or_the_preset_is_not(desk: Desk) -> None:
+    done = desk.run("ssh.sh", "--dry-run", "--hosts", "hosts", "--", "train", "there.py", "seed=1")
+    assert done.returncode == 0 and "the preset is not on this machine" in done.stderr
+    done = desk.run("ssh.sh", "--dry-run", "--hosts", "hosts", "--", "trian", env={"RECJAX_BIN": "/not/here/recjax"})
+    assert done.returncode == 0 and "recjax is not installed here, so the command was not checked" in done.stderr
+
+
+def test_the_dry_run_of_an_array_checks_the_sweep(desk: Desk) -> None:
+    desk.dry("slurm_array.sbatch", "size", "--out", "runs/s")
+    assert (desk.fake / "checks").read_text() == "sweep --help\nsweep size --out runs/s --dry-run\n"
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("trian", "synthetic"), "invalid choice: 'trian' .*Did you mean train"),
+    (("train", "synthetik"), "no preset 'synthetik'"),
+    (("train", "synthetic", "train.step=3", "--out", "x"), "Did you mean train.steps"),
+])  # fmt: skip
+def test_what_recjax_itself_refuses(desk: Desk, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    program = tmp_path / "recjax"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={LAUNCH.parent} exec {sys.executable} -m recjax.cli "$@"\n')
+    program.chmod(0o755)
+    done = desk.run("local.sh", "--dry-run", "--", *words, env={"RECJAX_BIN": program})
+    assert (done.returncode, done.stdout) == (2, "") and re.search(says, done.stderr)
+    assert done.stderr.startswith("local.sh: this command would fail: ") and done.stderr.count("\n") == 1

@@ -36,6 +36,8 @@ def test_each_process_is_told_who_it_is(desk: Desk) -> None:
                     env={"SECRET": "it's $HOME"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     calls = desk.calls("ssh")
+    probes, calls = [call for call in calls if call[-1] == "true"], [call for call in calls if call[-1] != "true"]
+    assert sorted(call[-2] for call in probes) == ["me@node2", "node1"]
     assert [call[-3] for call in calls] == ["node1", "node1", "me@node2"]
     assert all(call[-2:] == ["bash", "-s"] and "BatchMode=yes" in call for call in calls)
     assert not any("secret" in word or "$HOME" in word for call in calls for word in call)
@@ -65,10 +67,20 @@ def test_restarts(desk: Desk) -> None:
 
 
 def test_a_machine_that_cannot_be_reached(desk: Desk) -> None:
+    """Nothing is started, and no restart is spent on it."""
     desk.write("ssh", SSH.replace("cd /", "if [[ $* == *node2* ]]; then echo no route >&2; exit 255; fi; cd /"))
-    done = desk.run("ssh.sh", "--hosts", "hosts", "--", "train", "p")
-    assert done.returncode == 4 and "0 0 255" in done.stderr
-    assert "no route" in next(desk.folder.rglob("process-2.log")).read_text()
+    done = desk.run("ssh.sh", "--hosts", "hosts", "--restarts", 3, "--", "train", "p")
+    assert done.returncode == 1 and not desk.attempts(0) and not list(desk.folder.rglob("*.log"))
+    assert "ssh.sh: me@node2 cannot be reached: no route\n" in done.stderr and "nothing was started" in done.stderr
+    assert "node1" not in done.stderr and "lost" not in done.stderr
+
+
+def test_a_machine_that_is_lost_later(desk: Desk) -> None:
+    broken = 'if [[ $* == *"node2 bash -s" ]] && mkdir "$FAKE/once" 2>&-; then echo broken pipe >&2; exit 255; fi'
+    desk.write("ssh", SSH.replace("cd /", f"{broken}\ncd /"))
+    done = desk.run("ssh.sh", "--hosts", "hosts", "--restarts", 1, "--", "train", "p")
+    assert done.returncode == 0 and "0 0 255" in done.stderr and len(desk.attempts(0)) == 2
+    assert "broken pipe" in next(desk.folder.rglob("process-2.log")).read_text()
 
 
 def test_a_folder_that_is_not_there(desk: Desk) -> None:

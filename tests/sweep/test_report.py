@@ -138,7 +138,7 @@ def test_categories_are_not_joined_and_what_failed_has_no_place(figures, tmp_pat
     assert [tick.get_text() for tick in auc.get_xticklabels()] == ["dcnv2", "wide_deep"]
     (line,) = auc.lines
     assert line.get_linestyle() == "None" and line.get_xydata().tolist() == [[0, 0.6], [1, 0.7]]
-    assert "1 of 3 runs are not done" in figures[0].get_suptitle()
+    assert "without 1 of 3 runs, not done" in figures[0].get_suptitle()
 
 
 def test_ticks_name_as_many_keys_as_tell_the_points_apart(figures, tmp_path):

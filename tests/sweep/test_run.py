@@ -48,7 +48,8 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
 
     done = inside("sweep", file, "--out", out, "--json")
     assert done.status == 1
-    assert "[run 0 of 0 to 2] resuming" in done.err and done.err.count("[run 1 of 0 to 2] recjax: error: train.batch_size is 100,000") == 1
+    assert "[run 0 of 0 to 2] resuming" in done.err
+    assert done.err.count("[run 1 of 0 to 2] recjax: error: train.batch_size is 100,000") == 1
     assert done.err.splitlines()[-1].startswith("recjax: error: 1 of 3 runs failed: 1. ")
     result = json.loads(done.out)
     assert done.out.count("\n") == 1
