@@ -56,7 +56,8 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     if kinds:
         raw.legend(fontsize=8)
     for panel in (layers, raw):
-        panel.set_xticks(places, names, rotation=60, ha="right", fontsize=7)
+        upright = sum(map(len, names)) < 120  # they then stand side by side
+        panel.set_xticks(places, names, fontsize=7, **({} if upright else {"rotation": 60, "ha": "right"}))
         panel.spines[["top", "right"]].set_visible(False)
     rows = 1
     for i, row, start, end in spans(result, int(result.finished.max(axis=0).argmax())):
@@ -64,7 +65,9 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
         colour = COLOURS["compute"] if operation.kind == "compute" else COLOURS[operation.collective]
         line.barh(row, (end - start) / 1e3, left=start / 1e3, height=0.8, color=colour)
         rows = max(rows, row + 1)
-    line.set_yticks(range(rows), ["computation", *[f"collectives {i}" for i in range(1, rows)]], fontsize=7)
+    several = [f"collectives {i}" for i in range(1, rows)] if rows > 2 else ["collectives"]
+    line.set_yticks(range(rows), ["computation", *several][:rows], fontsize=7)
+    line.spines[["top", "right"]].set_visible(False)
     line.invert_yaxis()
     line.set_xlabel("time, us")
     save(drawn, path)

@@ -95,6 +95,18 @@ def test_groups_of_ranks_of_which_one_stands_for_all(tmp_path):
         assert (result["time_ns"], result["last_communication_ns"]) == (4000, 4000)
 
 
+def test_short_names_of_layers_stand_upright(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    inside("simulate", "workload", folder, "--topology", "switch:2", "--bandwidth", "1GB/s", "--out", tmp_path / "out")
+    layers, _, line = drawn[0].axes
+    assert [label.get_rotation() for label in layers.get_xticklabels()] == [0, 0, 0]
+    assert [label.get_text() for label in line.get_yticklabels()] == ["computation", "collectives"]
+
+
 def test_the_command_takes_a_folder(tmp_path):
     folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
     how = ("simulate", "workload", folder, "--bandwidth", "1GB/s")
