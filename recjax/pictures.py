@@ -6,7 +6,10 @@ global state.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +18,19 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#4878a8", "#d1662c", "#2f7d4f", "#777777"
 PALETTE = (BLUE, ORANGE, GREEN, "#8a6bb1", "#a3762d", "#c44e52", "#57a0a8", "#b0568f", "#7f7f3f", "#4d4d4d")
+
+
+@contextlib.contextmanager
+def literal() -> Iterator[None]:
+    """Within it matplotlib draws texts as they are written: a dollar sign begins no formula, which may be wrong.
+
+    A character that the font lacks is an empty box, and no warning.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
 
 
 def figure(width: float, height: float) -> Figure:

@@ -161,6 +161,7 @@ def _us(value: float | None) -> str:
 _GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest": ("all_gather", "reduce_scatter")}
 
 
+@pictures.literal()
 def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
     """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
     figure = pictures.figure(11, 8.5)

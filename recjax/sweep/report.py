@@ -60,6 +60,7 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
+@pictures.literal()
 def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool:
     """Draws AUC, log loss and samples/s against every axis with two values or more.
 

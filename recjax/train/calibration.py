@@ -73,6 +73,7 @@ def predictions(histogram: Histogram) -> list[int]:
     return counts.tolist()
 
 
+@pictures.literal()
 def draw(reports: Mapping[str, Mapping[str, Any]], out_png: Path, title: str) -> None:
     """Draws observed against predicted, and below it which share of the samples has which prediction.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
@@ -178,17 +179,8 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
         raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")
-    except NotADirectoryError as error:
-        raise ConfigError(f"{path} is a file, not a run folder. Name the --out folder of `recjax train`.") from error
-    except FileNotFoundError as error:
-        runs = sorted(str(config.parent) for config in path.glob("*/config.json"))
-        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        remedy = (
-            f"It holds {', '.join(runs[:3])}{more}: name one of these."
-            if runs
-            else "Name the --out folder of `recjax train`."
-        )
-        raise ConfigError(f"{path} is not a run folder: it has no config.json. {remedy}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_run(path) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecjaxError(
             f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
@@ -208,6 +200,18 @@ def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
             raise ConfigError(f"{file}: the class of this config is {where}: {error}") from error
         cls = found
     return machinery.from_json(cls, text, source=str(file))
+
+
+def _no_run(path: Path) -> ConfigError:
+    """The error for a path that is no run folder; the remedy names the runs that it holds."""
+    if os.path.isfile(path):
+        return ConfigError(f"{path} is a file, not a run folder. Name the --out folder of `recjax train`.")
+    runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    remedy = f"It holds {', '.join(runs[:3])}{more}: name one of these." if runs else ""
+    return ConfigError(
+        f"{path} is not a run folder: it has no config.json. {remedy or 'Name the --out folder of `recjax train`.'}"
+    )
 
 
 def _split_class(text: str) -> tuple[object, str]:

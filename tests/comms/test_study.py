@@ -92,6 +92,8 @@ def test_text_picture_and_page():
     assert "http" not in page and "<script" not in page  # it loads nothing
     hostile = dataclasses.replace(two_ranks(), about={"label": "<script>alert(1)</script>"})
     assert "<script" not in show.page([figures(hostile)])
+    formula = dataclasses.replace(two_ranks(), about={"label": r"a $\frac{1$"})  # which is no formula
+    assert show.picture([figures(formula)]).startswith(b"\x89PNG")
 
 
 def test_the_picture_of_one_trace(monkeypatch):
