@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__, distributed, supervise, together, usage, verbs, watch
-from recjax.errors import ConfigError, RecjaxError, out_of_memory
+from recjax import __version__, distributed, stopping, supervise, together, usage, verbs, watch
+from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.masking import masked
 from recjax.pages import restart_with_tunables
 from recjax.simulate import command as simulation
@@ -23,7 +23,12 @@ from recjax.study import command as studies
 from recjax.tracing import verbs as tracing
 from recjax.tracing.workload import read_workload
 
-STATUS = "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else"
+STATUS = (
+    "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM "
+    "(train: both after a checkpoint), 1 anything else"
+)
+_ASKED = (Interrupted.exit_status, StoppedError.exit_status)
+_INTERRUPTED = "stopped by Ctrl-C, without a result."  # unless a verb says otherwise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: as in `sys.argv[1:]`; None takes those.
 
     Returns:
-      The exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost device, 1 anything else.
+      The exit status, see `STATUS`. A command that was stopped by a signal does not return, unless `arguments` were
+      given: nothing more of the process may wait, or be interrupted once more.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
@@ -57,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return supervise.supervise(place)
     if arguments is None and "tunables" in options:
         restart_with_tunables()
-    status = _run(options) if place is None else together.run(place, lambda watching: _run(options, watching))
-    together.settle()
+    own = arguments is None  # the process is ours
+    hearing = stopping.command_line("saves" in options, options.interrupted) if own else contextlib.nullcontext()
+    with hearing:
+        status = _run(options) if place is None else together.run(place, lambda watching: _run(options, watching))
+        together.settle()
+        if own and status in _ASKED:
+            os._exit(status)
     return status
 
 
@@ -69,8 +80,8 @@ def _run(options: argparse.Namespace, watching: watch.Watch | None = None) -> in
         sys.stdout.flush()
     except RecjaxError as error:
         return _fail(str(error), error.exit_status)
-    except KeyboardInterrupt:
-        return _fail("interrupted. Give the same command to go on; a run resumes from its last checkpoint.", 1)
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or options.interrupted, Interrupted.exit_status)
     except BrokenPipeError:  # the reader of our output (head, say) has left
         return 1
     except OSError as error:
@@ -112,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.add_argument("--json", action="store_true", help="print the result as one JSON object")
-        added.set_defaults(run=run, parser=added)
+        added.set_defaults(run=run, parser=added, interrupted=_INTERRUPTED)
         return added
 
     def overrides(to: argparse.ArgumentParser) -> None:
@@ -126,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("preset", help=preset)
     overrides(train)
     train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
-    train.set_defaults(tunables=True, together=True)  # several processes may run it together
+    train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 
     evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",
                     "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
@@ -205,6 +216,9 @@ def _parser() -> argparse.ArgumentParser:
                  "sweep size --dry-run")  # fmt: skip
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
     sweep.add_argument("--out", type=Path, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    sweep.set_defaults(
+        interrupted="stopped by Ctrl-C. Give the same command to go on: it skips the runs that are done."
+    )
     which = sweep.add_mutually_exclusive_group()
     which.add_argument("--dry-run", action="store_true", help="print the line of every run, and do none")
     which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
@@ -222,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
                          'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
+    prepare.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on from where it was.")
     info = verb(actions, "info", verbs.info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
     overrides(info)

@@ -42,10 +42,28 @@ class DeviceError(RecjaxError):
 
 
 class StoppedError(RecjaxError):
-    """The run was asked to stop (SIGTERM) and has, with a checkpoint. Status 143, as of a process that SIGTERM ends."""
+    """SIGTERM stopped the run: with a checkpoint, or before its first step. Status 143, as of what SIGTERM ends."""
 
     exit_status = 143
     everywhere = True
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the stop button of a notebook, stopped the run. Status 130, as of a process that SIGINT ends.
+
+    Attributes:
+      everywhere: as of `RecjaxError`.
+    """
+
+    exit_status = 130
+
+    def __init__(self, message: str, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of a traceback: nothing went wrong at the place where it was raised."""
+        return [f"KeyboardInterrupt: {self}"]
 
 
 class TrainingError(RecjaxError):

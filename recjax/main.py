@@ -10,14 +10,15 @@ from typing import Any
 
 import jax
 
-from recjax import distributed, preflight, presets, watch
+from recjax import distributed, preflight, presets, waiting, watch
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
-from recjax.errors import ConfigError, StoppedError, TrainingError
+from recjax.errors import ConfigError, TrainingError
 from recjax.mesh import left_aside
 from recjax.overrides import require_config
+from recjax.stopping import asked_to_stop
 from recjax.train import calibration, evaluation, tensorboard
-from recjax.train.agreement import AskedToStop, asked_to_stop
+from recjax.train.agreement import AskedToStop
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.curves import draw_curves
 from recjax.train.files import write_json
@@ -60,12 +61,14 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
 def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any]:
     main = distributed.is_main()
     with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
-        setup = make_setup(config, splits=("train", "test"))
-        preflight.require_alike(setup, path)
-        for remark in remarks(config, setup):
-            _note(remark)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            state, cursor, undone = _start(setup, checkpoints, folder.path)
+            stop.steps = checkpoints.steps
+            setup = make_setup(config, splits=("train", "test"))
+            preflight.require_alike(setup, path)
+            for remark in remarks(config, setup):
+                _note(remark)
+            with waiting.saying("making the tables, or reading them from a checkpoint"):
+                state, cursor, undone = _start(setup, checkpoints, folder.path)
             folder.claim()
             if main:
                 keep(setup.source, folder.path / KEPT)
@@ -73,18 +76,15 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
                 outcome = Loop(setup, checkpoints, log, stop).fit(state, cursor)
                 try:
                     if outcome.asked:
-                        raise AskedToStop
+                        raise AskedToStop(outcome.asked)
                     chosen, step = _chosen(setup, checkpoints, outcome)
                     result = evaluation.measure(setup, chosen, "test", stop)
-                except AskedToStop:
-                    raise StoppedError(
-                        f"the run was asked to stop (SIGTERM) and has, after step {outcome.cursor.step}, whose "
-                        f"checkpoint is complete. Give the same command to go on."
-                    ) from None
+                except AskedToStop as asked:
+                    raise stop.stopped(asked.number, outcome.cursor.step) from None
                 log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
         summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
         if main:
-            if outcome.samples_per_s is None:  # nothing was left to train: the figures of the training stay
+            if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")
             write_json(folder.path / "summary.json", summary)
             title = f"{config.model.kind} on {config.data.kind}"

@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax import distributed
+from recjax import distributed, waiting
 from recjax.config_values import either
 from recjax.errors import ConfigError, DeviceError
 
@@ -118,7 +118,8 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if not _backend_started():
         _prepare_backend(config)
     try:
-        devices = jax.devices() if config.platform == "auto" else jax.devices(config.platform)
+        with waiting.saying(f"starting {f'{config.devices:,}' if config.devices else 'the'} devices"):
+            devices = jax.devices() if config.platform == "auto" else jax.devices(config.platform)
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names a plugin that is missing
         asked = f"mesh.platform={config.platform}"
         if config.platform == "auto" and "JAX_PLATFORMS" in os.environ:

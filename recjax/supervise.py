@@ -1,8 +1,8 @@
 """One of several processes, run as a child that can be told of even when it is aborted, stopped or killed.
 
 When a peer is lost JAX may abort the process, and nothing of Python runs any more. So the command that the user starts
-is a small parent, which runs the same command again as its child, passes SIGTERM on, hears from the child every second
-(see `watch.py`), and turns an abort or a silence into a paragraph and exit status 4.
+is a small parent, which runs the same command again as its child, passes SIGTERM and SIGINT on, hears from the child
+every second (see `watch.py`), and turns an abort or a silence into a paragraph and exit status 4.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 
 from recjax.distributed import Place
+from recjax.stopping import handling
 from recjax.watch import AGAIN, LOST
 
 PIPE = "RECJAX_SUPERVISED"  # in the child's environment: the descriptor it writes to
@@ -25,7 +26,8 @@ _START = 10  # limits: hundreds of processes that import at once from one networ
 def supervise(place: Place) -> int:
     """Runs this very command as a child, and returns its exit status, or 4 if it was lost.
 
-    A second SIGTERM reaches the child as the first did. SIGINT is left to the terminal, which sends it to both.
+    A second signal reaches the child as the first did. Of the SIGINT that a terminal sends to both, and that comes from
+    here too, the child makes one.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -33,8 +35,11 @@ def supervise(place: Place) -> int:
         [sys.executable, *sys.orig_argv[1:]], env={**os.environ, PIPE: str(write)}, pass_fds=[write]
     )
     os.close(write)
-    signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
+    with handling((signal.SIGTERM, signal.SIGINT), lambda number, frame: child.send_signal(number)):
+        return _await(child, read, place)
+
+
+def _await(child: subprocess.Popen[bytes], read: int, place: Place) -> int:
     phase, heard = "start", time.monotonic()
     limit_s = _START * place.limit_s  # to its first word
     silent = False

@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable
 
 from recjax import distributed, supervise, watch
-from recjax.errors import RecjaxError, StoppedError
+from recjax.errors import Interrupted, RecjaxError, StoppedError
 from recjax.masking import masked
 
-_ALIKE = (0, StoppedError.exit_status)  # all processes end with the same of these
+_ALIKE = (0, StoppedError.exit_status, Interrupted.exit_status)  # all processes end with the same of these
 
 
 def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
@@ -30,11 +30,13 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
         os.dup2(errors, 1)
     pipe = os.environ.get(supervise.PIPE)
     watching = watch.start(int(pipe) if pipe else None)
+    alike = False
     try:
         distributed.join(place)
         watching.joined(place.limit_s)
         status = work(watching)
-        if status in _ALIKE:
+        alike = status in _ALIKE and not watching.has_failed
+        if alike:
             watching.phase("wait")
             distributed.gather("that it is done", "")  # process 0 may have results to write that take a while
     except RecjaxError as error:
@@ -43,7 +45,7 @@ def run(place: distributed.Place, work: Callable[[watch.Watch], int]) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    if status not in _ALIKE:
+    if not alike:
         settle()
         if distributed.is_main():  # with it goes what the others may still have to read
             time.sleep(watch.LAST_WORDS_S)

@@ -53,7 +53,7 @@ class Watch:
         self._pipe = pipe
         self._phase, self._moves = "start", 0
         self._limit_s = distributed.limit_s()
-        self._failed = ""
+        self._failed, self._status = "", LOST
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
         self._joined = False
         self._lock = threading.Lock()
@@ -88,12 +88,17 @@ class Watch:
                 self.failed(f"{kind}{error}")
             raise
 
-    def failed(self, message: str) -> None:
-        """Tells the peers that this process ends, and why; they end too."""
-        self._failed = " ".join(message.split())[:600]
+    def failed(self, message: str, status: int = LOST) -> None:
+        """Tells the peers that this process ends, and why; they end too, with this exit status."""
+        self._failed, self._status = " ".join(message.split())[:600], status
         if self._joined:
             with contextlib.suppress(Exception):  # they will see that it is gone
                 self._tell()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the peers have been told that this process ends, for a reason of its own."""
+        return bool(self._failed)
 
     def done(self) -> None:
         """Tells them that it has nothing left to do."""
@@ -111,18 +116,18 @@ class Watch:
         traceback.print_exception(error)  # it may as well be a mistake of ours
         self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
 
-    def end(self, message: str) -> None:
+    def end(self, message: str, status: int = LOST) -> None:
         """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
         with self._lock:
             print(f"\nrecjax: error: process {distributed.process()}: {masked(message)}", file=sys.stderr, flush=True)
-            os._exit(LOST)
+            os._exit(status)
 
     def _interval_s(self) -> float:
         return max(_BEAT_S, distributed.processes() * _PER_PROCESS_S)
 
     def _record(self) -> dict[str, Any]:
         return {"phase": self._phase, "moves": self._moves, "beat": time.time(), "failed": self._failed,
-                "where": f"{socket.gethostname()}, pid {os.getpid()}"}  # fmt: skip
+                "status": self._status, "where": f"{socket.gethostname()}, pid {os.getpid()}"}  # fmt: skip
 
     def _tell(self) -> None:
         distributed.post(f"watch/{distributed.process()}", json.dumps(self._record()))
@@ -143,9 +148,10 @@ class Watch:
                             f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
                         )
                     continue
-                if message := self.judge(records, time.monotonic()):
+                ending = self._status != LOST  # by a signal, which may have reached the others too
+                if not ending and (message := self.judge(records, time.monotonic())):
                     if self._joined:
-                        self.end(message)
+                        self.end(message, _status(records))
             time.sleep(_BEAT_S)
 
     def _tell_supervisor(self) -> None:
@@ -179,7 +185,8 @@ class Watch:
         for k, (record, beat_at, moved_at) in self._seen.items():
             name, phase, still_s = f"process {k} ({record['where']})", record["phase"], now - moved_at
             if record["failed"] and k != me:
-                return f"{name} failed in phase {phase}: {record['failed']} {here}"
+                did = "failed" if record.get("status", LOST) == LOST else "was stopped"
+                return f"{name} {did} in phase {phase}: {record['failed']} {here}"
             if phase == _DONE:
                 if self._phase != _DONE and still_s > self._limit_s / 2:
                     return f"{name} has ended while this one still works: their data or settings differ. {here}"
@@ -230,6 +237,14 @@ def from_python() -> Iterator[None]:
         watching.phase(_OUTSIDE)
 
 
+def ending(message: str, status: int) -> None:
+    """Tells the peers of this process, if it has any, that it ends now, and why; they end too, with its exit status."""
+    if _watch is not None and _watch._joined:
+        _watch.failed(message, status)
+        if distributed.is_main():
+            time.sleep(LAST_WORDS_S)
+
+
 def phase(name: str) -> None:
     """Says what this process does from now on, if it is watched."""
     if _watch is not None:
@@ -245,6 +260,12 @@ def during(name: str) -> Iterator[None]:
         yield
     finally:
         phase(before)
+
+
+def _status(records: Mapping[int, dict[str, Any]]) -> int:
+    """The exit status of those that have failed, if they agree on one."""
+    statuses = {record.get("status", LOST) for record in records.values() if record["failed"]}
+    return statuses.pop() if len(statuses) == 1 else LOST
 
 
 def _perhaps_a_peers(error: BaseException) -> bool:

@@ -53,7 +53,7 @@ OWN = ("data=prepared", "train.batch_size=64", "train.shuffle=false", "train.epo
 SCHEMA = Schema(("d0", "d1"), (Feature("x", 10), Feature("y", 20, None)))
 
 # This checkout, whatever is installed.
-_HERE = {"PYTHONPATH": str(Path(recjax.__file__).parent.parent)}
+_HERE = {"PYTHONPATH": str(Path(recjax.__file__).parent.parent), "GLIBC_TUNABLES": ""}
 
 
 @dataclasses.dataclass
@@ -92,7 +92,7 @@ def inside(*arguments: object) -> Done:
 
 def start(*arguments: object, before: str = "", **options: Any) -> subprocess.Popen[str]:
     """Starts a command in a process of its own; `before` is Python that runs there first."""
-    program = f"{before}\nimport sys\nfrom recjax.cli import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"{before}\nimport sys\nfrom recjax.cli import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     environment = os.environ | _HERE | options.pop("env", {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options

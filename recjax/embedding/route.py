@@ -97,7 +97,8 @@ class Counted:
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
     whole: Batch | None = None  # what `batch` is a share of, where it was read whole
-    last: bool = False  # whether training is to stop after it
+    stop: int = 0  # the signal upon which all processes stop after it; 0: none
+    save: bool = False  # whether all processes save a checkpoint after it
 
 
 def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:

@@ -7,15 +7,15 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recjax import config as machinery
 from recjax import strict_json
-from recjax.errors import RecjaxError
+from recjax.errors import Interrupted, RecjaxError, StoppedError
+from recjax.stopping import handling
 from recjax.sweep.file import Run
 from recjax.train.files import jsonable, write_whole
 from recjax.train.folder import read_config
@@ -71,24 +71,65 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
 
     Returns:
       The `result` of every run. The status of one that failed is "failed", and its `error` says why.
+
+    Raises:
+      Interrupted, StoppedError: SIGINT or SIGTERM came. The run under way was told too, and has saved.
     """
     results = [result(run) for run in runs]
-    for place, run in enumerate(runs):
-        label = f"[run {run.index} of {runs[0].index} to {runs[-1].index}]" if len(runs) > 1 else f"[run {run.index}]"
-        if results[place]["status"] == "done":
-            _note(f"{label} done already: {run.out}")
-            continue
-        _note(f"{label} {run.command}")
-        error = _train(run, label)
-        results[place] = result(run)
-        if error is not None or results[place]["status"] != "done":
-            results[place] |= {"status": "failed", "error": error or "it ended without a result"}
-        if results_file is not None:
-            write_whole(results_file, results_text(results))
+    signals = _Signals()
+    with handling((signal.SIGINT, signal.SIGTERM), signals.take):
+        for place, run in enumerate(runs):
+            label = (
+                f"[run {run.index} of {runs[0].index} to {runs[-1].index}]" if len(runs) > 1 else f"[run {run.index}]"
+            )
+            if signals.taken:
+                break
+            if results[place]["status"] == "done":
+                _note(f"{label} done already: {run.out}")
+                continue
+            _note(f"{label} {run.command}")
+            error = _train(run, label, signals)
+            results[place] = result(run)
+            if signals.taken and results[place]["status"] != "done":
+                error = None  # it stays open
+            elif error is not None or results[place]["status"] != "done":
+                results[place] |= {"status": "failed", "error": error or "it ended without a result"}
+            if results_file is not None:
+                write_whole(results_file, results_text(results))
+            if signals.taken:
+                break
+    if signals.taken:
+        raise signals.error()
     return results
 
 
-def _train(run: Run, label: str) -> str | None:
+class _Signals:
+    """SIGINT and SIGTERM, which go to the run under way too."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self._child: subprocess.Popen[str] | None = None
+
+    def take(self, number: int, frame: object) -> None:
+        self.taken.append(number)
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def give_to(self, child: subprocess.Popen[str]) -> None:
+        """From now on; and those that came while it was started."""
+        self._child = child
+        for number in self.taken:
+            child.send_signal(number)
+
+    def error(self) -> Interrupted | StoppedError:
+        """With which the sweep ends."""
+        text = "Give the same command to go on: it skips the runs that are done."
+        if self.taken[0] == signal.SIGINT:
+            return Interrupted(f"the sweep was stopped by Ctrl-C. {text}")
+        return StoppedError(f"the sweep was stopped by SIGTERM. {text}")
+
+
+def _train(run: Run, label: str, signals: _Signals) -> str | None:
     """Trains in a process of its own, with its progress on our standard error; returns why it failed, if it did."""
     # -P: as for the command `recjax`, Python files in the working folder are nobody's modules.
     command = [sys.executable, "-P", "-m", "recjax.cli", *run.arguments, "--json"]
@@ -96,7 +137,8 @@ def _train(run: Run, label: str) -> str | None:
     said = None
     # Its result is read from its folder: a run that was done by another call is read in the same way.
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with _terminated(), subprocess.Popen(command, encoding="utf-8", errors="replace", **pipes) as child:
+    with subprocess.Popen(command, encoding="utf-8", errors="replace", **pipes) as child:
+        signals.give_to(child)
         try:
             assert child.stderr is not None
             for line in child.stderr:
@@ -104,7 +146,7 @@ def _train(run: Run, label: str) -> str | None:
                     last.append(text)
                     _note(f"{label} {text}")
                     said = text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else said
-        except BaseException:  # an interrupt, say: no run goes on alone
+        except BaseException:  # no run goes on alone
             child.terminate()  # upon which it saves a checkpoint
             try:
                 child.communicate(timeout=60)
@@ -114,23 +156,6 @@ def _train(run: Run, label: str) -> str | None:
     if child.returncode < 0:
         return f"killed by signal {-child.returncode} ({signal.Signals(-child.returncode).name})"
     return None if child.returncode == 0 else said or "".join(last) or f"exit status {child.returncode}"
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """Turns SIGTERM, which would leave the child running, into the end of the program by an exception."""
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _note(text: str) -> None:

@@ -18,6 +18,7 @@ from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
 from recjax.errors import ConfigError
 from recjax.train import calibration
+from recjax.train.agreement import never
 from recjax.train.binned import Binned, Exact
 from recjax.train.setup import Setup
 from recjax.train.slices import Groups, Slices, find_feature
@@ -51,7 +52,7 @@ class _Part(Protocol):
     def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
 
 
-def measure(setup: Setup, state: TrainState, split: str, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+def measure(setup: Setup, state: TrainState, split: str, stop: Callable[[], int] = never) -> dict[str, float]:
     """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`).
 
     Raises:
@@ -113,7 +114,7 @@ def _measured(
     split: str,
     exact: bool,
     parts: Sequence[_Part],
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], int] = never,
 ) -> Exact | Binned:
     whole = Exact() if exact else Binned()
     for batch, logits in setup.predictions(state, split, stop):

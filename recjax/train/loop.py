@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from recjax import config as machinery
-from recjax import distributed, watch
+from recjax import distributed, waiting, watch
 from recjax.embedding import capacity, route, rows
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.lazy import load
 from recjax.presets import FREE_ON_RESUME
+from recjax.stopping import Stop
 from recjax.train import evaluation, routers
 from recjax.train import state as states
-from recjax.train.agreement import AskedToStop
+from recjax.train.agreement import AskedToStop, never
 from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.due import Due
 from recjax.train.memory import available_bytes
 from recjax.train.setup import Setup
 from recjax.train.writers import MetricsFile, NoMetrics, Progress
@@ -74,17 +78,19 @@ class Outcome:
     Attributes:
       state: after the last step.
       cursor: where it ended.
+      steps: that this process trained.
       compilations: training programs that this process compiled.
-      asked: whether it ended early because it was asked to stop.
-      samples_per_s: mean throughput of this process, without compilation, evaluation and checkpoints;
-        None if it had nothing left to train.
+      samples_per_s: mean throughput of this process, without compilation, evaluation and checkpoints; None if it
+        trained too few steps to know.
+      asked: the signal that asked it to end early, or 0.
     """
 
     state: states.TrainState
     cursor: Cursor
+    steps: int
     compilations: int
     samples_per_s: float | None
-    asked: bool = False
+    asked: int = 0
 
 
 class Loop:
@@ -95,7 +101,8 @@ class Loop:
         setup: Setup,
         checkpoints: Checkpoints,
         log: MetricsFile | NoMetrics,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Stop | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wires the parts; nothing runs yet.
 
@@ -105,13 +112,15 @@ class Loop:
           log: metrics.jsonl.
           stop: whether this process has been asked to stop; all then do so after the next step, or before the next
             batch of an evaluation, with a checkpoint.
+          clock: seconds, monotonic; tests pass their own.
         """
-        self.setup, self.checkpoints, self.log, self.stop = setup, checkpoints, log, stop
+        self.setup, self.checkpoints, self.log, self.stop = setup, checkpoints, log, stop or Stop()
         train = setup.config.train
         self.samples_per_epoch = int(setup.source.row_counts("train").sum())
         self.steps_per_epoch = -(-self.samples_per_epoch // train.batch_size)
         self.total = total_steps(setup)
-        self.progress = Progress(self.total, None if distributed.is_main() else open(os.devnull, "w"))
+        self.progress = Progress(self.total, None if distributed.is_main() else open(os.devnull, "w"), clock)
+        self.due = Due(train, lambda: self.progress.trained_s)
         self.eval_every = train.eval_every or self.steps_per_epoch
         self.copies: bool | None = None  # whether a save copies the tables; decided at the first one
         self.has_validation = int(setup.source.row_counts("validation").sum()) > 0
@@ -123,50 +132,66 @@ class Loop:
           TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
           DataError: all samples of a step have weight 0.
         """
-        train, setup = self.setup.config.train, self.setup
-        pending: Callable[[], None] | None = None
+        setup = self.setup
+        pending: Callable[[bool], None] | None = None
         programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
-        first, asked = cursor.position, cursor.unevaluated and not self._conclude(state, cursor)
+        first, began = cursor.position, cursor.step
+        asked = self._conclude(state, cursor) if cursor.unevaluated else 0
         if asked or cursor.step >= self.total or cursor.stopped:
             self._saved()
-            return Outcome(state, cursor, 0, None, asked)
-        with self.progress:
-            for trained, batch, result in training(setup, state, cursor, self.stop):
+            return Outcome(state, cursor, 0, 0, None, asked)
+        with self.progress, contextlib.ExitStack() as self.starting:
+            devices = setup.mesh.devices.size
+            self.starting.enter_context(
+                waiting.saying(f"compiling the step for {devices:,} devices and running it once")
+            )
+            for trained, batch, result in training(setup, state, cursor, self.stop, self.due.by_time):
                 state = trained
-                programs.add(tuple(sorted(cursor.capacities.items())))
+                program = tuple(sorted(cursor.capacities.items()))
+                if program not in programs:
+                    programs.add(program)
+                    self.progress.compiled()
                 if pending:
-                    pending()  # the metrics of the step before: this step is already under way
+                    pending(False)  # the metrics of the step before: this step is already under way
                 pending = self._reader(cursor.step, first, cursor.position - first, result)
                 first = cursor.position
                 last = cursor.step == self.total
-                due = cursor.step % self.eval_every == 0
-                asked = batch.last and not last
-                if last or due or asked or (train.checkpoint_every and cursor.step % train.checkpoint_every == 0):
-                    pending()
+                due = cursor.step % self.eval_every == 0 or self.due.by_steps(cursor.step) or batch.save
+                asked = 0 if last else batch.stop
+                if last or due or asked:
+                    pending(True)
                     pending = None
-                    asked |= not self._conclude(state, cursor)
+                    asked = self._conclude(state, cursor) or asked
                 if last or asked or cursor.stopped:
                     break
         self._saved()
-        asked = asked and not cursor.stopped
-        return Outcome(state, cursor, len(programs), self.progress.mean_samples_per_s, asked)
+        rate = self.progress.mean_samples_per_s
+        known = None if math.isnan(rate) else rate
+        return Outcome(state, cursor, cursor.step - began, len(programs), known, 0 if cursor.stopped else asked)
 
-    def _conclude(self, state: states.TrainState, cursor: Cursor) -> bool:
-        """Evaluates, if this step is one for it, and saves; whether the evaluation was not broken off."""
+    def _conclude(self, state: states.TrainState, cursor: Cursor) -> int:
+        """Evaluates, if this step is one for it, and saves; the signal that broke the evaluation off, or 0."""
         last, due = cursor.step == self.total, cursor.step % self.eval_every == 0
         before = {name: getattr(cursor, name) for name in _CHOICE}
-        cursor.unevaluated = (last or due) and not self._evaluate(state, cursor)
+        asked = self._evaluate(state, cursor) if last or due else 0
+        cursor.unevaluated = bool(asked)
         if last and not cursor.unevaluated:
             cursor.end = self._end(cursor, before, due)
         self._save(state, cursor)
-        return not cursor.unevaluated
+        return asked
 
-    def _reader(self, step: int, first: int, size: int, result: dict[str, jax.Array]) -> Callable[[], None]:
-        """Reads the metrics of a step, whose samples begin at position `first`, when it is called."""
+    def _reader(self, step: int, first: int, size: int, result: dict[str, jax.Array]) -> Callable[[bool], None]:
+        """Reads the metrics of a step, whose samples begin at position `first`, when it is called.
 
-        def read() -> None:
+        It is told whether no later step is under way.
+        """
+
+        def read(alone: bool) -> None:
             watch.phase("wait")
-            if not bool(result["ok"]):
+            ok = bool(result["ok"])
+            self.stop.training = True
+            self.starting.close()
+            if not ok:
                 place = _place(first, size, self.samples_per_epoch)
                 if float(result["weight"]) == 0:
                     raise DataError(
@@ -175,7 +200,7 @@ class Loop:
                     ).in_all()
                 raise TrainingError(_not_finite(step, place, result)).in_all()
             loss = float(result["loss"])
-            self.progress.update(step, first + size, loss)
+            self.progress.update(step, first + size, loss, alone)
             if step % self.setup.config.train.log_every == 0 or step == self.total:
                 rate = self.progress.samples_per_s
                 line = {"step": step, "split": "train", "loss": loss, "samples": first + size, "samples_per_s": rate}
@@ -183,15 +208,15 @@ class Loop:
 
         return read
 
-    def _evaluate(self, state: states.TrainState, cursor: Cursor) -> bool:
-        """Evaluates and chooses; False if it was broken off."""
+    def _evaluate(self, state: states.TrainState, cursor: Cursor) -> int:
+        """Evaluates and chooses; the signal that broke it off, or 0."""
         if not self.has_validation:
-            return True
+            return 0
         try:
             with self.progress.paused():
                 result = evaluation.measure(self.setup, state, "validation", self.stop)
-        except AskedToStop:
-            return False
+        except AskedToStop as asked:
+            return asked.number
         self.log.write({"step": cursor.step, "split": "validation", "loss": result["logloss"], **result})
         by = self.setup.config.train.choose_by
         value = float(distributed.from_main("the measure that chooses", repr(float(result[by]))))  # to the last bit
@@ -199,7 +224,7 @@ class Loop:
             self.progress.note(
                 f"step {cursor.step:,}: the validation {by} has no value (are all labels equal?), so it chooses nothing"
             )
-            return True
+            return 0
         better = cursor.best_value is None or (value > cursor.best_value if by == "auc" else value < cursor.best_value)
         if better:
             cursor.best_step, cursor.best_value, cursor.misses = cursor.step, value, 0
@@ -208,7 +233,7 @@ class Loop:
             cursor.stopped = 0 < self.setup.config.train.patience <= cursor.misses
         text = f"step {cursor.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
         self.progress.note(text + (", best so far" if better else "") + (", stopping early" if cursor.stopped else ""))
-        return True
+        return 0
 
     def _end(self, cursor: Cursor, before: dict[str, Any], due: bool) -> dict[str, Any]:
         """`Cursor.end` of a run that ends now; `before` is its choice before the evaluation, if that was not `due`."""
@@ -231,6 +256,7 @@ class Loop:
             self.checkpoints.save(cursor.step, arrays, meta=describe(self.setup, cursor), pinned=best)
             if not self.copies:
                 self.checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
+        self.due.saved()
 
     def _saved(self) -> None:
         with watch.during("checkpoint"):
@@ -252,19 +278,24 @@ class Loop:
 
 
 def training(
-    setup: Setup, state: states.TrainState, cursor: Cursor, stop: Callable[[], bool] = lambda: False
+    setup: Setup,
+    state: states.TrainState,
+    cursor: Cursor,
+    stop: Callable[[], int] = never,
+    save: Callable[[], int] = never,
 ) -> Iterator[tuple[states.TrainState, route.Counted, dict[str, jax.Array]]]:
     """The steps of a training from `cursor` on, which moves along; it never ends.
 
     What a step needs is read and counted ahead by worker threads, laid out and sent off; its results are not awaited.
-    `stop` is asked before each step; where any process's says yes, `Counted.last` of that step's batch is true in all.
+    `stop` and `save` are asked before each step; what any process's says, `Counted.stop` and `save` of that step's
+    batch say in all.
     In a profile the host's part of a step is called input, place (with route in it) and dispatch.
 
     Yields:
       The state after each step, which the next step takes; the step's batch; its metrics, see `make_train_step`.
     """
     train = setup.config.train
-    stream = counted(setup, cursor.position, stop)
+    stream = counted(setup, cursor.position, stop, save)
     samples = int(setup.source.row_counts("train").sum())
 
     def sizes(needs: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -287,8 +318,10 @@ def training(
         yield state, begun.counted, result
 
 
-def counted(setup: Setup, position: int = 0, stop: Callable[[], bool] = lambda: False) -> Iterator[route.Counted]:
-    """The counted batches of a training from a sample on, without end; `stop` as `Setup.counted` has it."""
+def counted(
+    setup: Setup, position: int = 0, stop: Callable[[], int] = never, save: Callable[[], int] = never
+) -> Iterator[route.Counted]:
+    """The counted batches of a training from a sample on, without end; `stop` and `save` as for `Setup.counted`."""
     train = setup.config.train
     return setup.counted(
         "train",
@@ -299,6 +332,7 @@ def counted(setup: Setup, position: int = 0, stop: Callable[[], bool] = lambda: 
         shuffle_blocks=train.shuffle_blocks,
         position=position,
         stop=stop,
+        save=save,
     )
 
 

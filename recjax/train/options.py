@@ -8,6 +8,7 @@ act on all dense parameters, biases too.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -113,6 +114,9 @@ class DenseAdam(DenseRule):
         return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
 
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """How long and on what a model trains."""
@@ -140,7 +144,9 @@ class TrainConfig:
     eval_batch_size: int = 4096  # samples per evaluation step
     choose_by: Literal["auc", "logloss"] = "auc"  # validation metric that chooses the checkpoint
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
-    checkpoint_every: int = 0  # steps between further checkpoints; 0: only where there is an evaluation
+    # Steps between further checkpoints, or the training time between them: 30s, 5min, 1h. 0: only where there is an
+    # evaluation. The first minute of training brings one in any case.
+    checkpoint_every: int | str = 0
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
@@ -151,10 +157,26 @@ class TrainConfig:
     def __post_init__(self) -> None:
         sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")
         positive = (*sizes, "log_every", "epochs", "average_every")
-        not_negative = ("steps", "eval_every", "patience", "checkpoint_every", "workers")
+        not_negative = ("steps", "eval_every", "patience", "workers")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_not_negative(self, "clip_norm", "bucket_mib")
+        if not self.checkpoint_steps and not self.checkpoint_s and self.checkpoint_every != 0:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}; it must be a number of steps, 0, or a time such as 30s, "
+                "5min or 1h."
+            )
         if self.accumulate > self.batch_size:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:
             raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")
+
+    @property
+    def checkpoint_steps(self) -> int:
+        """Steps between checkpoints that no evaluation asks for; 0: their number decides nothing."""
+        return max(0, self.checkpoint_every) if isinstance(self.checkpoint_every, int) else 0
+
+    @property
+    def checkpoint_s(self) -> float:
+        """Seconds of training between checkpoints; 0: time decides nothing."""
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", str(self.checkpoint_every), re.ASCII)
+        return float(parts[1]) * _SECONDS[parts[2]] if parts else 0.0

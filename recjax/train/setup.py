@@ -31,7 +31,7 @@ from recjax.models.layers import LINEAR
 from recjax.presets import FeatureConfig, RunConfig, TableConfig
 from recjax.train import routers
 from recjax.train import state as states
-from recjax.train.agreement import AskedToStop, agreed
+from recjax.train.agreement import AskedToStop, agreed, never
 from recjax.train.checkpoint import Restored
 from recjax.train.dense import Dense, make_dense
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
@@ -204,7 +204,8 @@ class Setup:
         batch_size: int,
         parts: int = 1,
         whole: bool = False,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], int] = never,
+        save: Callable[[], int] = never,
         **options: Any,
     ) -> Iterator[route.Counted]:
         """Batches of a split, checked and counted by worker threads ahead of time.
@@ -214,7 +215,8 @@ class Setup:
           batch_size: B.
           parts: as for `route.count`.
           whole: each of several processes reads all of each batch, instead of only its own samples.
-          stop: asked before each batch whether it is to be the last.
+          stop: asked before each batch, as for `agreed`.
+          save: likewise.
           **options: further arguments of `batches`.
         """
         share = self.router.share
@@ -230,7 +232,7 @@ class Setup:
         part = None if whole or share.count == share.total else mine
         workers = self.config.train.workers
         stream = batches(self.source, split, batch_size, transform=count, workers=workers, part=part, **options)
-        return agreed(stream, self.mesh, stop)
+        return agreed(stream, self.mesh, stop, save)
 
     def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
         """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
@@ -238,7 +240,7 @@ class Setup:
         return self.router.finish(begun, grow(capacities, begun.needs))
 
     def predictions(
-        self, state: states.TrainState, split: str, stop: Callable[[], bool] = lambda: False
+        self, state: states.TrainState, split: str, stop: Callable[[], int] = never
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples of a split, batch by batch in the order of the prepared data, and their logits: float64 [B].
 
@@ -253,8 +255,8 @@ class Setup:
         sizes: dict[str, int] = {}
         before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
         for begun in routers.ahead(self.router, iter(stream), lambda needs: functools.reduce(grow, needs, sizes)):
-            if begun.counted.last:
-                raise AskedToStop
+            if begun.counted.stop:
+                raise AskedToStop(begun.counted.stop)
             sizes.update(grow(sizes, begun.needs))
             watch.phase("dispatch")
             counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))

@@ -19,6 +19,7 @@ from recjax.errors import TrainingError
 from recjax.train.files import disk_error, jsonable, write_whole
 from recjax.train.tensorboard import EventFile
 
+_FEWEST = 3  # steps over which throughput is measured at least; of fewer it is not known
 _WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
 _POINT_EVERY_S = 0.1  # at most one point of that window in this time
 _TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn anew at most this often
@@ -141,8 +142,12 @@ class Progress:
     """One line on standard error: step, loss, samples/s, time left. Never on standard output.
 
     On a terminal the line overwrites itself; elsewhere a line is written every few seconds, and for the
-    first and the last step. Throughput counts from the first update on, so that it leaves out what comes
-    before the end of the first step: compilation.
+    first and the last step.
+
+    Throughput counts whole steps: from when a result is there, with the next step under way, to when the next result
+    is. What is left out: pauses, steps for which a program is compiled, and a step whose result is awaited with no
+    other under way, for where dispatching a step takes until its end, as on a CPU, it has gone before. A rate is of
+    `_FEWEST` steps at least.
     """
 
     def __init__(
@@ -159,42 +164,61 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._terminal = self._stream is not None and self._stream.isatty()
-        self._window: collections.deque[tuple[float, int, int]] = collections.deque()
-        self._first: tuple[float, int, int] | None = None
-        self._now: tuple[float, int, int] | None = None
+        self._sum = (0.0, 0, 0)  # what counts so far: seconds, steps, samples
+        self._window = collections.deque([self._sum])  # recent values of that
+        self._before: tuple[float, int, int] | None = None  # seconds, step, samples of the update before
+        self._compiled = False
         self._paused_s = 0.0
         self._drawn_at = -math.inf
         self._line = ""
 
-    def update(self, step: int, samples: int, loss: float) -> None:
+    def update(self, step: int, samples: int, loss: float, alone: bool = False) -> None:
         """Tells that `step` is done.
 
         Args:
           step: steps done, from 1, counted over all resumes.
           samples: samples trained on so far, all devices together; only differences matter.
           loss: the training loss of this step.
+          alone: whether its result was awaited with no later step under way.
         """
         now = self._clock()
-        self._now = (now - self._paused_s, step, samples)
-        if self._first is None:
-            self._first = self._now
-        if not self._window or self._now[0] - self._window[-1][0] >= _POINT_EVERY_S:
-            self._window.append(self._now)
-        while len(self._window) > 2 and self._window[1][0] <= self._now[0] - _WINDOW_S:
-            self._window.popleft()
+        if not alone:
+            self._count(now - self._paused_s, step, samples)
         if now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S) or step >= self._total:
             self._drawn_at = now
-            self._draw(loss)
+            self._draw(step, loss)
+
+    def _count(self, seconds: float, step: int, samples: int) -> None:
+        if self._before is not None and not self._compiled:
+            then, first, trained = self._before
+            self._sum = (self._sum[0] + seconds - then, self._sum[1] + step - first, self._sum[2] + samples - trained)
+            if self._sum[0] - self._window[-1][0] >= _POINT_EVERY_S:
+                self._window.append(self._sum)
+            while len(self._window) > 1 and self._is_enough(self._window[1]):
+                self._window.popleft()
+        self._before, self._compiled = (seconds, step, samples), False
+
+    def _is_enough(self, then: tuple[float, int, int]) -> bool:
+        return then[0] <= self._sum[0] - _WINDOW_S and then[1] <= self._sum[1] - _FEWEST
+
+    def compiled(self) -> None:
+        """Leaves out what was since the last update: a program was compiled for the step that is under way."""
+        self._compiled = True
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training that count."""
+        return self._sum[0]
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput over about the last ten seconds of training; nan before the second update."""
-        return _rate(self._window[0] if self._window else None, self._now)
+        """Throughput over about the last ten seconds of training; nan while it is not known."""
+        return _rate(self._window[0], self._sum)
 
     @property
     def mean_samples_per_s(self) -> float:
-        """Throughput since the first update, without compilation and pauses; nan before the second."""
-        return _rate(self._first, self._now)
+        """Throughput of all training that counts; nan while it is not known."""
+        return _rate((0.0, 0, 0), self._sum)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -226,12 +250,11 @@ class Progress:
         """Ends the line."""
         self.close()
 
-    def _draw(self, loss: float) -> None:
-        assert self._now is not None
-        seconds, step, _ = self._now
-        then, first_step, _ = self._window[0]
-        left = "-" if step == first_step else _clock_time((self._total - step) * (seconds - then) / (step - first_step))
-        rate = self.samples_per_s
+    def _draw(self, step: int, loss: float) -> None:
+        rate, left = self.samples_per_s, "-"
+        if not math.isnan(rate):
+            seconds, steps = (now - then for now, then in zip(self._sum[:2], self._window[0][:2], strict=True))
+            left = _clock_time((self._total - step) * seconds / steps)
         text = (
             f"step {step:,}/{self._total:,}  loss {loss:.4f}  {'-' if math.isnan(rate) else f'{rate:,.0f}'} samples/s  "
             f"{left} left"
@@ -251,8 +274,8 @@ class Progress:
                 self._stream.flush()
 
 
-def _rate(then: tuple[float, int, int] | None, now: tuple[float, int, int] | None) -> float:
-    if then is None or now is None or now[0] <= then[0]:
+def _rate(then: tuple[float, int, int], now: tuple[float, int, int]) -> float:
+    if now[1] - then[1] < _FEWEST or now[0] <= then[0]:
         return math.nan
     return (now[2] - then[2]) / (now[0] - then[0])
 
