@@ -89,10 +89,8 @@ class Stop:
           number: the signal.
           step: the last step, whose checkpoint is complete.
         """
-        text = (
-            f"stopped by {_NAMES[number]} after step {step}; its checkpoint is complete. {self._again} to go on from "
-        )
-        return _error(number, f"{text}there.", everywhere=True)
+        text = f"stopped by {_NAMES[number]} after step {step}; its checkpoint is complete."
+        return _error(number, f"{text} {self._again} to go on from there.", everywhere=True)
 
     def _with_step(self, why: str) -> str:
         try:

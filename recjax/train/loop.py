@@ -142,9 +142,8 @@ class Loop:
             return Outcome(state, cursor, 0, 0, None, asked)
         with self.progress, contextlib.ExitStack() as self.starting:
             devices = setup.mesh.devices.size
-            self.starting.enter_context(
-                waiting.saying(f"compiling the step for {devices:,} devices and running it once")
-            )
+            on = f" on {devices:,} devices" if devices > 1 else ""
+            self.starting.enter_context(waiting.saying(f"compiling the step and running it once{on}"))
             for trained, batch, result in training(setup, state, cursor, self.stop, self.due.by_time):
                 state = trained
                 program = tuple(sorted(cursor.capacities.items()))
