@@ -98,7 +98,7 @@ def test_train_prints_what_summary_json_holds(run, preset):
     assert result == json.loads((out / "summary.json").read_text())
     assert result.keys() >= {"steps", "samples", "samples_per_s", "eval", "devices", "versions"}
     assert (result["steps"], result["samples"], result["devices"]) == (7, 7 * 64, 2)
-    assert result["samples_per_s"] > 0
+    assert result["samples_per_s"] is None or result["samples_per_s"] > 0  # of seven steps few may count
     assert result["eval"].keys() == METRICS and result["eval"]["samples"] == 700
     assert (result["eval_split"], result["eval_step"] in (5, 7)) == ("test", True)
     assert result["chosen_by"] == "validation auc"
@@ -215,7 +215,7 @@ def test_python_gives_what_the_command_gives(run, preset, tmp_path):
     assert {k: v for k, v in summary.items() if k not in measured} == {
         k: v for k, v in told.items() if k not in {*measured, "out"}
     }
-    assert summary["samples_per_s"] > 0
+    assert summary.keys() == told.keys() - {"out"}
     result = recjax.evaluate(tmp_path / "run")
     assert result["step"] == 7 and np.isfinite(result["auc"])
     assert recjax.evaluate(str(tmp_path / "run"), "mesh.devices=1")["auc"] == pytest.approx(result["auc"], abs=1e-6)

@@ -135,5 +135,5 @@ def test_an_array_is_read_from_its_rectangles(data):
 
 def test_records_are_json():
     record = watch.Watch.__new__(watch.Watch)
-    record._phase, record._moves, record._failed = "input", 3, ""
+    record._phase, record._moves, record._failed, record._status = "input", 3, "", watch.LOST
     assert json.loads(json.dumps(record._record()))["phase"] == "input"

@@ -111,6 +111,57 @@ def test_both_ways_to_save_give_the_same_bits(tmp_path):
         assert jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), left, right))
 
 
+class Clock:
+    """Each training step takes 25 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+
+        def training(*arguments: Any, original: Any = loops.training, **options: Any) -> Any:
+            for trained in original(*arguments, **options):
+                self.now += 25
+                yield trained
+
+        monkeypatch.setattr(loops, "training", training)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def kept(folder: Path) -> list[int]:
+    return Checkpoints(folder / "checkpoints", 9).steps()
+
+
+@pytest.mark.parametrize(("every", "steps_between"), [("0", None), ("100s", 4)])
+def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, every, steps_between):
+    """The first after a minute of training, with which compilation does not count."""
+
+    def trained(name: str, clock: Any) -> Any:
+        made = setup("train.steps=20", "train.epochs=2", f"train.checkpoint_every={every}")
+        (tmp_path / name).mkdir()
+        with Checkpoints(tmp_path / name / "checkpoints", 9) as checkpoints:
+            with MetricsFile(tmp_path / name / "metrics.jsonl", None) as log:
+                outcome = Loop(made, checkpoints, log, clock=clock).fit(made.new_state(), Cursor())
+        return states.to_host(outcome.state, made.bound)
+
+    plain = trained("plain", lambda: 0.0)
+    assert kept(tmp_path / "plain") == [10, 20], "at the ends of the epochs"
+    monkeypatch.setattr(loops.Loop, "_evaluate", lambda *_: 0)
+    timed = trained("timed", Clock(monkeypatch))
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, timed))
+    more = [step for step in kept(tmp_path / "timed") if step not in (10, 20)]
+    # The clock starts with the first result; two or three steps later there are 60 s; the next step can be told.
+    assert more[0] in (5, 6, 7)
+    assert len(more) == 1 if steps_between is None else more[1] - 10 in (steps_between, steps_between + 1)
+    again = setup("train.steps=20", "train.epochs=2")
+    checkpoints = Checkpoints(tmp_path / "timed" / "checkpoints", 9)
+    state, cursor = checkpoints.restore(more[0], use=lambda restored: resume(again, restored))
+    assert cursor.step == more[0] and cursor.position == 200 * more[0]
+    with MetricsFile(tmp_path / "again.jsonl", None) as log, Checkpoints(tmp_path / "again", 9) as others:
+        outcome = Loop(again, others, log).fit(state, cursor)
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, states.to_host(outcome.state, again.bound)))
+
+
 def test_capacities_are_kept_on_the_same_layout_only():
     one, many = setup("mesh.devices=1"), setup("mesh.devices=8")
     cursor = Cursor(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640}, peaks={"a": 5})

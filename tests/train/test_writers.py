@@ -192,6 +192,41 @@ def test_a_pause_is_left_out_of_the_throughput():
     assert progress.samples_per_s == progress.mean_samples_per_s == pytest.approx(10)
 
 
+@pytest.mark.parametrize("dispatch_waits", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 9])
+def test_a_rate_is_of_whole_steps_however_they_are_dispatched(steps, dispatch_waits):
+    """Steps of 10 samples take 2 s, whether dispatching one takes until its end, or the device works on by itself."""
+    clock = Clock()
+    progress = Progress(steps, io.StringIO(), clock)
+    ends, free = [], clock.now  # of the steps, and when the device has done all of them
+    for step in range(1, steps + 1):
+        free = max(free, clock.now) + 2
+        ends.append(free)
+        if dispatch_waits:
+            clock.now = free
+        if step > 1:  # the result of the step before
+            clock.now = max(clock.now, ends[-2])
+            progress.update(step - 1, 10 * (step - 1), 0.5)
+    clock.now = ends[-1]
+    progress.update(steps, 10 * steps, 0.5, alone=True)
+    measured = steps - 2
+    for rate in (progress.samples_per_s, progress.mean_samples_per_s):
+        assert math.isnan(rate) if measured < 3 else rate == pytest.approx(5)
+
+
+def test_a_step_that_compiles_counts_neither_in_time_nor_in_samples():
+    clock = Clock()
+    progress = Progress(20, io.StringIO(), clock)
+    for step in range(1, 9):
+        if step in (3, 6):  # for the step that comes next
+            clock.now += 100
+            progress.compiled()
+        clock.now += 1
+        progress.update(step, 10 * step, 0.5)
+    assert progress.mean_samples_per_s == pytest.approx(10)
+    assert progress.trained_s == pytest.approx(5)
+
+
 def screen(text):
     """What a terminal shows: carriage return, clear to the end of the line, newline."""
     lines, column = [""], 0
@@ -211,18 +246,19 @@ def screen(text):
 def test_progress_on_a_terminal_overwrites_itself(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream, clock = Terminal(), Clock()
-    with Progress(3, stream, clock) as progress:
+    with Progress(5, stream, clock) as progress:
         progress.update(1, 100_000, 1e12)
+        for step in (2, 3, 4):
+            clock.now += 1
+            progress.update(step, step * 100_000, 0.25)
+        assert screen(stream.getvalue()) == ["step 4/5  loss 0.2500  100,000 samples/s  0:01 left"]
+        progress.note("checkpoint 4 written")
         clock.now += 1
-        progress.update(2, 200_000, 0.25)
-        assert screen(stream.getvalue()) == ["step 2/3  loss 0.2500  100,000 samples/s  0:01 left"]
-        progress.note("checkpoint 2 written")
-        clock.now += 1
-        progress.update(3, 300_000, 0.25)
+        progress.update(5, 500_000, 0.25)
     print("table", file=stream)
     assert screen(stream.getvalue()) == [
-        "checkpoint 2 written",
-        "step 3/3  loss 0.2500  100,000 samples/s  0:00 left",
+        "checkpoint 4 written",
+        "step 5/5  loss 0.2500  100,000 samples/s  0:00 left",
         "table",
         "",
     ]
@@ -262,10 +298,10 @@ def test_training_goes_on_when_nobody_reads_the_progress(monkeypatch):
 )
 def test_time_left(seconds, shown):
     clock, stream = Clock(), io.StringIO()
-    progress = Progress(3, stream, clock)
-    progress.update(1, 1, 0.5)
-    clock.now += seconds
-    progress.update(2, 2, 0.5)
+    progress = Progress(5, stream, clock)
+    for step in (1, 2, 3, 4):
+        progress.update(step, step, 0.5)
+        clock.now += seconds
     if seconds >= 5:
         assert stream.getvalue().splitlines()[-1].endswith(f"  {shown} left")
 
