@@ -46,7 +46,9 @@ def test_any_checkpoint_starts_the_clock_anew():
 
 @pytest.mark.parametrize("every", [-1, "", "5", "5 min", "5mins", "0s", "-5s", "1e3s", "min", "٣s"])
 def test_what_is_no_step_and_no_time_is_refused(every):
-    with pytest.raises(ConfigError, match=r"checkpoint_every is .*; it must be a number of steps, 0, or a time such as"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint_every is .*; it must be a number of steps, 0, or a time such as"
+    ):
         TrainConfig(checkpoint_every=every)
 
 
