@@ -74,7 +74,7 @@ class Stop:
                 return None
             self._interrupts, self._interrupted_at = self._interrupts + 1, now
         if early and not self.training:
-            return self._with_step(f"stopped by {name} before its first step")
+            return self._with_step(f"stopped by {name} before a step was trained")
         if second:
             return self._with_step("ended at once by a second Ctrl-C")
         if not self._asked or number == signal.SIGINT:

@@ -8,11 +8,9 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
-import time
 
 import pytest
-from commands import SMALL, Done, assert_refused, contents, inside, outside, start
+from commands import SMALL, assert_refused, contents, inside, outside
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -358,21 +356,3 @@ def test_a_learning_rate_that_is_far_too_high(preset, tmp_path):
     done = inside("train", preset, "train.steps=1", "mesh.devices=2", *rate, "--out", tmp_path)
     assert_refused(done, 1, "the logit of sample 0 is nan", "diverged", "lower the learning rate")
     assert not (tmp_path / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_is_one_line_and_the_run_goes_on_later(preset, tmp_path):
-    command = ("train", preset, "mesh.devices=2", "train.steps=60", "--json", "--out")
-    # A process that was started in the background, as CI may be, ignores SIGINT, and so do its children.
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    with start(*command, tmp_path / "run", before=heed) as process:
-        while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "00000020").exists():
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert_refused(Done(process.returncode, out, err), 1, "interrupted. .*resumes from its last checkpoint")
-    assert not (tmp_path / "run" / "summary.json").exists()
-    assert not list((tmp_path / "run" / "checkpoints").glob(".*")), "the checkpoint under way was completed"
-    resumed, undisturbed = inside(*command, tmp_path / "run"), inside(*command, tmp_path / "whole")
-    assert f"resuming {tmp_path}/run at step" in resumed.err
-    assert resumed.result["eval"] == undisturbed.result["eval"]

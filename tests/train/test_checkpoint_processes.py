@@ -1,13 +1,11 @@
-"""Checkpoints in real processes: kills at any moment, and disks that refuse."""
+"""Checkpoints in real processes: kills within a save, and disks that refuse."""
 
 import os
-import random
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import checkpoint_support
@@ -19,50 +17,70 @@ from recjax.train.checkpoint import Checkpoints
 
 SUPPORT = str(Path(checkpoint_support.__file__).parent)
 
+# Saves three steps and goes no further than a place in the third save.
 WRITER = """
-import itertools, pathlib, sys
+import os, pathlib, shutil, sys, threading
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, in_memory, state
+from checkpoint_support import Checkpoints, state
+from recjax.train import checkpoint
+
+def here(*_):
+    print("there", flush=True)
+    threading.Event().wait()
+
+def half(folder, arrays, write=checkpoint.array_store.write):
+    write(folder, {"tables": arrays["tables"]})
+    here()
+
+def after(name, plain):
+    def stop(*arguments):
+        plain(*arguments)
+        here()
+    return stop
+
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
-    checkpoints.save(1, *state(1, 20_000))
+    for step in (1, 2):
+        checkpoints.save(step, *state(step, 20_000))
     checkpoints.wait()
-    print("ready", flush=True)
-    input()
-    for step in itertools.count(2):
-        checkpoints.save(step, *state(step, 20_000), pinned=step // 5 * 5)
+    place = sys.argv[3]
+    if place == "before its arrays":
+        checkpoint.array_store.write = here
+    elif place == "among its arrays":
+        checkpoint.array_store.write = half
+    elif place == "before its manifest":
+        checkpoint.manifest.seal = here
+    elif place == "before its name":
+        os.rename = here
+    elif place == "after its name":
+        os.rename = after("rename", os.rename)
+    elif place == "before an old one goes":
+        shutil.rmtree = here
+    checkpoints.save(3, *state(3, 20_000))
 """
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_moment_leaves_a_complete_newest_checkpoint(tmp_path):
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / str(i)), SUPPORT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(4)
-    ]
-    unfinished = 0
-    for i, writer in enumerate(writers):
-        with writer:
-            assert writer.stdout.readline() == "ready\n"
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-            time.sleep(random.uniform(0.02, 0.3))
+def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
+    places = {"before its arrays": 2, "among its arrays": 2, "before its manifest": 2, "before its name": 2,
+              "after its name": 3, "before an old one goes": 3}  # fmt: skip
+    writers = {}
+    for place in places:
+        command = [sys.executable, "-c", WRITER, str(tmp_path / place), SUPPORT, place]
+        writers[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for place, newest in places.items():
+        with writers[place] as writer:
+            assert writer.stdout.readline() == "there\n"
             os.kill(writer.pid, signal.SIGKILL)
-        left = names(tmp_path / str(i))
-        unfinished += any(name.startswith(".unfinished-") for name in left)
-        with Checkpoints(tmp_path / str(i), 2) as checkpoints:
+        left = names(tmp_path / place)
+        assert any(name.startswith(".unfinished-") for name in left) == (place != "after its name"), place
+        with Checkpoints(tmp_path / place, 2) as checkpoints:
             restored = checkpoints.newest(no_report, in_memory)
-            assert restored.step == max(int(name[:8]) for name in left if name[0] != ".")
-            expected, meta = state(restored.step, 20_000)
+            assert restored.step == newest == max(int(name[:8]) for name in left if name[0] != "."), place
+            expected, meta = state(newest, 20_000)
             assert_same(restored.arrays, expected)
             assert restored.meta == meta
-            checkpoints.save(restored.step + 1, *state(restored.step + 1))
-        assert not any(name.startswith(".") for name in names(tmp_path / str(i)))
-    assert unfinished, "not one kill fell into a save: this test shows nothing"
+            checkpoints.save(newest + 1, *state(newest + 1))
+        assert names(tmp_path / place) == [f"{newest:08}", f"{newest + 1:08}"], place
 
 
 FULL = """

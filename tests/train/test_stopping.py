@@ -93,7 +93,10 @@ def test_before_the_first_step_the_first_signal_ends_it(config, tmp_path, monkey
         signal.raise_signal(number)
         raise AssertionError("it went on")
 
-    with monkeypatch.context() as patch, pytest.raises(error, match="before its first step; no checkpoint is complete"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(error, match="before a step was trained; no checkpoint is complete"),
+    ):
         patch.setattr(Setup, "new_state", new_state)
         recjax.fit(config, tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(error, match=f"to go on from step {STEPS}, the last complete"):
@@ -143,7 +146,7 @@ def test_what_signals_mean(monkeypatch):
     ended, asked, said = heard(TERM, INT)
     assert (ended, asked, len(said)) == ([None, None], TERM, 2), "whoever presses Ctrl-C hears that it stops already"
     last = "Make the same call to go on from step 10, the last complete checkpoint."
-    assert heard(INT, training=False)[0] == [f"stopped by Ctrl-C before its first step. {last}"]
+    assert heard(INT, training=False)[0] == [f"stopped by Ctrl-C before a step was trained. {last}"]
     assert heard(INT, training=False, early=False)[:2] == ([None], INT), "the other processes would wait for it"
     monkeypatch.setattr(stopping.time, "monotonic", lambda: clock.__setitem__(0, clock[0] + 1) or clock[0])
     assert heard(INT, INT)[0] == [None, f"ended at once by a second Ctrl-C. {last}"]
@@ -155,7 +158,7 @@ def test_a_folder_that_cannot_be_read_does_not_hide_why_it_ended():
 
     stop = stopping.Stop()
     stop.steps = steps
-    assert stop.heard(TERM) == "stopped by SIGTERM before its first step. Make the same call to go on."
+    assert stop.heard(TERM) == "stopped by SIGTERM before a step was trained. Make the same call to go on."
 
 
 def test_a_notebook_shows_one_line():
