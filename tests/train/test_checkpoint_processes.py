@@ -32,11 +32,13 @@ def half(folder, arrays, write=checkpoint.array_store.write):
     write(folder, {"tables": arrays["tables"]})
     here()
 
-def after(name, plain):
-    def stop(*arguments):
-        plain(*arguments)
+def rename(source, target, plain=os.rename):
+    named = pathlib.Path(target) == pathlib.Path(sys.argv[1]) / "00000003"  # Orbax renames too
+    if named and place == "before its name":
         here()
-    return stop
+    plain(source, target)
+    if named:
+        here()
 
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
     for step in (1, 2):
@@ -49,10 +51,8 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
         checkpoint.array_store.write = half
     elif place == "before its manifest":
         checkpoint.manifest.seal = here
-    elif place == "before its name":
-        os.rename = here
-    elif place == "after its name":
-        os.rename = after("rename", os.rename)
+    elif place in ("before its name", "after its name"):
+        os.rename = rename
     elif place == "before an old one goes":
         shutil.rmtree = here
     checkpoints.save(3, *state(3, 20_000))
