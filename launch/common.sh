@@ -147,16 +147,16 @@ limit_s() {
 }
 
 # verdict STATUS...: one exit status for the processes of an attempt, given in any order. What no restart mends comes
-# first: 2 (usage, config), 3 (data), then any other failure; then 143 (stopped by SIGTERM before its end, which somebody
-# wanted, even if another process took the stopped one for lost), 4 (a process was lost: it said so, or a signal killed
-# it; a restart goes on), and 0.
+# first: 2 (usage, config), 3 (data), then any other failure; then 143 or 130 (stopped by SIGTERM or Ctrl-C before its
+# end, which somebody wanted, even if another process took the stopped one for lost), 4 (a process was lost: it said so,
+# or a signal killed it; a restart goes on), and 0.
 verdict() {
   local status worst=0 failed=0 lost=0 stopped=0
   for status in "$@"; do
     case $status in
       0) ;;
       2 | 3) worst=$((worst == 2 ? 2 : status)) ;;
-      143) stopped=1 ;;
+      130 | 143) stopped=$((stopped > status ? stopped : status)) ;;
       4) lost=1 ;;
       *) if ((status > 127)); then lost=1; else failed=$status; fi ;;
     esac
@@ -166,7 +166,7 @@ verdict() {
   elif ((failed)); then
     echo "$failed"
   elif ((stopped)); then
-    echo 143
+    echo "$stopped"
   elif ((lost)); then
     echo 4
   else
@@ -194,17 +194,19 @@ mesh_words() {
 
 # --- Attempts of several processes, for local.sh and ssh.sh, which define
 #   run_process INDEX          becomes the process (exec)
-#   signal_process INDEX NAME  sends it TERM or KILL; its id here is PIDS[INDEX]
+#   signal_process INDEX NAME  sends it INT, TERM or KILL; its id here is PIDS[INDEX]
 #   before_process INDEX, after_attempt   if there is anything to prepare or to tidy up
 # and set LOGS, the folder of logs, and COMMAND, what recjax is called with.
 
 declare -a PIDS=() STATUSES=() TEES=()
 STOP_SIGNALS=0
+STOP_NAME=TERM
 
 # The first signal asks every process to write a checkpoint and end, the second kills them.
-_on_signal() {
+_on_signal() { # _on_signal NAME: INT or TERM
   STOP_SIGNALS=$((STOP_SIGNALS + 1))
   if ((STOP_SIGNALS == 1)); then
+    STOP_NAME=$1
     say "stopping: every process is asked to write a checkpoint and end. Once more kills them."
   else
     say "killing every process."
@@ -216,7 +218,7 @@ _signal_all() {
   local index
   for index in "${!PIDS[@]}"; do
     if [[ -z ${STATUSES[index]:-} ]]; then
-      signal_process "$index" "$( ((STOP_SIGNALS > 1)) && echo KILL || echo TERM)"
+      signal_process "$index" "$( ((STOP_SIGNALS > 1)) && echo KILL || echo "$STOP_NAME")"
     fi
   done
 }
@@ -237,7 +239,7 @@ _await_all() {
       status=0
       wait_for "${PIDS[index]}" || status=$?
       STATUSES[index]=$status
-      if ((status != 0 && status != 143 && deadline == 0)); then
+      if ((status != 0 && status != 130 && status != 143 && deadline == 0)); then
         deadline=$((SECONDS + $1))
       fi
     done
@@ -304,7 +306,8 @@ _await_tees() {
 # again, once all have ended, when one was lost, at most RESTARTS times; never after a signal to us.
 supervise() {
   local index attempt=1 status
-  trap _on_signal TERM INT HUP
+  trap '_on_signal TERM' TERM HUP
+  trap '_on_signal INT' INT
   while :; do
     PIDS=() STATUSES=()
     for ((index = 0; index < $1 && STOP_SIGNALS == 0; index++)); do
@@ -320,9 +323,9 @@ supervise() {
     status=$(verdict "${STATUSES[@]}")
     if ((STOP_SIGNALS)); then
       if ((status == 4 || ${#STATUSES[@]} < $1)); then
-        status=143
+        status=$([[ $STOP_NAME == INT ]] && echo 130 || echo 143)
       fi
-      ((status != 143)) || say "stopped. The same command goes on from the last checkpoint."
+      ((status != 130 && status != 143)) || say "stopped. The same command goes on from the last checkpoint."
       return "$status"
     elif ((status == 0)); then
       return 0

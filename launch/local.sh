@@ -21,7 +21,7 @@
 # a checkpoint and end; once more kills them. (kill -9 of this script alone leaves them running.)
 #
 # Exit status: that of recjax; of several the one that matters: 2 and 3 (config, data), then any other failure, then 143
-# (stopped by a signal; the run is not finished), then 4 (a process was lost, and no restart was left).
+# or 130 (stopped by SIGTERM, by Ctrl-C; the run is not finished), then 4 (a process was lost, and no restart was left).
 #
 # Edit nothing; env.sh says which variables are set for the processes, and why.
 #
@@ -94,6 +94,7 @@ fi
 
 run_process() {
   words_of "$1"
+  trap - INT # which a shell lets its background jobs ignore
   exec "${WORDS[@]}"
 }
 

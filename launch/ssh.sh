@@ -138,7 +138,8 @@ remote_script() { # remote_script INDEX: what bash on the other machine reads
   esac
 END
   fi
-  printf '  setsid %s </dev/null &\n' "$(quoted "${RECJAX_BIN:-recjax}" "${COMMAND[@]}")"
+  # Its shell would let a background job ignore Ctrl-C.
+  printf '  (trap - INT && exec setsid %s) </dev/null &\n' "$(quoted "${RECJAX_BIN:-recjax}" "${COMMAND[@]}")"
   # The name of a signal on each line of our input; its end, when the other side is gone, means TERM.
   cat <<END
   child=\$!

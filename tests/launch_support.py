@@ -17,7 +17,7 @@ LAUNCH = TOP / "launch"
 _HEED = ("env", "--default-signal=INT,HUP,QUIT")
 GOLDEN = TOP / "tests" / "golden" / "launch"
 
-# Does one thing an attempt, line by line of does-I: "exit N", "wait" (for SIGTERM: 143) or "die" (SIGKILL).
+# Does one thing an attempt, line by line of does-I: "exit N", "wait" (for SIGTERM: 143, SIGINT: 130), "die" (SIGKILL).
 RECJAX = """#!/usr/bin/env bash
 if [[ $1 == show || ${!#} == --help || ${!#} == --dry-run ]]; then # what a dry run checks the command by
   printf '%s\n' "$*" >>"$FAKE/checks"
@@ -33,7 +33,8 @@ echo "out of $i"
 echo "err of $i" >&2
 does=$(sed -n "$(wc -l <"$FAKE/attempts-$i")p" "$FAKE/does-$i" 2>/dev/null)
 case $does in
-  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; touch "$FAKE/waits-$i"
+  wait) trap 'echo "checkpoint of $i"; exit 143' TERM; trap 'echo "checkpoint of $i"; exit 130' INT
+        touch "$FAKE/waits-$i"
         for _ in {1..1200}; do sleep 0.05; done ;;
   die) kill -9 $$ ;;
   exit*) exit "${does#exit }" ;;

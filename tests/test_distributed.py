@@ -133,6 +133,17 @@ def test_an_array_is_read_from_its_rectangles(data):
         joined(whole.shape, whole.dtype, pieces[1:])
 
 
+def test_peers_end_with_the_status_of_one_that_a_signal_stopped():
+    peers = Peers()
+    records = {k: {"phase": "start", "moves": 0, "beat": 1.0, "failed": "", "where": f"h{k}"} for k in range(3)}
+    assert watch._status(records) == watch.LOST
+    records[1] |= {"failed": "stopped by SIGTERM", "status": 143}
+    assert "process 1 (h1) was stopped in phase start: stopped by SIGTERM" in peers.watch.judge(records, 0)
+    assert watch._status(records) == 143
+    records[2] |= {"failed": "its disk is full", "status": watch.LOST}
+    assert watch._status(records) == watch.LOST
+
+
 def test_records_are_json():
     record = watch.Watch.__new__(watch.Watch)
     record._phase, record._moves, record._failed, record._status = "input", 3, "", watch.LOST

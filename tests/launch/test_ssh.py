@@ -99,7 +99,7 @@ def test_the_end_of_the_launcher_stops_the_others(desk: Desk, how: signal.Signal
             script.wait(timeout=10)
         else:
             script.send_signal(how)
-            assert finish(script).returncode == 143
+            assert finish(script).returncode == (130 if how == signal.SIGINT else 143)
         until(lambda: not any(alive(desk.attempts(i)[0]) for i in range(3)))
     for i in range(3):
         log = next(desk.folder.rglob(f"process-{i}.log"))

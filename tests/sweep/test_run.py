@@ -119,18 +119,28 @@ def test_a_run_with_a_test_split_too_large_to_be_kept_is_done(file, tmp_path):
     assert (result["status"], result["validation"], result["test"]) == ("done", measures, test)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_sweep_leaves_no_run_behind(file, tmp_path, number):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_sweep_saves_its_run_and_begins_no_other(file, tmp_path, number, status):
     file.write_text(file.read_text().replace("train.steps=12", "train.steps=1000000"))
+    out = tmp_path / "out"
     # A process that was started in the background, as CI may be, ignores SIGINT, and so do its children.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    with start("sweep", file, "--out", tmp_path / "out", before=heed) as process:
-        while not list((tmp_path / "out").glob("*/checkpoints/[0-9]*")):  # its first run is under way
+    with start("sweep", file, "--out", out, before=heed) as process:
+        while not list(out.glob("*/checkpoints/[0-9]*")):  # its first run is under way
             time.sleep(0.05)
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
         (child,) = map(int, found.stdout.split())
+        if number == signal.SIGINT:  # as a terminal does
+            os.kill(child, number)
         process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode not in (0, -signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == status
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    *_, last = err.splitlines()
+    again = "Give the same command to go on: it skips the runs that are done."
+    assert last == f"recjax: error: the sweep was stopped by {name}. {again}"
+    (step,) = re.findall(rf"\[1/3\] recjax: error: stopped by {name} after step (\d+); its checkpoint is complete", err)
+    assert "[2/3]" not in err and [row["status"] for row in rows(out)] == ["open"] * 3
+    assert max(Checkpoints(read_sweep(file, out).runs[0].out / "checkpoints", 2).steps()) == int(step)
