@@ -71,7 +71,7 @@ def test_help_names_every_verb_and_the_exit_statuses():
     text = inside("--help").out
     verbs = ("train", "eval", "predict", "show", "plan", "sweep", "data", "weights", "simulate")
     assert [verb for verb in verbs if f"\n    {verb} " not in text] == []
-    assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 1 anything else" in text
+    assert "0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM" in text
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
