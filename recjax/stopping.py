@@ -27,7 +27,7 @@ from recjax.masking import masked
 
 _NAMES = {int(signal.SIGINT): "Ctrl-C", int(signal.SIGTERM): "SIGTERM"}
 # Two SIGINT within this time are one: a terminal sends it to all processes of a command, and a parent passes it on.
-_SAME_S = 0.5
+_SAME_S = 1.0
 _COMMAND, _CALL = "Give the same command", "Make the same call"
 
 

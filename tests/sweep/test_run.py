@@ -141,6 +141,7 @@ def test_a_stopped_sweep_saves_its_run_and_begins_no_other(file, tmp_path, numbe
     *_, last = err.splitlines()
     again = "Give the same command to go on: it skips the runs that are done."
     assert last == f"recjax: error: the sweep was stopped by {name}. {again}"
-    (step,) = re.findall(rf"\[1/3\] recjax: error: stopped by {name} after step (\d+); its checkpoint is complete", err)
-    assert "[2/3]" not in err and [row["status"] for row in rows(out)] == ["open"] * 3
+    label = re.escape("[run 0 of 0 to 2]")
+    (step,) = re.findall(rf"{label} recjax: error: stopped by {name} after step (\d+); its checkpoint is complete", err)
+    assert "[run 1 of" not in err and [row["status"] for row in rows(out)] == ["open"] * 3
     assert max(Checkpoints(read_sweep(file, out).runs[0].out / "checkpoints", 2).steps()) == int(step)
