@@ -93,6 +93,7 @@ def evaluate(
     *overrides: Overrides,
     split: str | Sequence[str] = "test",
     step: int | None = None,
+    trust_code: bool = False,
     **details: Any,
 ) -> dict[str, Any]:
     """Evaluates the newest checkpoint of a run folder, and returns the metrics.
@@ -102,6 +103,8 @@ def evaluate(
       *overrides: see above, for example another "mesh.devices".
       split: "train", "validation" or "test", or several of them.
       step: a step that has a checkpoint; None takes the newest.
+      trust_code: where the file of a model of one's own is gone or has changed, run the copy in the run folder. Do so
+        only for a folder whose maker you trust.
       **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user"; other
         keywords are overrides.
 
@@ -118,8 +121,8 @@ def evaluate(
     settings = {name: details.pop(name) for name in list(details) if name not in names}
     if isinstance(details.get("by"), str):
         details["by"] = (details["by"],)
-    changes = texts(*overrides, **settings)
-    return main.evaluate(out, changes, (split,) if isinstance(split, str) else split, step, Details(**details))
+    changes, splits = texts(*overrides, **settings), (split,) if isinstance(split, str) else split
+    return main.evaluate(out, changes, splits, step, Details(**details), trust_code=trust_code)
 
 
 def predict(
@@ -131,6 +134,7 @@ def predict(
     step: int | None = None,
     columns: str | Sequence[str] = (),
     overwrite: bool = False,
+    trust_code: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Writes the scores of a file of rows, in its order, and returns how many and their mean.
@@ -144,6 +148,7 @@ def predict(
       step: a step that has a checkpoint; None takes the one that validation chose.
       columns: of the input that the scores carry as they are given there: names, or "all".
       overwrite: replace `scores` even if it is no file of scores.
+      trust_code: as for `evaluate`.
       **settings: overrides as keywords.
 
     Raises:
@@ -160,4 +165,5 @@ def predict(
                 'frame.to_json("rows.jsonl", orient="records", lines=True).'
             )
     changes = texts(*overrides, **settings)
-    return predict.predict(out, input, scores, changes, split, step, columns, overwrite)
+    how = (changes, split, step, columns, overwrite)
+    return predict.predict(out, input, scores, *how, trust_code=trust_code)

@@ -131,6 +131,10 @@ def _parser() -> argparse.ArgumentParser:
         to.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                         help="settings to change; see `recjax show`")  # fmt: skip
 
+    def trusting(to: argparse.ArgumentParser) -> None:
+        to.add_argument("--trust-code", action="store_true", help="if the file of a model of your own is gone or has "
+                        "changed, run the copy in DIR; only if you trust whoever made DIR")  # fmt: skip
+
     preset = "name of a preset in configs/, or the path of one"
     train = verb(names, "train", verbs.train, "train a preset, or resume the run in --out",
                  "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
@@ -144,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
     evaluate.set_defaults(tunables=True, together=True)
     overrides(evaluate)
+    trusting(evaluate)
 
     def detail(name: str, help: str, **more: Any) -> None:  # without a value it is the default of evaluation.Details
         evaluate.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
@@ -166,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.set_defaults(tunables=True)
     predict.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; on_error=skip leaves "
                          "malformed rows out of the scores, counts them and names the first")  # fmt: skip
+    trusting(predict)
     predict.add_argument("--input", type=Path, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
                          "without labels, also .gz; or a folder of prepared data")  # fmt: skip
@@ -253,6 +259,7 @@ def _parser() -> argparse.ArgumentParser:
                 "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
     give.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
     overrides(give)
+    trusting(give)
     give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
     give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
     give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")

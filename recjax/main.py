@@ -69,7 +69,7 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
                 _note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, cursor, undone = _start(setup, checkpoints, folder.path)
-            folder.claim()
+            folder.claim(_note, trains=not cursor.stopped and cursor.step < total_steps(setup))
             if main:
                 keep(setup.source, folder.path / KEPT)
             with _metrics(folder.path, config, cursor, undone) if main else NoMetrics() as log:
@@ -155,6 +155,8 @@ def evaluate(
     splits: Sequence[str] = ("test",),
     step: int | None = None,
     details: evaluation.Details | None = None,
+    *,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a checkpoint of a run: the newest one, or that of `step`. Draws calibration.png in the run folder.
 
@@ -164,12 +166,14 @@ def evaluate(
       splits: one or more of "train", "validation" and "test".
       step: a step that has a checkpoint.
       details: what to find out beyond the plain measures; None takes the defaults.
+      trust_code: run the copy of the model's code in the run folder if the original is gone or another. Do so only
+        for a folder whose maker you trust.
 
     Returns:
       {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.
     """
     folder = Path(run)
-    setup, state, step = open_run(folder, overrides, splits, step, report=_note)
+    setup, state, step = open_run(folder, overrides, splits, step, report=_note, trust_code=trust_code)
     details = details or evaluation.Details()
     reports = {split: evaluation.report(setup, state, split, details) for split in splits}
     try:

@@ -21,6 +21,7 @@ from recjax import config as machinery
 from recjax.comms.replay import ranks_mesh
 from recjax.comms.sweep import sweep
 from recjax.errors import ConfigError, DataError
+from recjax.own_code import source_of
 from recjax.presets import RunConfig
 from recjax.train.files import write_whole
 from recjax.train.setup import Setup, make_setup
@@ -33,6 +34,7 @@ _TOKEN = ".seen-by-all.unfinished-0"  # in a run folder, which takes it for a re
 
 def facts(setup: Setup) -> dict[str, str]:
     """What all processes must have alike, by name."""
+    source = source_of(type(setup.config))
     devices = jax.local_devices(backend=setup.mesh.devices.flat[0].platform)
     return {
         "recjax": __version__,
@@ -43,6 +45,7 @@ def facts(setup: Setup) -> dict[str, str]:
         "devices together": str(setup.mesh.devices.size),
         "mesh": json.dumps(dict(setup.mesh.shape)),
         "config": machinery.config_hash(setup.config, ("data.path", "data.cache")),
+        **({} if source is None else {"code of the model": source.hash}),
         "plan": hashlib.sha256(setup.plan.to_json().encode()).hexdigest()[:12],
         "data": setup.source.fingerprint,
     }

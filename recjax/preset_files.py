@@ -6,8 +6,6 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-import runpy
-import sys
 import traceback
 import types
 from pathlib import Path
@@ -16,6 +14,8 @@ from recjax.config import flatten
 from recjax.config_values import either
 from recjax.data.own import hint
 from recjax.errors import ConfigError
+from recjax.own_code import Space, space_of
+from recjax.source import Source, gather
 
 
 def find_preset(name_or_path: str | Path) -> Path:
@@ -61,57 +61,80 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
 def load_preset_module(path: str | Path) -> tuple[object, str]:
     """Runs a preset file and returns its `config` and its docstring ("" if it has none).
 
-    A preset is a Python program: only run files that you trust. Its classes belong to a module named after the
-    file's absolute path, under which it stays loaded: `class_path` tells where a class comes from, and its
-    annotations can be resolved, also where they are text.
+    A preset is a Python program: only run files that you trust. See `recjax.own_code` for what it may import, and for
+    the module that its classes belong to.
 
     Raises:
       ConfigError: the file cannot be read, fails (the message names file and line), defines no `config`, or one
         with a value that does not fit its annotation.
     """
-    name = str(Path(path).resolve())
-    try:
-        namespace = runpy.run_path(str(path), run_name=name)
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None and Path(error.filename).resolve() == Path(name):
-            raise ConfigError(f"cannot read the preset {path}: {error.strerror}.") from error
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            line = error.lineno
-        else:
-            frames = traceback.extract_tb(error.__traceback__)
-            line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
-        place = str(path) if line is None else f"{path}:{line}"
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{place}: {error}") from error
-        raise ConfigError(f"{place}: the preset fails with {type(error).__name__}: {error}. Correct it.") from error
-    module = types.ModuleType(name)
-    vars(module).update(namespace)
-    sys.modules[name] = module
-    config = namespace.get("config")
+    module = run_file(path)
+    config = vars(module).get("config")
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ConfigError(f"{path}: the preset must assign a config to the name `config`, as in config = RunConfig().")
     try:
         flatten(config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return config, inspect.cleandoc(namespace.get("__doc__") or "")
+    return config, inspect.cleandoc(module.__doc__ or "")
+
+
+def run_file(path: str | Path, source: Source | None = None, folder: Path | None = None) -> types.ModuleType:
+    """Runs a Python file of one's own, with what it imports from beside it.
+
+    Args:
+      path: the file, also as messages name it.
+      source: its code, which lies in `folder`; None reads it.
+      folder: where imports start; None takes the one that the file lies in.
+
+    Raises:
+      ConfigError: the file cannot be read, or fails; the message names file and line.
+    """
+    file = Path(path).resolve()
+    folder = folder or file.parent
+    try:
+        if source is None:
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+                raise ConfigError(f"cannot read the preset {path}: it is no regular file.")
+            source = gather(folder, file.name)
+    except OSError as error:
+        which = path if error.filename in (None, str(file)) else error.filename
+        raise ConfigError(f"cannot read the preset {which}: {error.strerror}.") from error
+    files = {str(folder / name): path if name == source.root else folder / name for name in source.files}
+    try:
+        return Space(folder, source).run()
+    except Exception as error:
+        if isinstance(error, SyntaxError) and error.filename in files:
+            name, line = error.filename, error.lineno
+        else:
+            frames = reversed(traceback.extract_tb(error.__traceback__))
+            name, line = next(((f.filename, f.lineno) for f in frames if f.filename in files), (str(file), None))
+        place = f"{files[name]}" if line is None else f"{files[name]}:{line}"
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{place}: the preset fails with {type(error).__name__}: {error}. Correct it.") from error
 
 
 def class_path(cls: type) -> str:
     """Where `find_class` finds a class again: "package.module:Name", or "/path/of/preset.py:Name"."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    space = space_of(cls)
+    return f"{cls.__module__ if space is None else space.file}:{cls.__qualname__}"
 
 
-def find_class(path: str) -> type:
+def find_class(path: str, source: Source | None = None, folder: Path | None = None) -> type:
     """The class that `class_path` described. This runs the code that defines it.
+
+    Args:
+      path: from `class_path`.
+      source: the code of that file or module, as for `run_file`; None takes it as it is.
+      folder: as for `run_file`.
 
     Raises:
       ConfigError: the file or module is gone or fails, or has no such class.
     """
     where, _, name = path.rpartition(":")
     if where.endswith(".py"):
-        load_preset_module(where)
-        module = sys.modules[str(Path(where).resolve())]
+        module = run_file(where, source, folder)
     else:
         try:
             module = importlib.import_module(where)
@@ -119,7 +142,8 @@ def find_class(path: str) -> type:
             raise ConfigError(
                 f"the module {where!r} cannot be imported ({error}). Install it, or set PYTHONPATH."
             ) from error
-    found = vars(module).get(name)
+    of_config = type(vars(module).get("config"))  # which may be imported, under whatever name
+    found = of_config if of_config.__qualname__ == name else vars(module).get(name)
     if not isinstance(found, type):
         raise ConfigError(f"{where} has no class {name!r}. Put back the code with which the run was made.")
     return found

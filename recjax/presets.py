@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from recjax import config as machinery
-from recjax import preset_files
+from recjax import own_code, preset_files
 from recjax.config_values import check_ranges
 from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
@@ -92,6 +93,9 @@ class RunConfig:
     )
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
 
+    def __init_subclass__(cls) -> None:
+        own_code.remember(cls)
+
     def __post_init__(self) -> None:
         check_ranges(self, seed=(0, 2**32 - 1))
 
@@ -145,11 +149,20 @@ FREE_ON_RESUME = (
 
 
 def default_out(config: RunConfig) -> Path:
-    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes."""
+    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes.
+
+    Where a config has classes of one's own, their code counts too (see `run_hash`).
+    """
     apart = config.train.replica_sync != "exact" and config.mesh.replicas > 1  # the one part of a mesh that counts
     groups = f"-{config.mesh.replicas}-replicas" if apart else ""
-    run = f"{config.data.kind}-{config.model.kind}-{machinery.config_hash(config, FREE_ON_RESUME)}"
+    run = f"{config.data.kind}-{config.model.kind}-{run_hash(config, FREE_ON_RESUME)}"
     return Path("runs") / (run + groups)
+
+
+def run_hash(config: RunConfig, ignore: Collection[str] = ()) -> str:
+    """12 hexadecimal digits for a config and the code of its classes: `config_hash`, if all are of recjax."""
+    digits, source = machinery.config_hash(config, ignore), own_code.source_of(type(config))
+    return digits if source is None else hashlib.sha256(f"{digits} {source.hash}".encode()).hexdigest()[:12]
 
 
 def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -35,7 +35,8 @@ def evaluate(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
     details = evaluation.Details(by=tuple(options.by), **given)
     splits = tuple(dict.fromkeys(options.split or ["test"]))
-    result = runs.evaluate(options.run_folder, options.overrides, splits, options.step, details)
+    folder, trust = options.run_folder, options.trust_code
+    result = runs.evaluate(folder, options.overrides, splits, options.step, details, trust_code=trust)
     write_result(options, result, lambda: evaluation.to_text(result))
 
 
@@ -44,7 +45,7 @@ def predict(options: argparse.Namespace) -> None:
     from recjax.serving.predict import predict
 
     how = (options.overrides, options.split, options.step, options.columns, options.overwrite)
-    result = predict(options.run_folder, options.input, options.out, *how)
+    result = predict(options.run_folder, options.input, options.out, *how, trust_code=options.trust_code)
     skipped = f", {result['skipped']:,} left out" if result["skipped"] else ""
     write_result(
         options,
@@ -199,7 +200,8 @@ def export_weights(options: argparse.Namespace) -> None:
     """Writes weights for another library."""
     from recjax import weights
 
-    made = weights.export_weights(options.run_folder, options.format, options.out, options.overrides, options.step)
+    of_run = options.run_folder, options.format, options.out, options.overrides, options.step
+    made = weights.export_weights(*of_run, trust_code=options.trust_code)
     write_result(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
 
 

@@ -61,14 +61,20 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
         arrays = states.one_version(states.export(setup.new_state(), setup.bound, setup.dense))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
-        folder.claim()
+        folder.claim(_note)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             checkpoints.save(0, arrays, describe(setup, Cursor()))
     return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}
 
 
 def export_weights(
-    run: Path | str, form: str, file: Path | str, overrides: Sequence[str] = (), step: int | None = None
+    run: Path | str,
+    form: str,
+    file: Path | str,
+    overrides: Sequence[str] = (),
+    step: int | None = None,
+    *,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Writes the weights of a checkpoint as another library's state dict.
 
@@ -79,6 +85,7 @@ def export_weights(
         `load_state_dict` takes.
       overrides: changes to the run's config that keep the model, for example "mesh.devices=1" or "data.path=...".
       step: a step that has a checkpoint; None takes the newest.
+      trust_code: as for `main.evaluate`.
 
     Returns:
       {"file", "format", "step", "arrays", "values"}: where, what, of which step, and how much.
@@ -87,7 +94,7 @@ def export_weights(
       ConfigError: the format cannot hold this model, or the file cannot be written.
     """
     file = Path(file)
-    setup, state, done = open_run(Path(run), overrides, (), step, report=_note)
+    setup, state, done = open_run(Path(run), overrides, (), step, report=_note, trust_code=trust_code)
     found = _entries(form, setup)
     arrays = states.one_version(states.export(state, setup.bound, setup.dense))
     values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))

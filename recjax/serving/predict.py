@@ -49,6 +49,8 @@ def predict(
     step: int | None = None,
     columns: str | Sequence[str] = (),
     overwrite: bool = False,
+    *,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Writes a score for every row.
 
@@ -65,6 +67,7 @@ def predict(
       columns: of the input that the scores carry, as they are given there: names, in a sequence or with commas between
         them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
       overwrite: replace `out` even if it is no file of scores.
+      trust_code: as for `main.evaluate`.
 
     Returns:
       {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones.
@@ -83,7 +86,7 @@ def predict(
     if not input.exists():
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
     source = kept.open_kept(run / KEPT)
-    setup, state, step = open_run(run, overrides, (), step, _note, chosen=True, source=source)
+    setup, state, step = open_run(run, overrides, (), step, _note, chosen=True, source=source, trust_code=trust_code)
     size = setup.config.train.eval_batch_size
     digits = 17 if setup.dtype == jnp.float64 else 9  # which give every bit back
     done, total = 0, 0.0

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import config as machinery
 from recjax import presets
 from recjax.config_values import either, written
 from recjax.errors import ConfigError
@@ -67,7 +66,8 @@ class Run:
       swept: dotted key -> text, of the settings that the sweep varies.
       overrides: all assignments "a.b=value", the fixed ones first.
       config: what they make of the preset.
-      out: its run folder, named after the hash of that config: it stays when runs are added to the file.
+      out: its run folder, named after the hash of that config (and of the code of a model of one's own): it stays when
+        runs are added to the file.
     """
 
     index: int
@@ -217,7 +217,7 @@ def _runs(preset: str, fixed: Sequence[str], axes: Sequence[Axis], folder: Path)
             config = presets.override(base, [*fixed, *varied])
         except ConfigError as error:
             raise ConfigError(f"run {index} ({', '.join(varied)}): {error}") from error
-        name = machinery.config_hash(config)
+        name = presets.run_hash(config)
         if name in runs:
             raise ConfigError(
                 f"run {index} ({', '.join(varied)}) has the same config as run {runs[name].index}. Remove the value "

@@ -18,7 +18,7 @@ from recjax.errors import Interrupted, RecjaxError, StoppedError
 from recjax.stopping import handling
 from recjax.sweep.file import Run
 from recjax.train.files import jsonable, write_whole
-from recjax.train.folder import read_config
+from recjax.train.folder import holds_code_of, read_config
 
 _PREFIX = "recjax: error: "
 
@@ -29,7 +29,7 @@ def result(run: Run) -> dict[str, Any]:
     Returns:
       `index`, `swept`, `config_hash`, `command`, `out` and `status`; of a run that is "done" also `steps`, `eval_step`,
       `samples_per_s`, `seconds`, `devices`, `versions`, and `validation` and `test` with the measures of that step.
-      A run that is not done, or whose folder holds another config, is "open".
+      A run that is not done, or whose folder holds another config or other code, is "open".
     """
     known: dict[str, Any] = {
         "index": run.index,
@@ -40,6 +40,8 @@ def result(run: Run) -> dict[str, Any]:
         "out": str(run.out),
     }
     try:
+        if not holds_code_of(run.out, run.config):
+            return known
         if machinery.config_hash(read_config(run.out, type(run.config))) != known["config_hash"]:
             return known
         summary = strict_json.parse((run.out / "summary.json").read_bytes())

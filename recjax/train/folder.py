@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
@@ -14,11 +15,14 @@ from recjax import strict_json
 from recjax.config_values import written
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
-from recjax.preset_files import class_path, find_class
+from recjax.own_code import source_of
 from recjax.presets import FREE_ON_RESUME, RunConfig
+from recjax.train import code_of_run
+from recjax.train.code_of_run import Kept
 from recjax.train.files import write_json, write_whole
 
 PLAN = "plan.json"  # in a run folder
+_OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
@@ -28,7 +32,7 @@ class Visited:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def claim(self) -> None:
+    def claim(self, report: Callable[[str], None] = print, *, trains: bool = True) -> None:
         """Process 0 does that."""
 
     def __enter__(self) -> Visited:
@@ -43,7 +47,9 @@ class RunFolder:
 
     Opening it checks and locks; `claim` then makes it the folder of this run.
 
-    config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself
+    config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself,
+                   and "source" the hash and the names of the files of its code
+    source/        a copy of these files
     plan.json      a copy of the plan file, if the config names one
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoint.py
@@ -54,11 +60,12 @@ class RunFolder:
         """Creates the folder, or opens the one of an earlier run of the same config. Writes nothing but the lock.
 
         Raises:
-          ConfigError: the folder belongs to a run of another config (every differing key is named), or
-            is something else altogether.
+          ConfigError: the folder belongs to a run of another config (every differing key is named) or of other code
+            (the difference is shown), or is something else altogether.
           TrainingError: no permission, no space, or another process is training there.
         """
         self.path, self._config = path, config
+        self._unknown_code = False  # whether it holds weights that were trained by an earlier version of recjax
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
         self._refuse_foreign()
@@ -101,7 +108,11 @@ class RunFolder:
             )
         if "config.json" in names and not self._has_checkpoints():
             try:
-                read_config(self.path, type(self._config))
+                kept, text = _read(self.path)
+                if kept.where is None:
+                    read_config(self.path)
+                elif not _OF_EVERY_RUN <= strict_json.parse(text).keys():  # without running the code of its class
+                    raise ConfigError("It lacks the settings of a run.")
             except ConfigError as error:
                 raise ConfigError(
                     f"{self.path} holds a config.json that no run of recjax wrote, so it is not a run folder. Choose "
@@ -111,29 +122,53 @@ class RunFolder:
     def _check(self) -> None:
         if not self._has_checkpoints():
             return  # new, or it died before its first checkpoint: there is nothing to protect or to resume
-        differing = changes(read_config(self.path, type(self._config)), self._config)
+        kept, _ = _read(self.path)
+        if kept.name == type(self._config).__qualname__:
+            code_of_run.refuse_other(self.path, kept, self._config)  # first: other code may have other settings
+            then = read_config(self.path, type(self._config))
+        else:
+            try:
+                then = read_config(self.path)
+            except ConfigError:
+                code_of_run.refuse_other(self.path, kept, self._config)
+                raise
+        differing = changes(then, self._config)
         if differing:
             raise ConfigError(
                 f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
                 "resume it, or another --out to start anew."
             )
+        code_of_run.refuse_other(self.path, kept, self._config)
+        self._unknown_code = kept.hash is None and source_of(type(self._config)) is not None
 
     def _has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("[0-9]*"))
 
-    def claim(self) -> None:
-        """Writes config.json, and removes what a killed run left unfinished.
+    def claim(self, report: Callable[[str], None] = print, *, trains: bool = True) -> None:
+        """Writes config.json and a copy of the code, and removes what a killed run left unfinished.
 
         Called once the config has passed every check, so that one with a mistake does not keep the folder from the
         corrected one.
+
+        Args:
+          report: called with what the user should know.
+          trains: whether steps are left to train. Else weights of unknown code do not become those of this code.
 
         Raises:
           TrainingError: no permission, no space.
         """
         for unfinished in self.path.glob(_UNFINISHED):
             unfinished.unlink(missing_ok=True)
-        cls, plain = type(self._config), json.loads(machinery.to_json(self._config))
-        write_json(self.config_file, plain if cls is RunConfig else {"class": class_path(cls), **plain})
+        plain, source = json.loads(machinery.to_json(self._config)), source_of(type(self._config))
+        if self._unknown_code:
+            report(
+                f"an earlier version of recjax made {self.path}, without keeping the code of its model: whether that "
+                "has changed since cannot be said" + ("; from now on the folder holds it" if trains else "")
+            )
+        holds = trains or not self._unknown_code
+        if source is not None and holds:
+            code_of_run.write_copy(self.path, source)
+        write_json(self.config_file, code_of_run.describe(self._config, with_code=holds) | plain)
         if is_file(self._config.plan):
             write_whole(self.path / PLAN, Path(self._config.plan).read_bytes())
 
@@ -163,43 +198,40 @@ def changes(then: RunConfig, now: RunConfig) -> list[str]:
     ]
 
 
-def read_config(path: Path, cls: type[RunConfig] | None = None) -> RunConfig:
+def read_config(
+    path: Path,
+    cls: type[RunConfig] | None = None,
+    *,
+    trust_code: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> RunConfig:
     """The config of an existing run folder.
 
     Args:
       path: the folder.
       cls: the class that it has if its name is that which config.json gives. Else the code that defines the class is
-        run from where it was, unless it is RunConfig itself.
+        run, unless it is RunConfig itself: from where it was, if it is still the same (see `code_of_run.find`).
+      trust_code: if it is gone or another, run the copy in the folder.
+      report: called with what the user should know.
 
     Raises:
-      ConfigError: no such folder, its config.json is missing or damaged, or the code of its class is gone.
+      ConfigError: no such folder, its config.json is missing or damaged, or the code of its class is gone or another.
     """
+    kept, text = _read(path)
     file = path / "config.json"
-    if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
-        raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _no_run(path) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecjaxError(
-            f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
-        ) from error
-    where, text = _split_class(text)
-    if where is None:
+    if kept.where is None:
         cls = RunConfig
-    elif cls is None or cls.__qualname__ != str(where).rpartition(":")[2]:
+    elif cls is None or cls.__qualname__ != kept.name:
         try:
-            code = Path(str(where).rpartition(":")[0])
-            if code.suffix == ".py" and (not code.is_absolute() or path.resolve() in code.resolve().parents):
-                raise ConfigError("a run folder must not bring its own code, which would be run. Move the file.")
-            found = find_class(str(where))
-            if not issubclass(found, RunConfig):
-                raise ConfigError("it is no RunConfig. Put back the code with which the run was made.")
+            cls = code_of_run.find(path, kept, trust=trust_code, report=report)
         except ConfigError as error:
-            raise ConfigError(f"{file}: the class of this config is {where}: {error}") from error
-        cls = found
+            raise ConfigError(f"{file}: the class of this config is {kept.where}: {error}") from error
     return machinery.from_json(cls, text, source=str(file))
+
+
+def holds_code_of(path: Path, config: RunConfig) -> bool:
+    """Whether a run folder is known to have been made with the code that a config has."""
+    return code_of_run.same(_read(path)[0], config)
 
 
 def _no_run(path: Path) -> ConfigError:
@@ -214,12 +246,24 @@ def _no_run(path: Path) -> ConfigError:
     )
 
 
-def _split_class(text: str) -> tuple[object, str]:
-    """What "class" says in a config.json (None: nothing), and the text without it."""
+def _read(path: Path) -> tuple[Kept, str]:
+    """What the config.json of a run folder says of code, and its text without that."""
+    file = path / "config.json"
+    if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+        raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_run(path) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecjaxError(
+            f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
+        ) from error
     try:
         plain = strict_json.parse(text)
     except strict_json.JsonError:  # which `from_json` explains
-        return None, text
+        return Kept(), text
     if not isinstance(plain, dict) or "class" not in plain:
-        return None, text
-    return plain.pop("class"), json.dumps(plain)
+        return Kept(), text
+    kept = code_of_run.take(plain, file)
+    return kept, json.dumps(plain)

@@ -31,6 +31,7 @@ def open_run(
     *,
     chosen: bool = False,
     source: BlockSource | None = None,
+    trust_code: bool = False,
 ) -> tuple[Setup, TrainState, int]:
     """The setup of a run, and the state and step of a checkpoint.
 
@@ -42,13 +43,14 @@ def open_run(
       report: called with what the user should know.
       chosen: instead of the newest take the one that validation chose, if that is intact.
       source: the data instead of those of the config.
+      trust_code: run the copy of the model's code in the run folder if the original is gone or another.
 
     Raises:
-      ConfigError: no run, no checkpoint, or a change that makes another model.
+      ConfigError: no run, no checkpoint, a change that makes another model, or its code is gone or another.
       DataError: the data are missing, damaged or others, or their ids stand for other values.
       TrainingError: no intact checkpoint.
     """
-    trained = read_config(run)
+    trained = read_config(run, trust_code=trust_code, report=report)
     config = machinery.override(trained, overrides)
     if changed := changes(trained, config):
         raise ConfigError(

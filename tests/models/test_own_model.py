@@ -27,8 +27,7 @@ SHORT = ("train.steps=4", "train.log_every=1", "train.checkpoint_every=2")
 @pytest.fixture(scope="module")
 def history():
     """The preset's classes and functions, by name."""
-    recjax.load(str(PRESET))
-    return vars(sys.modules[str(PRESET)])
+    return vars(sys.modules[type(recjax.load(str(PRESET))).__module__])
 
 
 @pytest.fixture
