@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax.source import Source, gather
+from recjax.source import SHARED, Source, gather
 
 _COUNT = itertools.count(1)
 _SPACES: dict[str, Space] = {}  # name of a module -> the space that it belongs to
@@ -37,7 +37,7 @@ class Space:
         self.folder, self.source = folder.resolve(), source
         self.file = self.folder / source.root
         self.name = f"{self.file}#{next(_COUNT)}"
-        self._tops = {name.partition("/")[0].removesuffix(".py") for name in source.files}
+        self._tops = {name.partition("/")[0].removesuffix(".py") for name in source.files} - SHARED
         self._builtins = vars(builtins) | {"__import__": self._import}
         self._lock = threading.RLock()
 

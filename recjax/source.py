@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 # Never taken from beside a file: a second copy of these would not fit the one that recjax uses.
-_SHARED = frozenset({"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_module_names})
+SHARED = frozenset({"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_module_names})
 _MOST_LINES, _WIDEST = 24, 160  # of a difference that is shown
 
 
@@ -61,7 +61,7 @@ def gather(folder: Path, root: str, read: Callable[[Path], bytes] = Path.read_by
       OSError: a file cannot be read.
     """
     files: dict[str, bytes] = {}
-    wanted = [root]
+    wanted = [root, *files_of(folder, root.split("/")[:-1])]  # the packages around a module are run before it
     while wanted:
         if (name := wanted.pop()) not in files:
             files[name] = read(folder / name)
@@ -120,14 +120,14 @@ def _imported(folder: Path, name: str, code: bytes) -> Iterator[str]:
             for alias in node.names:
                 if alias.name != "*":
                     yield from files_of(folder, [*base, alias.name])
-                elif base and base[0] not in _SHARED:
+                elif base and base[0] not in SHARED:
                     below = sorted(folder.joinpath(*base).glob("*.py"))
                     yield from (path.relative_to(folder).as_posix() for path in below if path.is_file())
 
 
 def files_of(folder: Path, parts: Sequence[str]) -> Iterator[str]:
     """The files below `folder` that are run when the module a.b.c is imported, given as its parts."""
-    if not parts or parts[0] in _SHARED:
+    if not parts or parts[0] in SHARED:
         return
     for length in range(1, len(parts) + 1):
         path = "/".join(parts[:length])

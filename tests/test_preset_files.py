@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,119 @@ def test_find_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"there is no sweep 'sise'\. Did you mean size\? Sweeps: size\. .* a \.toml file"
     ):
         preset_files.find_sweep("sise")
+
+
+USER = PRESET.replace("import dataclasses\n", "import dataclasses\n\n{imports}\n").replace("C(x=2)", "C(x={value})")
+
+
+def write(folder: Path, imports: str, value: str, **helpers: str) -> Path:
+    """A preset with these imports, whose config holds `value`, and modules beside it ("__" stands for "/")."""
+    for name, text in helpers.items():
+        file = folder / (name.replace("__", "/", 1) + ".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(USER.format(imports=imports, value=value))
+    return folder / "mine.py"
+
+
+def value_of(file: Path) -> object:
+    return cfg.flatten(preset_files.load_preset_module(file)[0])["x"]
+
+
+@pytest.mark.parametrize(
+    ("imports", "value"),
+    [
+        ("from one import ONE", "ONE"),
+        ("import one", "one.ONE"),
+        ("import one as other", "other.ONE"),
+        ("from .one import ONE", "ONE"),
+        ("from . import one", "one.ONE"),
+        ("from pack import ONE", "ONE"),
+        ("from pack import leaf", "leaf.ONE"),
+        ("from pack.leaf import *", "ONE"),
+        ("from pack import *", "leaf.ONE"),
+        ("import pack.leaf", "pack.leaf.ONE"),
+        ("import pack.leaf as leaf", "leaf.ONE"),
+        ("from open.leaf import ONE", "ONE"),
+        ("import open.leaf, os.path", "open.leaf.ONE + len(os.path.basename('a/'))"),
+        ("from circle import turn", "turn()"),
+        ("from circle import late", "late()"),
+        ("import random", "len(str(random.Random)) and 7"),
+        ("ONE = __import__('one').ONE\nimport one", "ONE"),
+    ],
+)
+def test_imports_from_beside_a_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str, value: str
+) -> None:
+    file = write(
+        tmp_path / "code", imports, value,
+        one="ONE = 7\n",
+        pack____init__="from .leaf import ONE\nfrom . import leaf\n__all__ = ['leaf']\n",
+        pack__leaf="from one import ONE\n",
+        open__leaf="from ..one import ONE\n",
+        circle="import mine\nimport circle as me\ndef turn(): return me.late()\ndef late():\n"
+        "    from round import seven\n    return seven() + (mine.C is None)\n",
+        round="from circle import late\ndef seven():\n    return 7\n",
+        random="raise RuntimeError('one of the standard library is never taken from beside')\n",
+    )  # fmt: skip
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    before = [*sys.path]
+    assert value_of(file) == 7
+    assert sys.path == before and not {"one", "pack", "open", "circle", "mine"} & sys.modules.keys()
+    assert not [*tmp_path.rglob("__pycache__")]
+
+
+def test_equal_names_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    function = "@property\n    def late(self):\n        import one\n        return one.ONE\n"
+    configs = []
+    for folder, text in (("a", "ONE = 1\n"), ("b", "ONE = 2\n")):
+        file = write(tmp_path / folder, "", "0", one=text)
+        file.write_text(file.read_text().replace("x: int = 1\n", f"x: int = 1\n\n    {function}"))
+        configs.append(preset_files.load_preset_module(file)[0])
+    assert [config.late for config in configs] == [1, 2]  # type: ignore[attr-defined] # imported only now
+    (tmp_path / "a" / "one.py").write_text("ONE = 3\n")
+    again = preset_files.load_preset_module(tmp_path / "a" / "mine.py")[0]
+    assert [config.late for config in (again, *configs)] == [3, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_an_edited_helper_is_seen_at_once(tmp_path: Path) -> None:
+    """Also one that a cache of compiled code would take for the old one: as long, and of the same time."""
+    file = write(tmp_path, "from one import ONE", "ONE", one="ONE = 1\n")
+    py_compile.compile(str(tmp_path / "one.py"))
+    assert value_of(file) == 1
+    before = (tmp_path / "one.py").stat()
+    (tmp_path / "one.py").write_text("ONE = 2\n")
+    os.utime(tmp_path / "one.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert value_of(file) == 2
+
+
+@pytest.mark.parametrize(
+    ("helper", "message"),
+    [
+        ("ONE = 1\n\nTWO = 1 / 0\n", r"one\.py:3: the preset fails with ZeroDivisionError"),
+        ("def f(:\n", r"one\.py:1: the preset fails with SyntaxError"),
+        ("import two\n", r"one\.py:1: the preset fails with ModuleNotFoundError: No module named 'two'"),
+        ("from .... import two\n", r"one\.py:1: the preset fails with ImportError: attempted relative import beyond"),
+        ("", r"mine\.py:8: the preset fails with ImportError: cannot import name 'ONE'"),
+        ("import random\nfrom random import no_such\n", r"one\.py:2: .* cannot import name 'no_such'"),
+    ],
+)
+def test_a_mistake_in_a_helper(tmp_path: Path, helper: str, message: str) -> None:
+    file = write(tmp_path, "from one import ONE", "ONE", one=helper)
+    before = {*sys.modules}
+    with pytest.raises(ConfigError, match=message):
+        preset_files.load_preset_module(file)
+    assert {*sys.modules} == before
+
+
+def test_a_class_from_a_helper_is_found_again(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "", "1", runs="import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass R:\n    x: int = 5\n"
+    )
+    file.write_text("import runs\nconfig = runs.R()\n")
+    config, _ = preset_files.load_preset_module(file)
+    where = preset_files.class_path(type(config))
+    assert where == f"{file}:R"
+    assert cfg.flatten(preset_files.find_class(where)()) == {"x": 5}

@@ -78,7 +78,7 @@ def take(plain: dict[str, Any], file: Path) -> Kept:
 
 
 def _stays_inside(name: object) -> bool:
-    path = PurePosixPath(name) if isinstance(name, str) and "\0" not in name and "\\" not in name else None
+    path = PurePosixPath(name) if isinstance(name, str) and "\0" not in name else None
     return path is not None and path.suffix == ".py" and not path.is_absolute() and ".." not in path.parts
 
 
@@ -161,7 +161,7 @@ def _told(run: Path, kept: Kept, now: Source) -> str:
         return f"the hash of {now.root} is {now.hash}, and was {kept.hash}. How they differ cannot be shown: {error}"
     names = sorted({*then.forms, *now.forms})
     differing = [name or now.root for name in names if then.forms.get(name) != now.forms.get(name)]
-    return f"{', '.join(differing)} changed since (below: from the copy in {run / COPY} to what is there now)"
+    return f"{', '.join(differing)} changed since the run was made"
 
 
 def _shown(run: Path, kept: Kept, now: Source) -> str:
@@ -194,7 +194,8 @@ def find(run: Path, kept: Kept, *, trust: bool, report: Callable[[str], None]) -
         if not trust:
             raise _offering(run, kept, error) from error
         copy = read_copy(run, kept)
-        report(f"the code in {run / COPY} is run, for {error}")
+        reason = str(error).partition("\n")[0]
+        report(f"the copy of the code in {run / COPY} is run, as --trust-code says: {reason}")
         return _checked(find_class(f"{run / COPY / copy.root}:{kept.name}", copy, run / COPY))
     if kept.hash is None:
         report(
@@ -249,7 +250,7 @@ def _original(run: Path, module: str, kept: Kept) -> tuple[Source | None, Path |
         if is_file:
             if not Path(module).is_absolute():
                 raise _brought()
-            places = [(Path(module),)]
+            places: list[tuple[Path, ...]] = [(Path(module),)]
         else:
             places = [*own_code.locate(module)]
         if any(_is_inside(path, run) for of_one in places for path in of_one):
