@@ -1,0 +1,551 @@
+"""A run goes on, and is evaluated, with the code that it was trained with, or not at all."""
+
+import importlib
+import json
+import linecache
+import os
+import shutil
+import sys
+import types
+
+import numpy as np
+import own_model
+import pytest
+from commands import assert_refused, contents, inside, lines_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recjax
+from recjax import own_code, preflight
+from recjax import config as machinery
+from recjax.errors import ConfigError
+from recjax.presets import RunConfig, default_out
+from recjax.sweep import run as sweep_run
+from recjax.sweep.file import read_sweep
+from recjax.train.folder import RunFolder, read_config
+
+FACTOR, BIAS = ("FACTOR = 1.0", "FACTOR = 0.0"), ("+ bias", "- bias")  # edits of the preset, and of its helper
+
+
+def refused(done, *patterns, status=2):
+    """Checks a refusal whose paragraph a difference may follow; gives the lines of that."""
+    paragraph = next(line for line in done.err.splitlines() if line.startswith("recjax: error: "))
+    before, _, shown = done.err.partition(paragraph)
+    done.err = before + paragraph + "\n"
+    assert_refused(done, status, *patterns)
+    return shown.strip().splitlines()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return own_model.write(tmp_path / "code")
+
+
+def claimed(config, out, *, trained=True, **how):
+    """A run folder of this config as training makes it, with something in the place of a checkpoint."""
+    with RunFolder(out, config) as folder:
+        folder.claim(how.pop("report", print), **how)
+    if trained:
+        (out / "checkpoints" / "00000001").mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def load(file):
+    return recjax.load(str(file))
+
+
+# Real runs.
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_edited_code_under_a_run(tmp_path, file, monkeypatch):
+    """By the same commands as a researcher gives them."""
+    monkeypatch.chdir(tmp_path)
+    train = ("train", file, "--out", "run", "--json")
+    first = inside(*train).result["eval"]
+    own_model.edit(file, *FACTOR)
+    before = contents(tmp_path / "run") | {"summary": (tmp_path / "run/summary.json").read_bytes()}
+    shown = refused(
+        inside(*train), r"run holds a run of other code: mine\.py changed", "Put the code back", "another --out"
+    )
+    assert {"--- source/mine.py", "+++ now/mine.py", "-FACTOR = 1.0", "+FACTOR = 0.0"} <= {*shown}
+    refused(inside(*train, "train.steps=3"), r"mine\.py changed")
+    assert contents(tmp_path / "run") | {"summary": (tmp_path / "run/summary.json").read_bytes()} == before
+    shown = refused(
+        inside("eval", "run"), r"config\.json: the class of .*mine\.py:LinearRun: mine\.py changed", "--trust-code"
+    )
+    assert "-FACTOR = 1.0" in shown
+    trusted = inside("eval", "run", "--trust-code", "--json")
+    assert trusted.result["auc"] == first["auc"]
+    assert "the copy of the code in run/source is run, as --trust-code says" in trusted.err
+    assert recjax.evaluate("run", trust_code=True)["auc"] == first["auc"]
+    # The default folder is another one by itself; there, nothing was trained yet.
+    edited = inside("train", file, "--json").result
+    assert edited["eval"]["auc"] == 0.5 and "nothing is left" not in trusted.err
+    # Undone, with a comment: the run goes on, as if nothing had been.
+    own_model.edit(file, *FACTOR[::-1])
+    own_model.edit(file, "FACTOR", "# of the logits\n\nFACTOR")
+    own_model.edit(file, "steps=2", "steps=3")
+    resumed = inside(*train)
+    assert "resuming run at step 2" in resumed.err and len(lines_of(tmp_path / "run", "train")) == 3
+    undisturbed = inside("train", file, "--out", "other", "--json").result["eval"]
+    assert resumed.result["eval"] == undisturbed
+    assert "# of the logits" in (tmp_path / "run/source/mine.py").read_text()
+    # Moved, then gone.
+    moved = own_model.write(tmp_path / "moved", "ours.py")
+    shutil.copy(file, moved)
+    shutil.rmtree(tmp_path / "code")
+    refused(inside("eval", "run"), r"mine\.py.*no such file", "--trust-code", "trust_code=True")
+    refused(inside("weights", "export", "run", "--format", "facebook", "--out", "x.npz"), "--trust-code")
+    assert inside("eval", "run", "--trust-code", "--json").result["auc"] == undisturbed["auc"]
+    assert inside("train", moved, "--out", "run", "--json").result["eval"] == undisturbed
+    assert inside("eval", "run", "--json").result["auc"] == undisturbed["auc"]  # from where it is now
+    own_model.edit(tmp_path / "moved/head.py", *BIAS)
+    refused(inside("eval", "run"), r"head\.py changed since")
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_run_of_an_earlier_version(tmp_path, file):
+    """Which kept no code: nothing is refused, and the code counts from the first step that is trained with it."""
+    out = tmp_path / "run"
+    train = ("train", file, "--out", out, "--json")
+    assert inside(*train).status == 0
+    plain = json.loads((out / "config.json").read_text())
+    source = plain.pop("source")
+    (out / "config.json").write_text(json.dumps(plain))
+    shutil.rmtree(out / "source")
+    note = "whether that has changed since cannot be said"
+    assert inside("eval", out).err.count(note) == 1
+    done = inside(*train)  # nothing is left to train: nobody knows whether these weights are of this code
+    assert done.status == 0 and done.err.count(note) == 1 and "from now on" not in done.err
+    assert "source" not in json.loads((out / "config.json").read_text()) and not (out / "source").exists()
+    done = inside(*train, "train.steps=3")
+    assert done.status == 0 and done.err.count(note) == 1 and "from now on the folder holds it" in done.err
+    assert json.loads((out / "config.json").read_text())["source"] == source
+    assert note not in inside("eval", out).err
+    own_model.edit(file, *FACTOR)
+    refused(inside(*train, "train.steps=4"), r"mine\.py changed")
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_fitting_in_a_notebook_after_an_edit(tmp_path, file, monkeypatch):
+    """Each config trains the code that it was loaded with, whatever the file holds by now."""
+    monkeypatch.chdir(tmp_path)
+    old = load(file)
+    own_model.edit(file, *FACTOR)
+    new = load(file)
+    assert recjax.fit(new)["eval"]["auc"] == 0.5 != recjax.fit(old)["eval"]["auc"]
+    assert default_out(new) != default_out(old)
+    assert "FACTOR = 1.0" in (default_out(old) / "source/mine.py").read_text()
+    with pytest.raises(ConfigError, match=r"mine\.py changed"):
+        recjax.fit(old, default_out(new))
+    assert own_code.source_of(type(recjax.presets.override(old, ["seed=1"]))) == own_code.source_of(type(old))
+
+
+# Who may run what.
+
+
+def spy(tmp_path, folder, name="spy.py"):
+    """A preset in `folder` that leaves a mark if it is run."""
+    file = own_model.write(folder, name)
+    file.write_text(file.read_text() + f"\nopen({str(tmp_path / 'was_here')!r}, 'w')\n")
+    return file
+
+
+def foreign(tmp_path):
+    """A run folder from somebody else whose code leaves a mark."""
+    file = spy(tmp_path, tmp_path / "theirs")
+    out = claimed(load(file), tmp_path / "run")
+    shutil.rmtree(tmp_path / "theirs")
+    (tmp_path / "was_here").unlink()
+    return out
+
+
+def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = foreign(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "link").symlink_to(out, target_is_directory=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/link.py").symlink_to(out / "source/spy.py")
+    (out / "source/to_outside.py").symlink_to(spy(tmp_path, tmp_path / "outside2"))
+    (out / "__init__.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
+    shutil.copy(out / "source/head.py", tmp_path / "outside/head.py")
+    plain = json.loads((out / "config.json").read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(out / "source"))
+    for place in (
+        plain["class"].partition(":")[0],
+        out / "source/spy.py",
+        out / "source/../source/spy.py",
+        "run/source/spy.py",
+        "./run/source/spy.py",
+        tmp_path / "link/source/spy.py",
+        tmp_path / "outside/link.py",
+        out / "source/to_outside.py",
+        "/proc/self/cwd/run/source/spy.py",
+        "run.source.spy",
+        "run",
+        "spy",
+        "source.spy",
+        "link.source.spy",
+        "__main__",
+        "no\0file.py",
+        "/no\0file.py",
+    ):
+        for content in (plain, {key: value for key, value in plain.items() if key != "source"}):  # as made long ago
+            (out / "config.json").write_text(json.dumps(content | {"class": f"{place}:LinearRun"}))
+            for command in (
+                ("eval", out),
+                ("eval", "link"),
+                ("predict", out, "--input", "rows.jsonl", "--out", "x.csv"),
+                ("weights", "export", out, "--format", "facebook", "--out", "x.npz"),
+                ("train", "synthetic", "--out", out),
+            ):
+                done = inside(*command)
+                assert done.status == 2 and "Traceback" not in done.err, (place, command, done.err)
+                assert not (tmp_path / "was_here").exists(), (place, command)
+    (out / "config.json").write_text(json.dumps(plain))
+    read_config(out, trust_code=True)
+    assert (tmp_path / "was_here").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: own_model.edit(out / "source/spy.py", *FACTOR), r"damaged or was edited: .*It is not run"),
+        (lambda out: (out / "source/head.py").write_text("def logits(:"), r"damaged or was edited"),
+        (lambda out: (out / "source/head.py").unlink(), r"is not whole: .*head\.py"),
+        (lambda out: shutil.rmtree(out / "source"), r"is not whole: .*spy\.py"),
+        (
+            lambda out: os.mkfifo((out / "source/spy.py").replace(out / "source/x") and out / "source/spy.py"),
+            "not whole",
+        ),
+    ],
+)
+def test_a_damaged_copy_is_not_run(tmp_path, change, message):
+    out = foreign(tmp_path)
+    change(out)
+    with pytest.raises(ConfigError, match=message):
+        read_config(out, trust_code=True)
+    assert not (tmp_path / "was_here").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [5, "x", [], {}, {"hash": "x"}, {"hash": 1, "files": ["a.py"]}, {"hash": "x", "files": []},
+     {"hash": "x", "files": ["../a.py"]}, {"hash": "x", "files": ["/a.py"]}, {"hash": "x", "files": ["a.py", 5]},
+     {"hash": "x", "files": ["a.txt"]}, {"hash": "x", "files": ["a\0.py"]}],
+)  # fmt: skip
+def test_what_a_config_says_of_its_source_is_checked(tmp_path, source):
+    out = foreign(tmp_path)
+    plain = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(plain | {"source": source}))
+    with pytest.raises(ConfigError, match="what it says of `source` was edited or damaged"):
+        read_config(out, trust_code=True)
+    assert not (tmp_path / "was_here").exists()
+
+
+# Which run goes on.
+
+
+def test_a_folder_of_another_class(tmp_path, file):
+    mine, out = load(file), tmp_path / "run"
+    claimed(mine, out)
+    own_model.edit(file, "config = LinearRun(", "class Other(LinearRun):\n    pass\n\n\nconfig = Other(")
+    with pytest.raises(ConfigError, match=r"mine\.py changed since"):
+        RunFolder(out, load(file))
+    both = claimed(load(file), tmp_path / "both")
+    own_model.edit(file, "config = Other(", "config = LinearRun(")
+    with pytest.raises(
+        ConfigError, match="holds a run of the class Other, not LinearRun"
+    ):  # the same file, as it counts
+        RunFolder(both, load(file))
+    built_in = recjax.load("synthetic")
+    shutil.rmtree(tmp_path / "code")
+    with pytest.raises(ConfigError, match="holds a run of the class LinearRun, not RunConfig"):
+        RunFolder(out, built_in)
+    with pytest.raises(ConfigError, match="model: dlrm there, linear here"):
+        RunFolder(claimed(built_in, tmp_path / "built-in"), mine)
+    # The same settings, but by a class whose methods may be others.
+    own_model.write(tmp_path / "code").write_text(
+        "from recjax.presets import RunConfig\nclass Mine(RunConfig):\n    pass\nconfig = Mine()\n"
+    )
+    with pytest.raises(ConfigError, match="holds a run of the class RunConfig, not Mine"):
+        RunFolder(claimed(RunConfig(), tmp_path / "plain"), load(file))
+
+
+def test_code_of_a_run_that_never_saved_may_change(tmp_path, file):
+    out = claimed(load(file), tmp_path / "run", trained=False)
+    own_model.edit(file, *FACTOR)
+    own_model.edit(file, "bias: float = 0.0", "shift: float = 0.0")
+    own_model.edit(file, "config.bias", "config.shift")
+    claimed(load(file), out)
+    assert read_config(out) == read_config(out, trust_code=True) or True
+    assert "FACTOR = 0.0" in (out / "source/mine.py").read_text()
+    RunFolder(out, load(file)).__exit__()
+
+
+def test_a_copy_is_of_all_files_that_count(tmp_path):
+    file = own_model.write(tmp_path / "code")
+    own_model.edit(file, "from head import logits", "from parts.head import logits")
+    (tmp_path / "code/parts").mkdir()
+    os.rename(tmp_path / "code/head.py", tmp_path / "code/parts/head.py")
+    (tmp_path / "code/parts/__init__.py").touch()
+    (tmp_path / "code/notes.py").write_text("not imported")
+    out = claimed(load(file), tmp_path / "run")
+    found = sorted(str(path.relative_to(out / "source")) for path in (out / "source").rglob("*.py"))
+    assert found == ["mine.py", "parts/__init__.py", "parts/head.py"]
+    shutil.rmtree(tmp_path / "code")
+    assert type(read_config(out, trust_code=True)).__name__ == "LinearRun"
+
+
+def test_a_module_that_is_imported(tmp_path, monkeypatch):
+    """`from my_models.linear import config`, as in Python instead of a preset."""
+    file = own_model.write(tmp_path / "code/my_models", "linear.py")
+    own_model.edit(file, "from head", "from .head")
+    (file.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    module = importlib.import_module("my_models.linear")
+    out = claimed(module.config, tmp_path / "run")
+    kept = json.loads((out / "config.json").read_text())
+    assert kept["class"] == "my_models.linear:LinearRun"
+    assert kept["source"]["files"] == ["my_models/linear.py", "my_models/__init__.py", "my_models/head.py"]
+    assert read_config(out) == module.config
+    own_model.edit(file.parent / "head.py", *BIAS)
+    RunFolder(out, module.config).__exit__()  # which this process still has as it was
+    assert read_config(out) == module.config
+    for name in ("my_models.linear", "my_models.head", "my_models"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"head\.py changed since"):
+        read_config(out)
+    assert not [name for name in sys.modules if name.startswith("my_models")]  # it was looked at, not imported
+    assert type(read_config(out, trust_code=True)).__module__.endswith(".my_models.linear")
+    with pytest.raises(ConfigError, match=r"head\.py changed since"):
+        RunFolder(out, importlib.import_module("my_models.linear").config)
+    for name in ("my_models.linear", "my_models.head", "my_models"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def run_cell(text, number):
+    """What a notebook does with a cell."""
+    name = f"<cell {number}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+
+
+def test_classes_of_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    cells = own_model.PRESET.replace("from head import logits", own_model.HELPER).split("@dataclasses", 2)
+    out = tmp_path / "run"
+
+    def run(*edit):
+        for number, cell in enumerate((cells[0], "@dataclasses" + cells[1], "@dataclasses" + cells[2])):
+            text = "from __future__ import annotations\n" * (number > 0) + cell
+            run_cell(text.replace(*edit) if edit else text, f"{number} {edit}")
+        return sys.modules["__main__"].config
+
+    config = run()
+    claimed(config, out)
+    kept = (out / "source/notebook.py").read_text()
+    assert "class Linear(nnx.Module)" in kept and "FACTOR = 1.0" in kept and "def logits" in kept
+    assert read_config(out) == config
+    RunFolder(out, run("# none", "")).__exit__()  # run again, unchanged
+    for edit in (FACTOR, BIAS, ("import jax.numpy as jnp", "import numpy as jnp")):
+        with pytest.raises(ConfigError, match=r"holds a run of other code: notebook\.py changed since"):
+            RunFolder(out, run(*edit))
+        with pytest.raises(ConfigError, match="Run the former definitions again"):
+            read_config(out)
+    assert default_out(run(*FACTOR)) != default_out(run())
+    RunFolder(out, run("a linear model", "the linear model")).__exit__()
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    with pytest.raises(ConfigError, match=r"a notebook or a script defined it, .* Put it into a file"):
+        read_config(out)
+    linecache.cache.clear()  # no text: nothing is known
+    text = "from __future__ import annotations\n" + own_model.PRESET.replace(
+        "from head import logits", own_model.HELPER
+    )
+    exec(compile(text, "<nowhere>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+    config = sys.modules["__main__"].config
+    assert own_code.source_of(type(config)) is None
+    RunFolder(out, config).__exit__()
+
+
+# What else looks at the code.
+
+
+def test_all_processes_must_have_the_same_code():
+    facts = [{"code of the model": text, "config": "x"} for text in ("abc", "def", "abc")]
+    assert preflight.differences(dict(enumerate(facts))) == {"code of the model": {"abc": [0, 2], "def": [1]}}
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_facts_of_a_process(file):
+    from recjax.train.setup import make_setup
+
+    first = preflight.facts(make_setup(load(file)))
+    own_model.edit(file.parent / "head.py", *BIAS)
+    second = preflight.facts(make_setup(load(file)))
+    assert [key for key in first if first[key] != second[key]] == ["code of the model"]
+    assert "code of the model" not in preflight.facts(make_setup(recjax.load("synthetic", "mesh.devices=1")))
+
+
+def test_a_sweep_skips_only_runs_of_the_same_code(tmp_path, file):
+    toml = tmp_path / "mine.toml"
+    toml.write_text(f'preset = "{file}"\n[grid]\nseed = [0, 1]\n')
+
+    def runs():
+        return read_sweep(toml, tmp_path / "sweep").runs
+
+    def status():
+        return [sweep_run.result(run)["status"] for run in runs()]
+
+    assert status() == ["open", "open"]
+    for run in (first := runs()):
+        claimed(run.config, run.out)
+        plain = {"steps": 5, "eval_step": 5, "samples_per_s": 1.0, "seconds": 1.0, "devices": 1, "versions": {}}
+        (run.out / "summary.json").write_text(json.dumps(plain | {"eval": {"auc": 0.5}}))
+        (run.out / "metrics.jsonl").touch()
+    assert status() == ["done", "done"]
+    own_model.edit(file, *FACTOR)
+    assert status() == ["open", "open"] and not {run.out for run in runs()} & {run.out for run in first}
+    for run, before in zip(runs(), first, strict=True):
+        os.rename(before.out, run.out)  # and if it had that name all the same
+    assert status() == ["open", "open"]
+
+
+def test_settings_alone_name_the_folder_of_a_built_in_model(tmp_path):
+    (tmp_path / "plain.py").write_text("from recjax.presets import RunConfig\nX = 1\nconfig = RunConfig()\n")
+    config = load(tmp_path / "plain.py")
+    assert own_code.source_of(type(config)) is None
+    assert default_out(config).name.endswith(machinery.config_hash(config, recjax.presets.FREE_ON_RESUME))
+    kept = json.loads((claimed(config, tmp_path / "run") / "config.json").read_text())
+    assert "source" not in kept and "class" not in kept and not (tmp_path / "run/source").exists()
+
+
+# Any order of events, with a stand-in for the training.
+
+
+class Researcher:
+    """One who edits, moves and trains; `weights` is what a model of this state must do."""
+
+    def __init__(self, folder):
+        self.base, self.out, self.place = folder, folder / "run", 0
+        own_model.write(folder / "0")
+        self.factor, self.sign, self.steps, self.bin = 1, "+", 2, None
+        self.trained = None  # (factor, sign) of the run folder's weights
+        self.recorded = None  # the place that its config.json names
+
+    @property
+    def code(self):
+        return self.base / str(self.place)
+
+    @property
+    def file(self):
+        return self.code / "mine.py"
+
+    def replace(self, file, old, new):
+        if self.bin is None and old != new:
+            own_model.edit(self.code / file, old, new)
+
+    def edit(self, to):
+        self.replace("mine.py", f"FACTOR = {self.factor}.0", f"FACTOR = {to}.0")
+        self.factor = to if self.bin is None else self.factor
+
+    def edit_helper(self, to):
+        sign = "+-"[to % 2]
+        self.replace("head.py", f"{self.sign} bias", f"{sign} bias")
+        self.sign = sign if self.bin is None else self.sign
+
+    def comment(self, to):
+        self.replace("mine.py", f"\nFACTOR = {self.factor}.0", f"\n# {to}\nFACTOR = {self.factor}.0")
+        self.replace("head.py", "def logits", f"# {to}\n\ndef logits")
+
+    def set(self, to):
+        self.replace("mine.py", f"steps={self.steps}", f"steps={to + 2}")
+        self.steps = to + 2 if self.bin is None else self.steps
+
+    def move(self, to):
+        if self.bin is None and to != self.place:
+            os.rename(self.code, self.base / str(to))
+            self.place = to
+
+    def delete(self, _):
+        if self.bin is None:
+            self.bin = self.base / "bin"
+            os.rename(self.code, self.bin)
+
+    def restore(self, _):
+        if self.bin is not None:
+            os.rename(self.bin, self.code)
+            self.bin = None
+
+    def damage(self, _):
+        copy = self.out / "source/head.py"
+        if copy.exists():
+            copy.write_text(copy.read_text().replace("bias\n", "bias * 5\n"))
+
+    # What is looked at.
+
+    def now(self):
+        return None if self.bin is not None else (self.factor, self.sign)
+
+    def behaviour(self, cls):
+        """What a class's model does, by running it."""
+        head = vars(sys.modules[cls.__module__])
+        return int(head["FACTOR"]), "+" if head["logits"](np.ones((1, 1)), 1)[0] == 2 else "-"
+
+    def train(self, _):
+        if self.now() is None:
+            with pytest.raises(ConfigError, match="there is no file"):
+                load(self.file)
+            return
+        config = load(self.file)
+        assert self.behaviour(type(config)) == self.now() and config.train.steps == self.steps
+        if self.trained in (None, self.now()):
+            claimed(config, self.out)
+            self.trained, self.recorded = self.now(), self.place
+            return
+        changed = [name for name, i in (("mine.py", 0), ("head.py", 1)) if self.trained[i] != self.now()[i]]
+        before = contents(self.out)
+        with pytest.raises(ConfigError, match="holds a run of other code") as caught:
+            claimed(config, self.out)
+        intact = "bias * 5" not in (self.out / "source/head.py").read_text()
+        assert not intact or f"code: {', '.join(changed)} changed" in str(caught.value)
+        assert contents(self.out) == before
+
+    def train_by_default(self, _):
+        if self.now() is not None:
+            config = load(self.file)
+            out = claimed(config, self.base / default_out(config))
+            assert self.behaviour(type(read_config(out, trust_code=True))) == self.now()
+
+    def evaluate(self, to):
+        trust = bool(to % 2)
+        if self.trained is None:
+            return
+        original = self.trained if self.recorded == self.place and self.now() == self.trained else None
+        intact = "bias * 5" not in (self.out / "source/head.py").read_text()
+        if original or (trust and intact):
+            assert self.behaviour(type(read_config(self.out, trust_code=trust))) == self.trained
+            return
+        with pytest.raises(ConfigError) as caught:
+            read_config(self.out, trust_code=trust)
+        if trust:
+            assert "It is not run" in str(caught.value)
+        elif self.recorded != self.place or self.now() is None:
+            assert "no such file any more" in str(caught.value)
+        else:
+            assert "changed since" in str(caught.value) or "is now" in str(caught.value) or "was " in str(caught.value)
+
+
+EVENTS = ("edit", "edit_helper", "comment", "set", "move", "delete", "restore", "damage")
+LOOKS = ("train", "train_by_default", "evaluate")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(EVENTS + LOOKS * 2), st.integers(0, 3)), max_size=14))
+def test_any_order_of_edits_and_runs(tmp_path_factory, events):
+    researcher = Researcher(tmp_path_factory.mktemp("research"))
+    for name, to in [("train", 0), *events, ("evaluate", 0), ("train", 0), ("evaluate", 1), ("evaluate", 0)]:
+        getattr(researcher, name)(to)
