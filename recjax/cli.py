@@ -140,7 +140,8 @@ def _parser() -> argparse.ArgumentParser:
                  "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
     train.add_argument("preset", help=preset)
     overrides(train)
-    train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the config)")
+    train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the "
+                       "config and the code of a model of your own)")  # fmt: skip
     train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 
     evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",

@@ -219,12 +219,15 @@ def locate(module: str) -> Iterator[tuple[Path, ...]]:
     """
     path: Sequence[str] | None = None
     parts = module.split(".")
-    for length in range(1, len(parts) + 1):
+    for length, part in enumerate(parts, 1):
         name = ".".join(parts[:length])
-        finders: list[Callable[..., Any]] = [f.find_spec for f in sys.meta_path if hasattr(f, "find_spec")]
-        loaded = getattr(sys.modules.get(name), "__spec__", None)
-        spec = loaded or next((s for find in finders if (s := find(name, path)) is not None), None)
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if spec is None and path is None:
+            finders: list[Callable[..., Any]] = [f.find_spec for f in sys.meta_path if hasattr(f, "find_spec")]
+            spec = next((found for find in finders if (found := find(name, None)) is not None), None)
+        elif spec is None:  # by its own name, for under the full one a namespace asks for the package around it
+            spec = importlib.machinery.PathFinder.find_spec(part, path)
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        path = None if spec.submodule_search_locations is None else [*spec.submodule_search_locations]
-        yield tuple(map(Path, [*([spec.origin] if spec.has_location and spec.origin else []), *(path or ())]))
+        path = [*(spec.submodule_search_locations or ())]
+        yield tuple(map(Path, [*([spec.origin] if spec.has_location and spec.origin else []), *path]))

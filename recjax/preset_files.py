@@ -91,7 +91,7 @@ def run_file(path: str | Path, source: Source | None = None, folder: Path | None
       ConfigError: the file cannot be read, or fails; the message names file and line.
     """
     file = Path(path).resolve()
-    folder = folder or file.parent
+    folder = (folder or file.parent).resolve()
     try:
         if source is None:
             if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever

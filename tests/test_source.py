@@ -131,7 +131,7 @@ def test_a_long_expression():
 
 
 FILES = {
-    "mine.py": "import jax, random, os.path, lone, pack.inner as i\nfrom pack2 import thing\ndef f():\n    import lazy\n",
+    "mine.py": "import jax, random, os.path, lone, pack.inner as i\nfrom pack2 import thing\ndef f(): import lazy\n",
     "lone.py": "from pack.deep.leaf import *\ntry:\n    import missing\nexcept ImportError:\n    pass\n",
     "random.py": "", "jax.py": "", "thing.py": "", "never.py": "", "missing.txt": "",
     "lazy.py": "import mine\n",

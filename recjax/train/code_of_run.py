@@ -259,7 +259,11 @@ def _original(run: Path, module: str, kept: Kept) -> tuple[Source | None, Path |
         what = f"{module} cannot be found" if is_file else f"the module {module!r} cannot be imported"
         raise ConfigError(f"{what} ({error})." + ("" if is_file else " Install it, or set PYTHONPATH.")) from error
     loaded = None if is_file else vars(sys.modules[module]).get(kept.name) if module in sys.modules else None
-    place = own_code.place_of("" if is_file else module, str(places[-1][0]) if places[-1] else None)
+    if is_file:
+        real = Path(module).resolve()
+        place: tuple[Path, str, bool] | None = (real.parent, real.name, False)
+    else:
+        place = own_code.place_of(module, str(places[-1][0]) if places[-1] else None)
     try:
         if isinstance(loaded, type) and (known := own_code.source_of(loaded)) is not None:
             source, folder = known, None  # which may have been edited since it was imported
