@@ -376,10 +376,15 @@ def test_a_script(tmp_path, file, monkeypatch):
     """`python mine.py` has the code of `recjax train mine.py`, which may go on with its run."""
     monkeypatch.syspath_prepend(str(file.parent))
     own_model.edit(file, "config = ", "if __name__ == '__main__':\n    print('fitting')\n\nconfig = ")
-    config = runpy.run_path(str(file), run_name="__main__")["config"]
+    script = types.ModuleType("__main__")
+    vars(script).update(runpy.run_path(str(file), run_name="__main__"))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    config = script.config
     monkeypatch.delitem(sys.modules, "head")
     out = claimed(config, tmp_path / "run")
     assert json.loads((out / "config.json").read_text())["class"] == "__main__:LinearRun"
+    assert read_config(out) == config
+    monkeypatch.delattr(script, "LinearRun")
     with pytest.raises(ConfigError, match=r"a notebook or a script defined it, .* Its code, .* is in .*source"):
         read_config(out)
     claimed(load(file), out)
