@@ -171,6 +171,7 @@ def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text("{}\n")
     (tmp_path / "link").symlink_to(out, target_is_directory=True)
     (tmp_path / "outside").mkdir()
+    shutil.copytree(out / "source", tmp_path / "brought")  # as an archive may, beside the run folder
     (tmp_path / "outside/link.py").symlink_to(out / "source/spy.py")
     (out / "source/to_outside.py").symlink_to(spy(tmp_path, tmp_path / "outside2"))
     (out / "__init__.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
@@ -184,6 +185,8 @@ def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
         out / "source/../source/spy.py",
         "run/source/spy.py",
         "./run/source/spy.py",
+        "brought/spy.py",
+        "~/spy.py",
         tmp_path / "link/source/spy.py",
         tmp_path / "outside/link.py",
         out / "source/to_outside.py",
@@ -318,6 +321,10 @@ def test_a_module_that_is_imported(tmp_path, monkeypatch):
     own_model.edit(file.parent / "head.py", *BIAS)
     RunFolder(out, module.config).__exit__()  # which this process still has as it was
     assert read_config(out) == module.config
+    RunFolder(out, importlib.reload(module).config).__exit__()  # its helper is still the old one
+    importlib.reload(sys.modules["my_models.head"])
+    with pytest.raises(ConfigError, match=r"head\.py changed since"):
+        RunFolder(out, importlib.reload(module).config)
     for name in ("my_models.linear", "my_models.head", "my_models"):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigError, match=r"head\.py changed since"):
