@@ -13,11 +13,15 @@ What was found with Orbax 0.12.8, and is dealt with here:
 - It refuses arrays without elements: they are rebuilt from their description.
 - Its barriers wait for all processes. Here one process writes alone, and each may read alone.
 - It writes a traceback to the log for each error that it also raises.
+- It globs its folder, and where a name in the path has brackets or a backslash it finds nothing there and drops all
+  arrays without a word; TensorStore refuses paths with "..", or that are no UTF-8. Both get the folder as `Plain`.
+  As something else may be lost without a word, `compare` reads back some rows of each array.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -34,11 +38,13 @@ import tensorstore as ts
 
 from recjax import lazy
 from recjax.lazy import Index, LazyArray, Spread, as_lazy, joined
+from recjax.paths import Plain
 from recjax.train.manifest import Damage
 
 # NumPy has no name for a nested dict of arrays, and mypy none for a recursive one that is read back from JSON.
 Arrays = dict[str, Any]
 Description = dict[str, Any]
+Samples = dict[str, list[tuple[Index, np.ndarray]]]  # Orbax's name of an array -> where, and some of its values there
 
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -103,15 +109,19 @@ def corners(arrays: Arrays) -> Description:
     return found
 
 
-def write(folder: Path, arrays: Arrays) -> None:
+def write(folder: Path, arrays: Arrays) -> Samples:
     """Writes `arrays`, NumPy's or lazy ones, into the new folder `folder`; nobody may change them until this returns.
+
+    Returns:
+      Some rows of each array, for `compare`.
 
     Raises:
       OSError: the disk is full or refuses.
     """
+    samples: Samples = {}
     try:
-        with _orbax() as orbax:
-            orbax.save(folder.absolute(), args=ocp.args.PyTreeSave(_encoded(arrays)))
+        with Plain(folder.parent) as parent, _orbax(samples) as orbax:
+            orbax.save(parent.path / folder.name, args=ocp.args.PyTreeSave(_encoded(arrays)))
     except OSError:
         raise
     except Exception as error:
@@ -119,6 +129,40 @@ def write(folder: Path, arrays: Arrays) -> None:
         if number := re.search(r"os_error_code='(\d+)'", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
         raise
+    return samples
+
+
+def compare(folder: Path, arrays: Arrays, samples: Samples) -> None:
+    """Reads back some of what `write` wrote: each array's type and shape, its first row and its last.
+
+    Args:
+      folder: as for `write`.
+      arrays: as for `write`; their values are not looked at, and may have changed meanwhile.
+      samples: what `write` returned.
+
+    Raises:
+      Damage: an array is not there, or holds something else.
+    """
+    try:
+        found = _flat(read(folder, describe(arrays)))
+    except (OSError, ValueError) as error:
+        raise Damage(str(error)) from error
+    for name, array in found.items():
+        if array.nbytes and name not in samples:
+            raise Damage(f"array {name!r} was not written")
+        for index, values in samples.get(name, ()):
+            if array.read(index).tobytes() != values.tobytes():
+                row = f"row {index[0].start} of " if index else ""
+                raise Damage(f"{row}array {name!r} reads back as something else than was written")
+
+
+def _flat(arrays: Arrays, path: tuple[str, ...] = ()) -> dict[str, LazyArray]:
+    """Lazy arrays by Orbax's names for them."""
+    found: dict[str, LazyArray] = {}
+    for key, value in arrays.items():
+        inner = (*path, _encode(key))
+        found |= _flat(value, inner) if isinstance(value, dict) else {".".join(inner): value}
+    return found
 
 
 def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Description]] = ()) -> Arrays:
@@ -127,14 +171,19 @@ def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Descr
     Args:
       folder: the folder.
       described: what `describe` said of the arrays.
-      parts: folders with rectangles of arrays, and what `corners` said of them; what is there is not in `folder`.
+      parts: folders beside it with rectangles of arrays, and what `corners` said of them; what is there is not in
+        `folder`.
 
     Raises:
+      OSError: there is no such folder.
       ValueError: a folder holds something else.
     """
     context = ts.Context()  # one for all arrays, and without a cache: nothing is read twice
-    opened = [(_opened(path.absolute(), (), _of_pieces(described, found), context), found) for path, found in parts]
-    return _joined(folder.absolute(), (), described, opened, context)
+    parent = Plain(folder.parent)  # open as long as a lazy array needs it
+    opened = [
+        (_opened(_Store(parent, path.name, context), (), _of_pieces(described, found)), found) for path, found in parts
+    ]
+    return _joined(_Store(parent, folder.name, context), (), described, opened)
 
 
 def _of_pieces(described: Description, found: Description) -> Description:
@@ -149,18 +198,23 @@ def _of_pieces(described: Description, found: Description) -> Description:
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class _Store:
+    """A folder that Orbax wrote, below an open one; `context` is TensorStore's."""
+
+    parent: Plain
+    name: str
+    context: ts.Context
+
+
 def _joined(
-    folder: Path,
-    path: tuple[str, ...],
-    described: Description,
-    opened: Sequence[tuple[Arrays, Description]],
-    context: ts.Context,
+    store: _Store, path: tuple[str, ...], described: Description, opened: Sequence[tuple[Arrays, Description]]
 ) -> Arrays:
     arrays: Arrays = {}
     for key, text in described.items():
         parts = [(held[key], found[key]) for held, found in opened if key in found]
         if isinstance(text, dict):
-            arrays[key] = _joined(folder, (*path, _encode(key)), text, parts, context)
+            arrays[key] = _joined(store, (*path, _encode(key)), text, parts)
         elif parts:
             dtype, shape = _parsed(text)
             pieces = [
@@ -168,7 +222,7 @@ def _joined(
             ]
             arrays[key] = joined(shape, dtype, pieces)
         else:
-            arrays |= _opened(folder, path, {key: text}, context)
+            arrays |= _opened(store, path, {key: text})
     return arrays
 
 
@@ -179,7 +233,14 @@ def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 class _Parts(ocp.type_handlers.NumpyHandler):
-    """Writes lazy arrays as Orbax writes NumPy arrays, but holds two parts at a time instead of all."""
+    """Writes lazy arrays as Orbax writes NumPy arrays, but holds two parts at a time instead of all.
+
+    Notes in `samples` some of what it writes, by the array's name.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__()
+        self._samples = samples
 
     async def serialize(
         self,
@@ -201,10 +262,11 @@ class _Parts(ocp.type_handlers.NumpyHandler):
         writing: list[ts.WriteFutures] = []
         size = 0
         try:
-            for array, store in zip(values, opening, strict=True):
+            for array, info, store in zip(values, infos, opening, strict=True):
                 for part in array.parts():
                     # It writes by itself from here on, and the next part is read meanwhile.
                     piece = array.read(part)
+                    _note(self._samples.setdefault(info.name, []), part, piece)
                     writing.append(store.result()[part].write(piece, can_reference_source_data_indefinitely=True))
                     size += piece.nbytes
                     if size >= lazy.PART_BYTES:
@@ -215,6 +277,20 @@ class _Parts(ocp.type_handlers.NumpyHandler):
         return []
 
 
+def _note(samples: list[tuple[Index, np.ndarray]], part: Index, piece: np.ndarray) -> None:
+    """Keeps copies of the first row of an array's first part and of the last row of its last one so far."""
+    if not part:  # a single number
+        samples.append((part, piece.copy()))
+        return
+    if not samples:
+        samples.append(((_row(part[0].start), *part[1:]), piece[:1].copy()))
+    samples[1:] = [((_row(part[0].stop - 1), *part[1:]), piece[-1:].copy())]
+
+
+def _row(row: int) -> slice:
+    return slice(row, row + 1)
+
+
 def _finish(futures: Sequence[ts.Future[Any] | ts.WriteFutures]) -> None:
     """Waits for all of them, then raises the first error."""
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -223,13 +299,13 @@ def _finish(futures: Sequence[ts.Future[Any] | ts.WriteFutures]) -> None:
 
 
 @contextlib.contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
+def _orbax(samples: Samples) -> Iterator[ocp.Checkpointer]:
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"recjax{me}"
     )
     handlers = ocp.type_handlers.create_type_handler_registry(
-        (LazyArray, _Parts()),
+        (LazyArray, _Parts(samples)),
         (jax.Array, ocp.type_handlers.ArrayHandler()),  # unused; without it Orbax logs a warning
     )
     handler = ocp.PyTreeCheckpointHandler(
@@ -260,31 +336,42 @@ def _encoded(arrays: Arrays) -> Arrays:
     }
 
 
-def _opened(folder: Path, path: tuple[str, ...], described: Description, context: ts.Context) -> Arrays:
+def _opened(store: _Store, path: tuple[str, ...], described: Description) -> Arrays:
     arrays: Arrays = {}
     for key, text in described.items():
         inner = (*path, _encode(key))
         if isinstance(text, dict):
-            arrays[key] = _opened(folder, inner, text, context)
+            arrays[key] = _opened(store, inner, text)
             continue
         dtype, shape = _parsed(text)
-        arrays[key] = as_lazy(np.zeros(shape, dtype)) if 0 in shape else _open(folder, ".".join(inner), context)
+        arrays[key] = as_lazy(np.zeros(shape, dtype)) if 0 in shape else _open(store, ".".join(inner))
         if arrays[key].dtype != dtype or arrays[key].shape != shape:
             raise ValueError(f"array {key!r} should be {text}")
     return arrays
 
 
-def _open(folder: Path, name: str, context: ts.Context) -> LazyArray:
+def _open(at: _Store, name: str) -> LazyArray:
     """One array of an Orbax checkpoint; `name` is its keys with dots between them."""
-    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
+    base = {"driver": "file", "path": f"{at.parent.path}/{at.name}/"}
+    database = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
     spec = {"driver": "zarr", "kvstore": database, "recheck_cached_data": False, "fill_missing_data_reads": False}
-    store = ts.open(ts.Spec(spec), open=True, read=True, context=context).result()
+    try:
+        store = ts.open(ts.Spec(spec), open=True, read=True, context=at.context).result()
+    except ValueError as error:
+        raise ValueError(f"array {name!r} of {at.name}: {_short(error)}") from error
 
     def part(index: Index) -> np.ndarray:
+        assert at.parent  # whose name is good as long as somebody can read
         try:
             return np.asarray(store[index].read().result())
         except (OSError, ValueError) as error:
-            raise Damage(f"array {name!r} cannot be read: {error}") from error
+            raise Damage(f"array {name!r} cannot be read: {_short(error)}") from error
 
     block = tuple(int(length or 1) for length in store.chunk_layout.read_chunk.shape or ())  # a scalar has none
     return LazyArray(store.shape, store.dtype.numpy_dtype, part, block)
+
+
+def _short(error: Exception) -> str:
+    """What TensorStore says, without its specification and the name that a folder has for the moment."""
+    text = re.sub(r"\s*\[\w+=.*", "", str(error), flags=re.DOTALL)
+    return re.sub(r"/proc/self/fd/\d+/", "", text)

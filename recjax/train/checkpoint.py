@@ -245,20 +245,22 @@ class Checkpoints:
                 unfinished.mkdir()
                 if others:
                     messages.post(turn, "folder", unfinished.name)
-                array_store.write(unfinished / "state", whole)
-                if pieces:
-                    array_store.write(unfinished / _part(0), pieces)
+                written = {"state": whole} | ({_part(0): pieces} if pieces else {})
+                samples = {name: array_store.write(unfinished / name, held) for name, held in written.items()}
                 self._arrays_read.set()
+                for name, held in written.items():
+                    array_store.compare(unfinished / name, held, samples[name])
                 known: manifest.Files = {}
                 if others:  # who write to this folder, too
-                    for folder in (unfinished / "state", unfinished / _part(0)):
-                        known |= _flushed(folder)
+                    for name in written:
+                        known |= _flushed(unfinished / name)
                     content["parts"] = [array_store.corners(arrays)]
                     for k in others:
                         told = messages.told(turn, k)
                         content["parts"].append(told["corners"])
                         known |= told["files"]
                     messages.forget(turn - 1)  # all others have begun this one
+                    _read(unfinished, content)  # what they wrote is here, too
                 manifest.seal(unfinished, content, known)
                 self._put(unfinished, final)
             except BaseException:
@@ -269,7 +271,7 @@ class Checkpoints:
             if others:
                 messages.post(turn, "done", "saved")
         except BaseException as error:
-            failed = disk_error(final, error, array_store.size_bytes(arrays)) if isinstance(error, OSError) else error
+            failed = _failed(final, error, array_store.size_bytes(arrays))
             if others:
                 for key in ("folder", "done"):
                     messages.post(turn, key, f"!{failed}")
@@ -287,13 +289,13 @@ class Checkpoints:
             _, pieces = array_store.parted(arrays)
             folder = self._directory / name / _part(me)
             try:
-                if pieces:
-                    array_store.write(folder, pieces)
+                samples = array_store.write(folder, pieces) if pieces else {}
                 self._arrays_read.set()
+                if pieces:
+                    array_store.compare(folder, pieces, samples)
                 files = _flushed(folder)
             except BaseException as error:
-                needed = array_store.size_bytes(pieces)
-                failed = disk_error(folder, error, needed) if isinstance(error, OSError) else error
+                failed = _failed(folder, error, array_store.size_bytes(pieces))
                 messages.tell(turn, {"error": str(failed)})
                 if failed is error:
                     raise
@@ -344,9 +346,10 @@ def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
         content, damage = _verified(folder, step)
         if not damage:
             try:
-                parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
-                restored = Restored(step, array_store.read(folder / "state", content["arrays"], parts), content["meta"])
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
+                restored = Restored(step, _read(folder, content), content["meta"])
+            except manifest.Damage as error:
+                damage = str(error)
+            except (KeyError, TypeError, AttributeError) as error:
                 damage = f"it cannot be read: {error}"
         _agree(f"what checkpoint {step} is", damage)
         try:
@@ -355,6 +358,25 @@ def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
             damage = str(error)
         _agree(f"whether checkpoint {step} could be read", damage)
         return used
+
+
+def _read(folder: Path, content: dict[str, Any]) -> Arrays:
+    """The arrays of a checkpoint, whose manifest says `content`; `Damage` if it holds something else."""
+    parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
+    try:
+        return array_store.read(folder / "state", content["arrays"], parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
+        raise manifest.Damage(f"it cannot be read: {error}") from error
+
+
+def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseException:
+    """The error of a save for the user, if it is of the disk; else itself."""
+    if isinstance(error, manifest.Damage):
+        return TrainingError(
+            f"checkpoint {folder} does not read back as it was written: {error}. It is not kept; those before it are "
+            "as they were. Check the disk and its mount, and start the same command again, or choose another --out."
+        )
+    return disk_error(folder, error, needed_bytes) if isinstance(error, OSError) else error
 
 
 def _agree(topic: str, damage: str) -> None:

@@ -232,7 +232,7 @@ def test_a_save_returns_at_once_and_the_next_one_waits(tmp_path, monkeypatch):
     def slow(folder, arrays):
         running.append(threading.current_thread().name)
         assert go.wait(10)
-        write(folder, arrays)
+        return write(folder, arrays)
 
     monkeypatch.setattr(array_store, "write", slow)
     with Checkpoints(tmp_path, 2) as checkpoints:

@@ -1,5 +1,6 @@
 """Checkpoints: every kind of damage to every file is noticed and named, and the one before is used."""
 
+import contextlib
 import errno
 import json
 import os
@@ -8,11 +9,14 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
+from recjax import distributed, lazy
 from recjax.errors import TrainingError
-from recjax.train import manifest
+from recjax.lazy import LazyArray, Spread
+from recjax.train import array_store, manifest, messages
 from recjax.train.checkpoint import Checkpoints
 
 
@@ -221,3 +225,106 @@ def test_what_a_run_that_goes_on_removes_is_no_damage(tmp_path, monkeypatch):
     save(tmp_path, 10, 20)
     with pytest.raises(TrainingError, match="no checkpoint of step 20; the steps that it has: 30, 40"):
         Checkpoints(tmp_path, 2).restore(20, in_memory)
+
+
+def refused_save(directory, step):
+    with pytest.raises(TrainingError) as error, Checkpoints(directory, 2) as checkpoints:
+        checkpoints.save(step, *state(step))
+    text = str(error.value)
+    assert f"checkpoint {directory}/{step:08} does not read back as it was written" in text and "\n" not in text
+    assert "those before it are as they were" in text and len(text) < 800
+    assert names(directory) == ["00000010"], "the older one stays, and nothing of the new one"
+    assert Checkpoints(directory, 2).newest(no_report, in_memory).step == 10
+    return text
+
+
+def test_arrays_that_the_store_drops_without_a_word_are_no_checkpoint(tmp_path, monkeypatch):
+    """As Orbax does where a name in the path has brackets, if it is given that path itself."""
+    directory = tmp_path / "a[b]" / "checkpoints"
+    save(directory, 10)
+    monkeypatch.setattr(array_store.Plain, "__init__", lambda self, folder: setattr(self, "path", folder))
+    monkeypatch.setattr(array_store.Plain, "__exit__", lambda *_: None)
+    monkeypatch.setattr(manifest, "seal", lambda *_: pytest.fail("sealed"))
+    assert "tables.user/.zarray" in refused_save(directory, 20)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_row_that_the_store_gives_back_otherwise_is_no_checkpoint(tmp_path, monkeypatch, at):
+    save(tmp_path, 10)
+    monkeypatch.setattr(lazy, "PART_BYTES", 400)  # several parts of each array
+    opened = array_store._opened
+
+    def altered(*arguments):
+        found = opened(*arguments)
+        if isinstance(user := found.get("user"), LazyArray) and user.shape == (50, 8):
+
+            def read(index):
+                rows = user.read(index).copy()
+                if index[0].start <= (at % 50) < index[0].stop:
+                    rows[at % 50 - index[0].start, 3] += 1
+                return rows
+
+            found["user"] = LazyArray(user.shape, user.dtype, read, user.block)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_store, "_opened", altered)
+        assert f"row {at % 50} of array 'tables.user' reads back as something else" in refused_save(tmp_path, 20)
+    save(tmp_path, 20)
+    assert Checkpoints(tmp_path, 2).newest(no_report, in_memory).step == 20
+
+
+def test_of_another_type_or_shape_it_is_no_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    read = array_store.read
+
+    def other(folder, described, *parts):  # parts are given where a checkpoint is read to be used
+        return read(folder, described if parts else {**described, "step": "int32[2]"}, *parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_store, "read", other)
+        assert "array 'step' should be int32[2]" in refused_save(tmp_path, 20)
+
+
+def spread(rows, process):
+    """What one of two processes holds of an array [8, 2]: half of its rows."""
+    whole = np.arange(16, dtype=np.float32).reshape(8, 2)
+    piece = lazy.as_lazy(whole[process * 4 : process * 4 + rows])
+    return {"tables": {"user": Spread((8, 2), whole.dtype, (((process * 4, 0), piece),))}, "step": np.array(20)}
+
+
+@pytest.mark.parametrize("wrong", ["altered", "not there"])
+def test_a_part_of_another_process_is_read_back_too(tmp_path, monkeypatch, wrong):
+    save(tmp_path, 10)
+    said, compare = {}, array_store.compare
+    content = {"step": 20, "pinned": None, "arrays": array_store.describe(spread(4, 0)), "meta": {}}
+    monkeypatch.setattr(messages, "post", lambda turn, topic, text: said.setdefault(topic, text))
+    monkeypatch.setattr(messages, "said", lambda turn, topic: said[topic])
+    monkeypatch.setattr(messages, "tell", lambda turn, what: said.update(part=what))
+    monkeypatch.setattr(messages, "forget", lambda turn: None)
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+
+    def other(folder, arrays, samples):
+        if wrong == "altered":
+            samples["tables.user.0"][0][1][:] += 1
+        compare(folder, arrays, samples)
+
+    def told(turn, process):
+        said["done"] = "saved"
+        with monkeypatch.context() as patch, contextlib.suppress(TrainingError), Checkpoints(tmp_path, 2) as there:
+            patch.setattr(distributed, "process", lambda: 1)
+            patch.setattr(array_store, "compare", other)
+            there._save_part(turn, 20, spread(4, 1), content)
+        if "error" in said["part"]:
+            raise TrainingError(said["part"]["error"])
+        if wrong == "not there":
+            shutil.rmtree(tmp_path / said["folder"] / "part-00001")
+        return said["part"]
+
+    monkeypatch.setattr(messages, "told", told)
+    with pytest.raises(TrainingError) as error, Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints._save(1, 20, spread(4, 0), content)
+    text = str(error.value)
+    assert "does not read back as it was written" in text and "\n" not in text
+    assert ("row 0 of array 'tables.user.0' reads back" if wrong == "altered" else "of part-00001: ") in text
+    assert names(tmp_path) == ["00000010"]

@@ -1,0 +1,95 @@
+"""Paths as users write them, and folders whose names other libraries cannot take."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import Self
+
+from recjax.errors import ConfigError
+
+_BELOW_BYTES = 256  # of the longest name below a run folder: an array's file in an unfinished checkpoint, with room
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A user's path with its `~`: relative if it was, and safe to be expanded once more, or passed on to a command.
+
+    Raises:
+      ConfigError: a `~name` of nobody, or a NUL character.
+    """
+    text = os.fspath(path)
+    if "\0" in text:
+        raise ConfigError(f"the path {text!r} holds a NUL character, which no system takes. Leave it out.")
+    if not text.startswith("~"):
+        plain = Path(text)  # which takes ./~ for ~
+        return plain if not str(plain).startswith(("~", "-")) else Path.cwd() / plain
+    home = os.path.expanduser(text)
+    if home.startswith("~"):
+        raise ConfigError(
+            f"{text}: there is no home folder of {text.partition('/')[0]}. Write ./{text} for a folder of that name "
+            "here, or give the whole path."
+        )
+    return Path(home)
+
+
+def located(path: str | os.PathLike[str]) -> Path:
+    """The absolute path of a user's, without links and `..`, as the system resolves them now.
+
+    It stays what it is when the process goes to another folder, or somebody lets a link point elsewhere.
+
+    Raises:
+      ConfigError: as for `expanded`, or the working folder is gone.
+    """
+    found = expanded(path)
+    try:
+        return Path(os.path.realpath(found))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{found}: the working folder is gone. Go to one that exists.") from error
+
+
+def run_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a run to train, which is located and leaves room for the names below it.
+
+    Raises:
+      ConfigError: as for `located`, or the path is too long.
+    """
+    found = located(path)
+    most = os.pathconf("/", "PC_PATH_MAX") - _BELOW_BYTES
+    if len(os.fsencode(found)) > most:
+        raise ConfigError(
+            f"--out {str(found)[:80]}... is a path of {len(os.fsencode(found)):,} bytes; a run folder's may have "
+            f"{most:,}, so that the system takes the names of the files below. Choose a shorter one."
+        )
+    return found
+
+
+class Plain:
+    """A folder under a name without special characters, as long as this object lives: /proc/self/fd/7.
+
+    Orbax globs the folder that it writes to, and loses all arrays where a name in its path has brackets; TensorStore
+    refuses `..`, and both refuse names that are no UTF-8.
+
+    Attributes:
+      path: that name; of a system without /proc, the folder's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens a folder that exists.
+
+        Raises:
+          OSError: it does not, or may not be searched.
+        """
+        handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._close = weakref.finalize(self, os.close, handle)
+        self.path = Path(f"/proc/self/fd/{handle}")
+        if not self.path.is_dir():
+            self.path = located(folder)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the folder, whose name is another's from here on."""
+        self._close()
