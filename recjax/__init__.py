@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from recjax.presets import RunConfig
@@ -92,17 +92,17 @@ def evaluate(
     out: Path | str,
     *overrides: Overrides,
     split: str | Sequence[str] = "test",
-    step: int | None = None,
+    step: int | Literal["newest"] | None = None,
     trust_code: bool = False,
     **details: Any,
 ) -> dict[str, Any]:
-    """Evaluates the newest checkpoint of a run folder, and returns the metrics.
+    """Evaluates the checkpoint of a run folder that validation chose, and returns the metrics and its step.
 
     Args:
       out: the run folder; calibration.png is drawn there.
       *overrides: see above, for example another "mesh.devices".
       split: "train", "validation" or "test", or several of them.
-      step: a step that has a checkpoint; None takes the newest.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       trust_code: where the file of a model of one's own is gone or has changed, run the copy in the run folder. Do so
         only for a folder whose maker you trust.
       **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user"; other
@@ -131,7 +131,7 @@ def predict(
     scores: Path | str,
     *overrides: Overrides,
     split: str = "test",
-    step: int | None = None,
+    step: int | Literal["newest"] | None = None,
     columns: str | Sequence[str] = (),
     overwrite: bool = False,
     trust_code: bool = False,
@@ -145,7 +145,7 @@ def predict(
       scores: the file to write, .csv or .jsonl.
       *overrides: see above, for example another "mesh.devices"; on_error="skip" leaves malformed rows out.
       split: of a folder.
-      step: a step that has a checkpoint; None takes the one that validation chose.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       columns: of the input that the scores carry as they are given there: names, or "all".
       overwrite: replace `scores` even if it is no file of scores.
       trust_code: as for `evaluate`.

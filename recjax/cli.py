@@ -11,13 +11,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from recjax import __version__, distributed, stopping, supervise, together, usage, verbs, watch
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.masking import masked
 from recjax.pages import restart_with_tunables
+from recjax.paths import expanded
 from recjax.simulate import command as simulation
 from recjax.study import command as studies
 from recjax.tracing import verbs as tracing
@@ -44,10 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
+        elif reconfigure := getattr(getattr(sys, name), "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a path may have characters that the terminal has not
     parser = _parser()
     # argparse takes positional arguments in one run only: overrides may also stand behind an option
     given = tracing.joined(sys.argv[1:] if arguments is None else arguments)
-    options, rest = parser.parse_known_args(given)
+    try:
+        options, rest = parser.parse_known_args(given)
+    except ConfigError as error:  # a path that cannot be one
+        return _fail(str(error), error.exit_status)
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:
         usage.refuse(options, strange[0], given)
@@ -104,6 +109,13 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
+def _step(text: str) -> int | str:
+    """The value of --step."""
+    if text != "newest" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `newest`")
+    return text if text == "newest" else int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = usage.Parser(
         prog="recjax",
@@ -135,18 +147,23 @@ def _parser() -> argparse.ArgumentParser:
         to.add_argument("--trust-code", action="store_true", help="if the file of a model of your own is gone or has "
                         "changed, run the copy in DIR; only if you trust whoever made DIR")  # fmt: skip
 
+    def checkpoint(to: argparse.ArgumentParser) -> None:
+        to.add_argument("--step", type=_step, metavar="STEP",
+                        help="step of the checkpoint, or newest (default: the one that validation chose, or else the "
+                        "newest)")  # fmt: skip
+
     preset = "name of a preset in configs/, or the path of one"
     train = verb(names, "train", verbs.train, "train a preset, or resume the run in --out",
                  "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
     train.add_argument("preset", help=preset)
     overrides(train)
-    train.add_argument("--out", type=Path, help="run folder (default: a folder in runs/ named after the "
+    train.add_argument("--out", type=expanded, help="run folder (default: a folder in runs/ named after the "
                        "config and the code of a model of your own)")  # fmt: skip
     train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 
     evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",
                     "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
-    evaluate.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    evaluate.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder")
     evaluate.set_defaults(tunables=True, together=True)
     overrides(evaluate)
     trusting(evaluate)
@@ -156,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate.add_argument("--split", action="append", choices=("train", "validation", "test"),
                           help="may be given several times (default: test)")  # fmt: skip
-    evaluate.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    checkpoint(evaluate)
     evaluate.add_argument("--by", action="append", default=[], metavar="FEATURE",
                           help="also the measures of each value of a feature; may be given several times")  # fmt: skip
     detail("--top", "values of --by that stand alone, the most frequent ones (default: 20)", type=int, metavar="K")
@@ -168,15 +185,15 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = verb(names, "predict", verbs.predict, "write the scores of a file of rows",
                    "predict runs/first --input rows.jsonl --out scores.csv --columns user,movie")  # fmt: skip
-    predict.add_argument("run_folder", type=Path, metavar="DIR", help="run folder; needs nothing else")
+    predict.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
     predict.set_defaults(tunables=True)
     predict.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; on_error=skip leaves "
                          "malformed rows out of the scores, counts them and names the first")  # fmt: skip
     trusting(predict)
-    predict.add_argument("--input", type=Path, required=True, metavar="FILE",
+    predict.add_argument("--input", type=expanded, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
                          "without labels, also .gz; or a folder of prepared data")  # fmt: skip
-    predict.add_argument("--out", type=Path, required=True, metavar="FILE",
+    predict.add_argument("--out", type=expanded, required=True, metavar="FILE",
                          help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a "
                          "file of scores")  # fmt: skip
     predict.add_argument("--columns", default="", metavar="A,B",
@@ -184,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--overwrite", action="store_true", help="replace --out also if it is no file of scores")
     predict.add_argument("--split", default="test", choices=("train", "validation", "test"),
                          help="of a folder (default: test)")  # fmt: skip
-    predict.add_argument("--step", type=int, help="step of the checkpoint (default: the one that validation chose)")
+    checkpoint(predict)
 
     show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)
@@ -210,19 +227,19 @@ def _parser() -> argparse.ArgumentParser:
                        help="rounds, of which the median counts (default: 10)")  # fmt: skip
     bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
-    bench.add_argument("--profile", type=Path, metavar="DIR", help="also keep the profiler's traces there")
+    bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces there")
 
     check = verb(names, "preflight", verbs.preflight, "check devices, mesh, versions, config and data of all processes",
                  "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip
     check.add_argument("preset", help=preset)
     overrides(check)
-    check.add_argument("--out", type=Path, help="run folder to be; all processes must see it")
+    check.add_argument("--out", type=expanded, help="run folder to be; all processes must see it")
     check.set_defaults(together=True, tunables=True)
 
     sweep = verb(names, "sweep", verbs.sweep, "train every run of a sweep file, skipping those that are done",
                  "sweep size --dry-run")  # fmt: skip
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
-    sweep.add_argument("--out", type=Path, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    sweep.add_argument("--out", type=expanded, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
     sweep.set_defaults(
         interrupted="stopped by Ctrl-C. Give the same command to go on: it skips the runs that are done."
     )
@@ -252,18 +269,18 @@ def _parser() -> argparse.ArgumentParser:
     ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     take = verb(ways, "import", verbs.import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
                 "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
-    take.add_argument("file", type=Path, metavar="FILE", help="its state dict as an .npz file")
+    take.add_argument("file", type=expanded, metavar="FILE", help="its state dict as an .npz file")
     take.add_argument("preset", help=preset)
     overrides(take)
-    take.add_argument("--out", type=Path, required=True, help="run folder to make; eval and train go on from there")
+    take.add_argument("--out", type=expanded, required=True, help="run folder to make; eval and train go on from there")
     give = verb(ways, "export", verbs.export_weights, "write the weights of a run as another library's state dict",
                 "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
-    give.add_argument("run_folder", type=Path, metavar="DIR", help="run folder")
+    give.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder")
     overrides(give)
     trusting(give)
     give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
-    give.add_argument("--out", type=Path, required=True, metavar="FILE", help=".npz file to write")
-    give.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    give.add_argument("--out", type=expanded, required=True, metavar="FILE", help=".npz file to write")
+    checkpoint(give)
 
     def shown(name: str, work: Callable[..., Any], *about: str) -> argparse.ArgumentParser:
         return verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about)

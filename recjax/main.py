@@ -6,18 +6,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from recjax import distributed, preflight, presets, waiting, watch
+from recjax import distributed, paths, preflight, presets, waiting, watch
 from recjax.data.baselines import references
 from recjax.data.kept import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.mesh import left_aside
 from recjax.overrides import require_config
 from recjax.stopping import asked_to_stop
-from recjax.train import calibration, evaluation, tensorboard
+from recjax.train import calibration, evaluation, origins, tensorboard
 from recjax.train.agreement import AskedToStop
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.curves import draw_curves
@@ -55,7 +55,7 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     if (note := left_aside(config.mesh)) is not None:
         _note(note)
     with watch.from_python():
-        return _train(config, Path(out or presets.default_out(config)), began)
+        return _train(config, paths.run_folder(out or presets.default_out(config)), began)
 
 
 def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any]:
@@ -63,13 +63,14 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
     with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
-            setup = make_setup(config, splits=("train", "test"))
+            used = origins.found(config, path, _note)
+            setup = make_setup(used, splits=("train", "test"))
             preflight.require_alike(setup, path)
-            for remark in remarks(config, setup):
+            for remark in remarks(used, setup):
                 _note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, cursor, undone = _start(setup, checkpoints, folder.path)
-            folder.claim(_note, trains=not cursor.stopped and cursor.step < total_steps(setup))
+            folder.claim(_note, trains=not cursor.stopped and cursor.step < total_steps(setup), used=used)
             if main:
                 keep(setup.source, folder.path / KEPT)
             with _metrics(folder.path, config, cursor, undone) if main else NoMetrics() as log:
@@ -153,18 +154,18 @@ def evaluate(
     run: Path | str,
     overrides: Sequence[str] = (),
     splits: Sequence[str] = ("test",),
-    step: int | None = None,
+    step: int | Literal["newest"] | None = None,
     details: evaluation.Details | None = None,
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint of a run: the newest one, or that of `step`. Draws calibration.png in the run folder.
+    """Evaluates a checkpoint of a run. Draws calibration.png in the run folder.
 
     Args:
       run: a run folder.
       overrides: changes to its config that keep the model, for example "mesh.devices=1" or "data.path=...".
       splits: one or more of "train", "validation" and "test".
-      step: a step that has a checkpoint.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       details: what to find out beyond the plain measures; None takes the defaults.
       trust_code: run the copy of the model's code in the run folder if the original is gone or another. Do so only
         for a folder whose maker you trust.
@@ -172,7 +173,7 @@ def evaluate(
     Returns:
       {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.
     """
-    folder = Path(run)
+    folder = paths.located(run)
     setup, state, step = open_run(folder, overrides, splits, step, report=_note, trust_code=trust_code)
     details = details or evaluation.Details()
     reports = {split: evaluation.report(setup, state, split, details) for split in splits}

@@ -16,14 +16,13 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """A user's path with its `~`: relative if it was, and safe to be expanded once more, or passed on to a command.
 
     Raises:
-      ConfigError: a `~name` of nobody, or a NUL character.
+      ConfigError: a `~name` of nobody, a NUL character, or bytes that are no UTF-8.
     """
     text = os.fspath(path)
-    if "\0" in text:
-        raise ConfigError(f"the path {text!r} holds a NUL character, which no system takes. Leave it out.")
+    _check(text)
     if not text.startswith("~"):
         plain = Path(text)  # which takes ./~ for ~
-        return plain if not str(plain).startswith(("~", "-")) else Path.cwd() / plain
+        return plain if not str(plain).startswith(("~", "-")) else _working_folder(plain) / plain
     home = os.path.expanduser(text)
     if home.startswith("~"):
         raise ConfigError(
@@ -42,10 +41,29 @@ def located(path: str | os.PathLike[str]) -> Path:
       ConfigError: as for `expanded`, or the working folder is gone.
     """
     found = expanded(path)
+    real = os.path.realpath(found if found.is_absolute() else _working_folder(found) / found)
+    _check(real)
+    return Path(real)
+
+
+def _working_folder(wanted: Path) -> Path:
     try:
-        return Path(os.path.realpath(found))
+        return Path.cwd()
     except FileNotFoundError as error:
-        raise ConfigError(f"{found}: the working folder is gone. Go to one that exists.") from error
+        raise ConfigError(f"{wanted}: the working folder is gone. Go to one that exists.") from error
+
+
+def _check(path: str) -> None:
+    """Refuses what no file has as its name, and what no JSON, no message and few libraries can hold."""
+    if "\0" in path:
+        raise ConfigError(f"the path {path!r} holds a NUL character, which no system takes. Leave it out.")
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the path {ascii(path)} is no UTF-8: see its character {error.start + 1}. Rename that file or folder, or "
+            "choose another."
+        ) from None
 
 
 def run_folder(path: str | os.PathLike[str]) -> Path:

@@ -44,7 +44,7 @@ def facts(setup: Setup) -> dict[str, str]:
         "devices of a process": str(len(devices)),
         "devices together": str(setup.mesh.devices.size),
         "mesh": json.dumps(dict(setup.mesh.shape)),
-        "config": machinery.config_hash(setup.config, ("data.path", "data.cache")),
+        "config": machinery.config_hash(setup.config, ("data.path", "data.cache", "plan")),
         **({} if source is None else {"code of the model": source.hash}),
         "plan": hashlib.sha256(setup.plan.to_json().encode()).hexdigest()[:12],
         "data": setup.source.fingerprint,

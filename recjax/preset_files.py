@@ -15,6 +15,7 @@ from recjax.config_values import either
 from recjax.data.own import hint
 from recjax.errors import ConfigError
 from recjax.own_code import Space, space_of
+from recjax.paths import expanded
 from recjax.source import Source, gather
 
 
@@ -39,8 +40,8 @@ def find_sweep(name_or_path: str | Path) -> Path:
 def _find(text: str, what: str, pattern: str, content: str) -> Path:
     suffix = Path(pattern).suffix
     is_path = text.endswith(suffix)
-    if is_path and Path(text).is_file():
-        return Path(text)
+    if is_path and (path := expanded(text)).is_file():
+        return path
     # The wheel carries configs/ inside the package; in a checkout (or an editable install) it stands beside it.
     package = Path(__file__).resolve().parent
     folder = package / "configs" if (package / "configs").is_dir() else package.parent / "configs"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from recjax import distributed
 from recjax.errors import ConfigError, RecjaxError
+from recjax.paths import expanded
 
 
 def train(options: argparse.Namespace) -> None:
@@ -90,7 +90,7 @@ def plan(options: argparse.Namespace) -> None:
     plan = make_plan(config.plan, tables, config.embedding.exchange)
     if options.save:
         try:
-            Path(options.save).write_text(plan.to_json(), encoding="utf-8")
+            expanded(options.save).write_text(plan.to_json(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."

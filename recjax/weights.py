@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from recjax.embedding.rows import RowOrder
 from recjax.errors import ConfigError
 from recjax.lazy import Index, as_lazy
 from recjax.models.state_dicts import Entry, entries, recognise
+from recjax.paths import expanded, located, run_folder
 from recjax.presets import RunConfig
+from recjax.train import origins
 from recjax.train import state as states
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.files import disk_error
@@ -49,11 +51,12 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
     Raises:
       ConfigError: the file is no such state dict, or does not have exactly the arrays that the model needs.
     """
-    file = Path(file)
-    with _open(file) as theirs, RunFolder(Path(out), config) as folder:
+    file, out = expanded(file), expanded(out)
+    with _open(file) as theirs, RunFolder(run_folder(out), config) as folder:
         if any((folder.path / "checkpoints").glob("[0-9]*")):
             raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
-        setup = make_setup(config)
+        used = origins.found(config, folder.path, _note)
+        setup = make_setup(used)
         with _named(file):
             form, prefix = recognise(theirs.files)
             wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
@@ -61,7 +64,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
         arrays = states.one_version(states.export(setup.new_state(), setup.bound, setup.dense))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
-        folder.claim(_note)
+        folder.claim(_note, used=used)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             checkpoints.save(0, arrays, describe(setup, Cursor()))
     return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}
@@ -72,7 +75,7 @@ def export_weights(
     form: str,
     file: Path | str,
     overrides: Sequence[str] = (),
-    step: int | None = None,
+    step: int | Literal["newest"] | None = None,
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def export_weights(
       file: the .npz to write; there, `{k: torch.from_numpy(v) for k, v in numpy.load(file).items()}` gives what
         `load_state_dict` takes.
       overrides: changes to the run's config that keep the model, for example "mesh.devices=1" or "data.path=...".
-      step: a step that has a checkpoint; None takes the newest.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       trust_code: as for `main.evaluate`.
 
     Returns:
@@ -93,8 +96,8 @@ def export_weights(
     Raises:
       ConfigError: the format cannot hold this model, or the file cannot be written.
     """
-    file = Path(file)
-    setup, state, done = open_run(Path(run), overrides, (), step, report=_note, trust_code=trust_code)
+    file = expanded(file)
+    setup, state, done = open_run(located(run), overrides, (), step, report=_note, trust_code=trust_code)
     found = _entries(form, setup)
     arrays = states.one_version(states.export(state, setup.bound, setup.dense))
     values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))

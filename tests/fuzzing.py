@@ -38,6 +38,7 @@ from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
 from recjax.train import manifest as checkpoints
+from recjax.train import origins
 from recjax.train.folder import read_config
 from recjax.weights import _open as open_weights
 
@@ -287,6 +288,7 @@ TARGETS: dict[str, Target] = {
         lambda folder: (folder / "config.json").write_text(machinery.to_json(presets.load("movietweetings"))),
         read_config,
     ),
+    "paths.json": Target(texts({"paths.json": '{"data": "/a/data", "p.json": "/a/p.json"}'}), origins.kept),
     "overrides": Target(
         texts({"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\n"}),
         read_overrides,

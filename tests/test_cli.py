@@ -142,7 +142,7 @@ def test_eval_gives_the_metrics_of_a_checkpoint(run):
     summary = done.result
     result = inside("eval", out, "--step", summary["eval_step"], "--json").result
     assert result.items() >= {"step": summary["eval_step"], "split": "test", **summary["eval"]}.items()
-    newest = inside("eval", out, "mesh.devices=3", "--split", "validation", "--json").result
+    newest = inside("eval", out, "mesh.devices=3", "--step=newest", "--split", "validation", "--json").result
     assert (newest["step"], newest["split"], newest["samples"]) == (7, "validation", 600)
     text = inside("eval", out).out
     assert "auc " in text and "logloss " in text

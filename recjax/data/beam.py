@@ -76,7 +76,6 @@ def prepare_on_beam(
     """
     final = place(out)
     if not is_remote(final):
-        final = final.absolute()
         refuse_foreign(final)
     if (final / MANIFEST).exists() and not overwrite:
         raise DataError(f"{final} already holds prepared data. Choose another folder with --out, or use --overwrite.")

@@ -47,6 +47,7 @@ from recjax.data.places import is_remote, place
 from recjax.data.remote import Cached, block_files, into_cache
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError, TrainingError
+from recjax.paths import located
 
 _AHEAD = 4  # blocks that are checked before they are written
 
@@ -192,7 +193,7 @@ def write_prepared(
       DataError: `out` holds something else, or a block does not fit the schema.
       TrainingError: no permission to write, or the disk is full.
     """
-    out = Path(out).absolute()
+    out = located(out)
     schema, splits, about = given.check_schema(schema), given.named_splits(splits), given.check_about(about)
     try:
         refuse_foreign(out)

@@ -157,7 +157,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
       DataError: the data are missing or damaged.
     """
     source: BlockSource
-    is_folder = is_remote(name_or_folder) or Path(name_or_folder).is_dir()
+    is_folder = is_remote(name_or_folder) or place(name_or_folder).is_dir()
     if name_or_folder in DATASETS and is_folder and not overrides and (Path(name_or_folder) / MANIFEST).is_file():
         alone = name_or_folder in _WITHOUT_FOLDER
         which = f"this is the dataset; give ./{name_or_folder} for the folder" if alone else "this is the folder"

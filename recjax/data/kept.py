@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def open_kept(folder: Path) -> PreparedSource | None:
     Raises:
       DataError: it is damaged.
     """
-    if not (folder / MANIFEST).exists():
+    if not os.path.exists(folder / MANIFEST):  # Path.exists raises where a name is too long
         return None
     try:
         verify(folder)

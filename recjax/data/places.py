@@ -13,6 +13,7 @@ from typing import Any
 
 from recjax.errors import ConfigError, DataError
 from recjax.masking import holds_secret, masked
+from recjax.paths import located
 
 SCHEMES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # and the package that reads them
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -24,15 +25,15 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def place(path: str | os.PathLike[str]) -> Path:
-    """A path of this machine as it is, a URL as an `epath.Path`, which is used in the same way.
+    """A path of this machine, located; a URL as an `epath.Path`, which is used in the same way.
 
     Raises:
-      ConfigError: a URL of another kind, or one that holds a credential.
+      ConfigError: a URL of another kind, or one that holds a credential; or as for `located`.
     """
     text = os.fspath(path)
     found = _URL.match(text)
     if found is None:
-        return Path(path)
+        return located(path)
     if holds_secret(text):
         raise ConfigError(
             f"{masked(text)} holds a credential, which would end in logs and run folders. Give the path alone, and the "

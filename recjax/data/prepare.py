@@ -51,6 +51,7 @@ from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
 from recjax.data.vocabulary import Vocabulary
 from recjax.data.work import Part, WorkFolder, work_folder
 from recjax.errors import DataError, TrainingError
+from recjax.paths import located
 
 _VERSION = 2  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
@@ -85,7 +86,7 @@ def prepare_data(
       DataError: the raw files are at fault, or `out` holds something else.
       TrainingError: the disk is full or refuses.
     """
-    out = Path(out).absolute()
+    out = located(out)
     keep_freed_memory()
     progress = PrepareProgress()
     if not isinstance(ids, Frequency):

@@ -22,6 +22,7 @@ from typing import Any
 from recjax.data.manifest import MANIFEST
 from recjax.data.places import unreachable
 from recjax.errors import DataError, TrainingError
+from recjax.paths import located
 
 BLOCKS = "blocks"  # the folder of the files of blocks and their description
 _BLOCK_FILE = ".array_record-"
@@ -35,7 +36,7 @@ def cache_folder() -> Path:
       TrainingError: there is no home folder.
     """
     if chosen := os.environ.get("RECJAX_CACHE"):
-        return Path(chosen)
+        return located(chosen)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recjax"
     except RuntimeError as error:  # a user without a home, as in some containers
@@ -117,7 +118,7 @@ def into_cache(remote: Path, manifest: dict[str, Any], cache: str) -> Cached:
     Raises:
       DataError, TrainingError: see `Cached.fetch`.
     """
-    local = (Path(cache) if cache else cache_folder() / "remote") / manifest["fingerprint"][:16]
+    local = (located(cache) if cache else cache_folder() / "remote") / manifest["fingerprint"][:16]
     cached = Cached(remote, local.absolute(), manifest["files"])
     described = {name: entry for name, entry in manifest["files"].items() if _BLOCK_FILE not in name}
     # The same blocks may have been prepared with other vocabularies or options: their descriptions must not be mixed.

@@ -24,6 +24,7 @@ from recjax.data.options import open_as
 from recjax.data.source import SPLITS
 from recjax.data.textfile import sha256
 from recjax.errors import ConfigError, DataError
+from recjax.paths import located
 
 _CHUNK_ROWS = 2**14
 _ROLES = ("id", "jagged", "dense")
@@ -74,7 +75,7 @@ def open_raw(config: Tfds, source: str | os.PathLike[str] | None) -> TfdsReader:
                 "threshold=4 columns=user_id:id,movie_id:id,movie_genres:jagged,raw_user_age:dense."
             )
     return TfdsReader(
-        None if source is None else Path(source),
+        None if source is None else located(source),
         config.name,
         parse_columns(config.columns),
         config.label,

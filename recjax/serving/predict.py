@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ from recjax.data.pipeline import batches
 from recjax.data.source import between, concatenate, require_rows
 from recjax.embedding import route
 from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.paths import expanded, located
 from recjax.serving import rows, scores
 from recjax.serving.faults import RowFaults
 from recjax.train import metrics
@@ -46,7 +47,7 @@ def predict(
     out: Path | str,
     overrides: Sequence[str] = (),
     split: str = "test",
-    step: int | None = None,
+    step: int | Literal["newest"] | None = None,
     columns: str | Sequence[str] = (),
     overwrite: bool = False,
     *,
@@ -63,7 +64,7 @@ def predict(
       overrides: changes to the config that keep the model, for example "mesh.devices=1"; and "on_error=skip", which
         leaves malformed rows of a file out of the scores.
       split: of a folder.
-      step: of the checkpoint; None takes the one that validation chose, or else the newest.
+      step: of the checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       columns: of the input that the scores carry, as they are given there: names, in a sequence or with commas between
         them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
       overwrite: replace `out` even if it is no file of scores.
@@ -77,16 +78,16 @@ def predict(
       DataError: the rows are at fault: with file, line, and column or key.
       TrainingError: `out` cannot be written, no intact checkpoint, or a logit that is not finite.
     """
-    run, input, out = Path(run), Path(input), Path(out)
+    run, input, out = located(run), expanded(input), expanded(out)
     carry = _carried(columns)
     faults, overrides = _on_error(overrides)
-    if out.suffix in scores.SUFFIXES and out.exists() and input.exists() and os.path.samefile(input, out):
+    if out.suffix in scores.SUFFIXES and os.path.exists(out) and os.path.exists(input) and os.path.samefile(input, out):
         raise ConfigError(f"--out {out} is the input itself. Name another file.")
     scores.check(out, carry, overwrite)
-    if not input.exists():
+    if not os.path.exists(input):
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
     source = kept.open_kept(run / KEPT)
-    setup, state, step = open_run(run, overrides, (), step, _note, chosen=True, source=source, trust_code=trust_code)
+    setup, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
     size = setup.config.train.eval_batch_size
     digits = 17 if setup.dtype == jnp.float64 else 9  # which give every bit back
     done, total = 0, 0.0

@@ -28,10 +28,10 @@ def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
     Raises:
       ConfigError: saying what to give instead.
     """
-    if out.suffix not in _OURS or out.is_dir():
+    if out.suffix not in _OURS or os.path.isdir(out):
         raise ConfigError(f"--out {out} names no file of scores. Give a file whose name ends in .csv or .jsonl.")
     refuse_columns(carried or ())
-    if overwrite or not out.exists() or not out.stat().st_size:
+    if overwrite or not os.path.exists(out) or not out.stat().st_size:
         return
     try:
         with out.open("rb") as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recjax.errors import ConfigError
+from recjax.paths import expanded
 
 if TYPE_CHECKING:
     from recjax.simulate.system import Played, System
@@ -70,8 +71,8 @@ def add(
                        "(HOTI 2020)")  # fmt: skip
     whole.add_argument("overrides", nargs="*", default=[], metavar="name=value", help="of a preset: shapes to change, "
                        "such as parallelism=data tables=128 bottom=512-64")  # fmt: skip
-    whole.add_argument("--calibration", type=Path, action="append", metavar="FILE", help="of a trace, in place of a "
-                       "network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
+    whole.add_argument("--calibration", type=expanded, action="append", metavar="FILE", help="of a trace, in place of "
+                       "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
                        "number of ranks that its collectives have")  # fmt: skip
     _network_options(whole, required=False)
     for collective in _COLLECTIVES:
@@ -80,7 +81,7 @@ def add(
     whole.add_argument("--scheduling", choices=("fifo", "lifo"), default="fifo", help="whether the chunks of the "
                        "collective issued first or last go first (default: fifo)")  # fmt: skip
     whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
-    whole.add_argument("--out", type=Path, metavar="DIR", help="also write simulation.png, simulation.json and "
+    whole.add_argument("--out", type=expanded, metavar="DIR", help="also write simulation.png, simulation.json and "
                        "trace.json (for ui.perfetto.dev) there")  # fmt: skip
 
     study = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
@@ -90,7 +91,9 @@ def add(
                        "not what varies (default: 128)")  # fmt: skip
     study.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
                        "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
-    study.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
+    study.add_argument(
+        "--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hoti2020.json"
+    )
 
 
 def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
@@ -241,7 +244,7 @@ def _calibrated(
             f"--{given[0].replace('_', '-')} is of a network, in whose place --calibration stands. Leave out one of "
             "the two."
         )
-    path = Path(options.workload)
+    path = expanded(options.workload)
     if not path.is_dir() or options.overrides:
         raise ConfigError(f"--calibration is for the folder of a trace alone, and {options.workload} is none.")
     sweeps = [read_sweep(file) for file in options.calibration]
@@ -277,7 +280,7 @@ def _read(
     if options.workload in PRESETS:
         shape = config.override(PRESETS[options.workload], options.overrides)
         return dlrm(shape, topology.size, options.iterations, options.workload)
-    path = Path(options.workload)
+    path = expanded(options.workload)
     if not path.exists():
         raise ConfigError(f"{path} is neither a file or folder nor one of the presets {', '.join(PRESETS)}.")
     if options.overrides:

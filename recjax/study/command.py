@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from recjax.errors import ConfigError
+from recjax.paths import expanded
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _PRESET = "movietweetings"
@@ -30,7 +30,7 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
     one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                      help="settings to change; see `recjax show`")  # fmt: skip
-    one.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for figures and replicas.json")
+    one.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and replicas.json")
     one.add_argument("--iterations", type=int, default=600, metavar="N", help="of each training (default: 600)")
     one.add_argument("--every", type=int, default=50, metavar="N", help="iterations between measures (default: 50)")
     one.add_argument("--timed", type=int, default=20, metavar="N", help="iterations of which each time is the mean; 0 "

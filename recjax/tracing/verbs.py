@@ -14,6 +14,7 @@ from typing import Any
 from recjax import distributed
 from recjax.config_values import either
 from recjax.errors import ConfigError, DataError, DeviceError
+from recjax.paths import expanded
 
 Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
 FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
@@ -36,7 +37,9 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
                       "devices, owned or not, and without times")  # fmt: skip
     made.add_argument("--alone", action="store_true",
                       help="place all batches first, so that nothing of the host's runs beside the steps")  # fmt: skip
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, a file for each rank")
+    made.add_argument(
+        "--out", type=expanded, required=True, metavar="DIR", help="folder to write, a file for each rank"
+    )
     made.add_argument("--format", action="append", choices=FORMATS,
                       help="may be given several times (default: recjax); others go to DIR/FORMAT")  # fmt: skip
     made.add_argument("--vary", metavar="KEY=A,B,...",
@@ -46,14 +49,14 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
 
     shown = verb("trace report", report, "show what traces say: sizes, shares, imbalance, time; several side by side",
                  "trace report traces/first --out report.html --out report.png")  # fmt: skip
-    shown.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a trace in any of the formats")
+    shown.add_argument("folders", nargs="+", type=expanded, metavar="DIR", help="a trace in any of the formats")
     shown.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
-    shown.add_argument("--out", action="append", type=Path, default=[], metavar="FILE",
+    shown.add_argument("--out", action="append", type=expanded, default=[], metavar="FILE",
                        help=".html: one page with everything; .png: the picture; may be repeated")  # fmt: skip
 
     again = verb("replay", replay, "run a trace's collectives anew without the model, or plain ones of all sizes",
                  "replay traces/first --repeats 20")  # fmt: skip
-    again.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="a trace in any of the formats")
+    again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
     again.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
     again.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that count (default: 20)")
     again.add_argument("--shrink", type=int, metavar="N", help="replay the first N ranks alone")
@@ -67,7 +70,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
-    again.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
+    again.add_argument("--out", type=expanded, metavar="FILE", help="also write the result as JSON")
     again.set_defaults(tunables=True, together=True)
 
 

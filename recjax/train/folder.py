@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,12 +18,12 @@ from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.own_code import source_of
 from recjax.presets import FREE_ON_RESUME, RunConfig
-from recjax.train import code_of_run
+from recjax.train import code_of_run, origins
 from recjax.train.code_of_run import Kept
 from recjax.train.files import write_json, write_whole
 
-PLAN = "plan.json"  # in a run folder
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
@@ -32,7 +33,9 @@ class Visited:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def claim(self, report: Callable[[str], None] = print, *, trains: bool = True) -> None:
+    def claim(
+        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
+    ) -> None:
         """Process 0 does that."""
 
     def __enter__(self) -> Visited:
@@ -50,6 +53,7 @@ class RunFolder:
     config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself,
                    and "source" the hash and the names of the files of its code
     source/        a copy of these files
+    paths.json     where the relative paths of the config led; see origins.py
     plan.json      a copy of the plan file, if the config names one
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoint.py
@@ -66,7 +70,7 @@ class RunFolder:
         """
         self.path, self._config = path, config
         self._unknown_code = False  # whether it holds weights that were trained by an earlier version of recjax
-        if path.exists() and not path.is_dir():
+        if os.path.exists(path) and not path.is_dir():  # Path.exists raises where a name is too long
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
         self._refuse_foreign()
         try:
@@ -144,7 +148,9 @@ class RunFolder:
     def _has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("[0-9]*"))
 
-    def claim(self, report: Callable[[str], None] = print, *, trains: bool = True) -> None:
+    def claim(
+        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
+    ) -> None:
         """Writes config.json and a copy of the code, and removes what a killed run left unfinished.
 
         Called once the config has passed every check, so that one with a mistake does not keep the folder from the
@@ -153,6 +159,7 @@ class RunFolder:
         Args:
           report: called with what the user should know.
           trains: whether steps are left to train. Else weights of unknown code do not become those of this code.
+          used: the config with the paths that its own led to (see `origins.found`); None: no path is relative.
 
         Raises:
           TrainingError: no permission, no space.
@@ -169,8 +176,10 @@ class RunFolder:
         if source is not None and holds:
             code_of_run.write_copy(self.path, source)
         write_json(self.config_file, code_of_run.describe(self._config, with_code=holds) | plain)
-        if is_file(self._config.plan):
-            write_whole(self.path / PLAN, Path(self._config.plan).read_bytes())
+        used = used or self._config
+        origins.keep(self._config, used, self.path)
+        if is_file(used.plan):
+            write_whole(self.path / origins.PLAN, Path(used.plan).read_bytes())
 
     @property
     def config_file(self) -> Path:
@@ -249,13 +258,13 @@ def _no_run(path: Path) -> ConfigError:
 def _read(path: Path) -> tuple[Kept, str]:
     """What the config.json of a run folder says of code, and its text without that."""
     file = path / "config.json"
-    if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+    if os.path.exists(file) and not file.is_file():  # a pipe, say, over which it would wait for ever
         raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _no_run(path) from error
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_FILE:
+            raise _no_run(path) from error
         raise RecjaxError(
             f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
         ) from error

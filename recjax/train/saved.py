@@ -6,15 +6,18 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from recjax import config as machinery
 from recjax.data.kept import refuse_other_values
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, TrainingError
+from recjax.paths import located
 from recjax.presets import FREE_ON_RESUME
+from recjax.train import origins
 from recjax.train.checkpoint import Checkpoints, Restored
-from recjax.train.folder import PLAN, changes, read_config
+from recjax.train.folder import changes, read_config
 from recjax.train.loop import Cursor, resume
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
@@ -26,10 +29,9 @@ def open_run(
     run: Path,
     overrides: Sequence[str],
     splits: Sequence[str],
-    step: int | None,
+    step: int | Literal["newest"] | None,
     report: Callable[[str], None],
     *,
-    chosen: bool = False,
     source: BlockSource | None = None,
     trust_code: bool = False,
 ) -> tuple[Setup, TrainState, int]:
@@ -39,9 +41,9 @@ def open_run(
       run: the run folder.
       overrides: changes to its config that keep the model.
       splits: those that must have rows.
-      step: a step that has a checkpoint, or None for the newest.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, if that is intact, and
+        the newest where no validation has chosen.
       report: called with what the user should know.
-      chosen: instead of the newest take the one that validation chose, if that is intact.
       source: the data instead of those of the config.
       trust_code: run the copy of the model's code in the run folder if the original is gone or another.
 
@@ -50,6 +52,7 @@ def open_run(
       DataError: the data are missing, damaged or others, or their ids stand for other values.
       TrainingError: no intact checkpoint.
     """
+    run = located(run)
     trained = read_config(run, trust_code=trust_code, report=report)
     config = machinery.override(trained, overrides)
     if changed := changes(trained, config):
@@ -57,24 +60,27 @@ def open_run(
             f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
             f"change {', '.join(FREE_ON_RESUME)}."
         )
-    if is_file(config.plan) and config.plan == trained.plan and (run / PLAN).is_file():
-        config = dataclasses.replace(config, plan=str(run / PLAN))  # the path was of another working folder, maybe
-    setup = make_setup(config, source, splits)
+    if is_file(config.plan) and config.plan == trained.plan and (run / origins.PLAN).is_file():
+        config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
+    setup = make_setup(origins.found(config, run, report, needs_data=source is None), source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
 
         def use(restored: Restored) -> tuple[TrainState, Cursor]:
             best = restored.meta["cursor"]["best_step"] if step is None else None
-            if best not in (None, restored.step):
-                if not chosen:
-                    report(f"this is the newest checkpoint, of step {restored.step}; validation chose --step {best}")
-                else:
-                    try:
-                        return checkpoints.restore(best, functools.partial(resume, setup))
-                    except TrainingError as error:
-                        report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
-            return resume(setup, restored)
+            if best in (None, restored.step):
+                return resume(setup, restored)
+            try:
+                chosen = checkpoints.restore(best, functools.partial(resume, setup))
+            except TrainingError as error:
+                report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
+                return resume(setup, restored)
+            report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
+            return chosen
 
-        resumed = checkpoints.newest(report, use) if step is None else checkpoints.restore(step, use)
+        if isinstance(step, int):
+            resumed: tuple[TrainState, Cursor] | None = checkpoints.restore(step, use)
+        else:
+            resumed = checkpoints.newest(report, use)
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, cursor = resumed

@@ -1,0 +1,114 @@
+"""Where the relative paths of a run's config led, so that the run is good from every working folder.
+
+    RUN/paths.json    {"prepared": "/home/me/study/prepared"}: a path as config.json has it, and where that was
+
+config.json itself stays as the user wrote it: where data lie makes no other run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recjax import strict_json
+from recjax.data.manifest import MANIFEST, prepare_again
+from recjax.data.places import is_remote
+from recjax.embedding.plan import is_file
+from recjax.errors import ConfigError, DataError
+from recjax.paths import located
+from recjax.presets import RunConfig
+from recjax.train.files import write_json
+
+FILE, PLAN = "paths.json", "plan.json"  # in a run folder
+
+
+def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_data: bool = True) -> RunConfig:
+    """A config with absolute paths of data and plan in place of relative ones.
+
+    They are looked for from the working folder, and where they are not there, where they led when the run was trained.
+
+    Args:
+      config: of the run.
+      run: its folder, which need not exist.
+      report: called with what the user should know.
+      needs_data: whether the data are.
+
+    Raises:
+      ConfigError: what the run folder says of it is damaged.
+      DataError: the data of a run that has trained are not there any more.
+    """
+    if needs_data and (given := _data_path(config)):
+        there = _found("data.path", given, run, report, holds=MANIFEST)
+        if not os.path.exists(there / MANIFEST) and (run / "config.json").exists():
+            kind = None if config.data.kind == "prepared" else config.data.kind
+            raise DataError(
+                f"the data of {run}, data.path={given}, are not at {there}. Give data.path=DIR, the folder where they "
+                f"are now, or prepare them again: {prepare_again(there, kind)}"
+            )
+        data: Any = config.data  # not every kind has a path
+        config = dataclasses.replace(config, data=dataclasses.replace(data, path=str(there)))
+    if is_file(config.plan):
+        there = _found("plan", config.plan, run, report, copy=run / PLAN)
+        config = dataclasses.replace(config, plan=str(there))
+    return config
+
+
+def keep(config: RunConfig, used: RunConfig, run: Path) -> None:
+    """Writes down, in the run folder, where the relative paths of `config` led: `used` is what `found` made of it.
+
+    Raises:
+      TrainingError: no permission, no space.
+    """
+    pairs = {_data_path(config): _data_path(used), config.plan: used.plan}
+    known = {given: there for given, there in pairs.items() if given != there and _relative(given)}
+    if known or (run / FILE).exists():
+        write_json(run / FILE, known)
+
+
+def _data_path(config: RunConfig) -> str:
+    """The path of the data on this machine, "" if there is none."""
+    path = getattr(config.data, "path", "")
+    return "" if is_remote(path) else path
+
+
+def _relative(given: str) -> bool:
+    return not given.startswith(("/", "~"))
+
+
+def _found(
+    key: str, given: str, run: Path, report: Callable[[str], None], holds: str = "", copy: Path | None = None
+) -> Path:
+    """Where a path leads: to a folder that `holds` a file; `copy` is what the run folder itself has of it."""
+    here = located(given)
+    if os.path.exists(here / holds) or not _relative(given) or (then := kept(run).get(given)) is None:
+        return here
+    there = copy or Path(then)
+    if not os.path.exists(there / holds):
+        return here
+    report(f"{key}={given}: it is not at {here}, so {there} is taken, as when the run was trained")
+    return there
+
+
+def kept(run: Path) -> dict[str, str]:
+    """What `keep` wrote down in a run folder; nothing if it did not.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    file = run / FILE
+    if not os.path.lexists(file):
+        return {}
+    try:
+        if not file.is_file():  # a pipe, say, over which it would wait for ever
+            raise ValueError("it is no regular file")
+        known = strict_json.parse(file.read_bytes())
+        if not isinstance(known, dict) or not all(isinstance(there, str) for there in known.values()):
+            raise ValueError("it does not hold paths")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}. Remove it, and give data.path=DIR (and plan=FILE)."
+        ) from error
+    return known
