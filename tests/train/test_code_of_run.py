@@ -218,6 +218,26 @@ def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "run"),
+        ("predict", "run", "--input", "rows.jsonl", "--out", "x.csv"),
+        ("weights", "export", "run", "--format", "facebook", "--out", "x.npz"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_option_runs_the_copy(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    foreign(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    refused(inside(*command), r"spy\.py: there is no such file any more", "--trust-code")
+    assert not (tmp_path / "was_here").exists()
+    done = inside(*command, "--trust-code")
+    assert (tmp_path / "was_here").exists()
+    assert_refused(done, 1, "checkpoint")  # there is but a stand-in for one
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda out: own_model.edit(out / "source/spy.py", *FACTOR), r"damaged or was edited: .*It is not run"),
