@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixture
 
 @pytest.fixture
 def file(preset, tmp_path, monkeypatch):
-    """Three runs, of which the middle one cannot be: its batch is larger than the training split."""
+    """Three runs, of which the middle one cannot be: it has nothing to test on."""
     monkeypatch.setenv("PYTHONPATH", str(Path(recjax.__file__).parent.parent))  # the runs too are of this checkout
     path = tmp_path / "mine.toml"
     path.write_text(
         f'preset = "{preset}"\noverrides = ["train.steps=12", "mesh.devices=2"]\nsort = "validation.auc"\n'
-        "[grid]\ntrain.batch_size = [64, 100_000, 32]\n"
+        "[zip]\ntrain.batch_size = [64, 48, 32]\ndata.test_rows = [700, 0, 700]\n"
     )
     return path
 
@@ -49,13 +49,13 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
     done = inside("sweep", file, "--out", out, "--json")
     assert done.status == 1
     assert "[run 0 of 0 to 2] resuming" in done.err
-    assert done.err.count("[run 1 of 0 to 2] recjax: error: train.batch_size is 100,000") == 1
+    assert done.err.count("[run 1 of 0 to 2] recjax: error: split 'test' of synthetic has no rows") == 1
     assert done.err.splitlines()[-1].startswith("recjax: error: 1 of 3 runs failed: 1. ")
     result = json.loads(done.out)
     assert done.out.count("\n") == 1
     by_index = {row["index"]: row for row in result["runs"]}
     assert [by_index[i]["status"] for i in range(3)] == ["done", "failed", "done"]
-    assert by_index[1]["error"].startswith("train.batch_size is 100,000, but the training split has 2,500 samples.")
+    assert by_index[1]["error"].startswith("split 'test' of synthetic has no rows")
     # Sorted by validation AUC, with what has none at the end; the file keeps the order of the runs.
     assert result["runs"][0]["validation"]["auc"] > result["runs"][1]["validation"]["auc"]
     assert result["runs"][2]["index"] == 1
@@ -77,14 +77,15 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
     assert "[run 0 of 0 to 2] done already" in again.err and "[run 2 of 0 to 2] done already" in again.err
     assert "[run 1 of 0 to 2] recjax train" in again.err
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "validation.auc"]
+    assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "test_rows"]
 
 
 def test_one_run_by_its_index_and_the_results_of_all(file, tmp_path):
     out = tmp_path / "out"
     one = inside("sweep", file, "--out", out, "--index", "2", "--json")
     (row,) = one.result["runs"]
-    assert (row["index"], row["status"], row["swept"]) == (2, "done", {"train.batch_size": "32"})
+    assert (row["index"], row["status"]) == (2, "done")
+    assert row["swept"] == {"train.batch_size": "32", "data.test_rows": "700"}
     assert not (out / "results.jsonl").exists()
     table = inside("sweep", file, "--out", out, "--results")
     assert table.status == 0 and "recjax train" not in table.err
