@@ -3,7 +3,8 @@
 A config is a frozen dataclass whose fields are bool, int, float, str, Literal, `tuple[X, ...]` of those,
 `X | None`, or another such dataclass. A field that is one choice among several is a union of dataclasses, each
 with a `ClassVar[str]` called `kind`: `model: DLRMConfig | DCNv2Config` is chosen by `model=dcnv2`, and its own
-fields are then set by `model.dim=16`. A field that maps names to dataclasses is a `Named` (see `named.py`).
+fields are then set by `model.dim=16`. To choose the kind that stands there already changes nothing; another kind
+comes with its class's defaults. A field that maps names to dataclasses is a `Named` (see `named.py`).
 
 Nothing here knows which configs exist. Every mistake is a ConfigError that names the dotted key
 (`train.batch_size`), the value and the remedy.
@@ -70,7 +71,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
       assignments: texts "dotted.key=value". Values are read by the field's type: `true` or `false`; integers also
         as 1e6 or 1_000_000; `none` where allowed; tuples as 512,256,64 (of integers also 512-256-64; nothing is
         the empty tuple); and as Python would write them (see `config_values.parse`). A nested config is replaced by the
-        defaults of the class whose `kind` is given.
+        defaults of the class whose `kind` is given, unless it is of that class already: then it stays as it is.
 
     Raises:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
@@ -366,7 +367,9 @@ def _assign(root: _Node, key: str, text: str) -> None:
         raise ConfigError(_unknown_key(root, key))
     for choice in _classes(annotation):
         if (tag := kind(choice)) is not None and same_word(text, tag):
-            node.values[leaf] = _open(choice(), key)
+            present = node.values.get(leaf)
+            if not isinstance(present, _Node) or present.cls is not choice:
+                node.values[leaf] = _open(choice(), key)
             return
     try:
         node.values[leaf] = parse(text, annotation)

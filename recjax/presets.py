@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from recjax import config as machinery
 from recjax import own_code, preset_files
-from recjax.config_values import check_ranges
+from recjax.config_values import check_ranges, written
 from recjax.data.datasets import Dataset
 from recjax.data.synthetic import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
@@ -186,7 +186,10 @@ def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A copy of a preset's config with what the user sets.
+    """A copy of a preset's config with what the user sets, and what follows from it.
+
+    Where embedding.dim is set, or a DLRM takes the place of another model, its bottom MLP ends in that dimension unless
+    model.bottom is set too (`DLRMConfig.ending_in`).
 
     Where the preset trains otherwise on small data (`RunConfig.small`), what is set for training is set for small data
     too: a setting that somebody wrote never loses to one of the preset. A setting of `small` that stands beside it
@@ -196,9 +199,12 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
       ConfigError: as `recjax.config.override`.
     """
     changed = machinery.override(config, overrides)
+    keys = _keys(overrides)
+    if isinstance(changed.model, DLRMConfig) and "model.bottom" not in keys:
+        if "embedding.dim" in keys or not isinstance(config.model, DLRMConfig):
+            changed = dataclasses.replace(changed, model=changed.model.ending_in(changed.embedding.dim))
     if not changed.small.below_rows:
         return changed
-    keys = [text.partition("=")[0] for text in overrides]
     small: dict[str, Any] = {}
     for name, fields in REPLACED.items():
         group, _, setting = name.partition(".")
@@ -206,3 +212,21 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         if any(machinery.matches(key, [name]) for key in keys) and not any(machinery.matches(k, apart) for k in keys):
             small[fields[0]] = getattr(getattr(changed, group), setting)
     return dataclasses.replace(changed, small=dataclasses.replace(changed.small, **small))
+
+
+def consequences(preset: RunConfig, config: RunConfig, overrides: Sequence[str]) -> list[str]:
+    """The settings that overrides have changed without naming them, each as "key=value (preset: value)".
+
+    A choice of another kind does that, and so does embedding.dim. Settings that only one of two kinds has are left out,
+    and so are those of `small`, which says itself what it replaces.
+    """
+    named = _keys(overrides)
+    return [
+        f"{key}={written(new)} (preset: {written(old)})"
+        for key, old, new in machinery.diff(preset, config)
+        if key not in named and None not in (old, new) and not machinery.matches(key, ["small"])
+    ]
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0] for text in overrides}

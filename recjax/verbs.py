@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,10 @@ def train(options: argparse.Namespace) -> None:
     from recjax import presets
     from recjax.train.summary import results
 
-    config = presets.load(options.preset, options.overrides)
+    preset = presets.load(options.preset)
+    config = presets.override(preset, options.overrides)
+    if distributed.is_main() and (replaced := presets.consequences(preset, config, options.overrides)):
+        print(f"what you set changes other settings too: {', '.join(replaced)}", file=sys.stderr)
     out = options.out or presets.default_out(config)
     summary = runs.train(config, out)
     write_result(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
@@ -60,7 +64,8 @@ def show(options: argparse.Namespace) -> None:
     from recjax import presets
     from recjax.config_values import written
 
-    default, config = presets.load(options.preset), presets.load(options.preset, options.overrides)
+    default = presets.load(options.preset)
+    config = presets.override(default, options.overrides)
     changed = {key: then for key, then, _ in machinery.diff(default, config)}
 
     def text() -> str:

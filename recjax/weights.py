@@ -109,8 +109,9 @@ def _note(text: str) -> None:
 
 
 def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:
-    tables, features = specs(setup.config, setup.source.schema)
-    return entries(form, setup.config.model, features, dims(tables, features), keys)
+    schema = setup.source.schema
+    tables, features = specs(setup.config, schema)
+    return entries(form, setup.config.model, len(schema.dense), features, dims(tables, features), keys)
 
 
 def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:

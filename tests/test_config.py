@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -92,10 +93,17 @@ def test_override_reads_what_python_would_write(assignment: str, expected: Root)
 def test_override_acts_in_order_but_a_choice_before_the_settings_inside_it() -> None:
     assert changed("model.dim=3", "model=cross", "model.layers=7") == Root(model=Cross(dim=3, layers=7))
     assert changed("seed=1", "seed=2").seed == 2
-    assert cfg.override(Root(optimizer=Adam(rate=9.0)), ["optimizer=adam"]) == Root()
     assert changed("teacher=cross", "teacher=none").teacher is None
     with pytest.raises(ConfigError, match="teacher.dim"):
         changed("teacher=cross", "teacher.dim=2", "teacher=none")
+
+
+def test_a_choice_of_the_kind_that_is_there_already_changes_nothing() -> None:
+    made = Root(model=Dot(4, (8,)), optimizer=Adam(rate=9.0), teacher=Cross(layers=7))
+    assert cfg.override(made, ["optimizer=adam", "model=dot", "teacher=cross"]) == made
+    assert cfg.override(made, ["model.dim=5", "model=dot"]).model == Dot(5, (8,))
+    assert cfg.override(made, ["teacher=dot"]) == dataclasses.replace(made, teacher=Dot())
+    assert cfg.override(made, ["teacher=none", "teacher=cross"]).teacher == Cross()  # one after the other
 
 
 def test_override_leaves_the_original_alone() -> None:

@@ -199,7 +199,7 @@ def test_the_order_of_the_pairs_by_hand():
     """Upper: 01 02 03 04 12 13 14 23 24 34. Lower: 10 20 21 30 31 32 40 41 42 43. So TorchRec's third is our fourth."""
     config = settings(*DOT)
     tables, features = specs(config, config.data.open().schema)
-    entry = next(e for e in entries("torchrec", config.model, features, dims(tables, features)) if "over" in e.key)
+    entry = next(e for e in entries("torchrec", config.model, 3, features, dims(tables, features)) if "over" in e.key)
     assert entry.name == "top.layers.0.kernel"
     kernel = np.arange(D + 10)[:, None]
     assert entry.out(kernel).tolist() == [[*range(D), *(D + k for k in (0, 1, 3, 6, 2, 4, 7, 5, 8, 9))]]
@@ -335,6 +335,8 @@ def test_nothing_in_a_file_is_executed(tmp_path):
         ),
         ("facebook", ("model=deepfm",), "no such model as model=deepfm"),
         ("torchrec", ("model=wide_deep",), "no such model as model=wide_deep, only DLRM and DCN-v2"),
+        ("facebook", (*DOT, "data.dense=0"), "every model has a bottom MLP, and this one has none"),
+        ("torchrec", (*DCN, "data.dense=0"), "every model has a bottom MLP, and this one has none"),
         ("torchrec", CAT, "model.interaction=dot"),
         ("torchrec", (*DOT, "model.top=1"), "two layers or more"),
         ("torchrec", (*DCN, "model.rank=0"), "stacked, and model.rank 1 or more"),
@@ -344,9 +346,10 @@ def test_nothing_in_a_file_is_executed(tmp_path):
 )
 def test_models_that_a_format_cannot_hold(form, model, pattern):
     config = settings(*model)
-    tables, features = specs(config, config.data.open().schema)
+    schema = config.data.open().schema
+    dense, (tables, features) = len(schema.dense), specs(config, schema)
     with pytest.raises(ConfigError, match=pattern.replace("$", r"\.$")):
-        entries(form, config.model, features, dims(tables, features))
+        entries(form, config.model, dense, features, dims(tables, features))
 
 
 def test_the_configs_that_are_meant():

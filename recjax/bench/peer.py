@@ -143,6 +143,8 @@ def _cannot(config: RunConfig, schema: Schema) -> str:
         or (isinstance(model, DCNv2Config) and model.structure == "stacked" and model.rank and model.bottom)
     ):
         return "it knows model=dlrm with the dot interaction, and model=dcnv2, stacked and of low rank"
+    if not schema.dense:
+        return "its models have a bottom MLP, and these data no dense features for one"
     if any(f.pooling != "sum" or f.bag is None or f.weighted or f.table != f.name for f in features):
         return "its bags are of fixed size, unweighted and summed, and each feature has its own table"
     if len({t.dim for t in tables}) != 1 or len({t.optimizer for t in tables}) != 1:

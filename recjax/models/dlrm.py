@@ -15,11 +15,14 @@ from recjax.models.layers import Mlp, check_logit, check_widths, dot_interaction
 
 @dataclasses.dataclass(frozen=True)
 class DLRMConfig:
-    """Shape of a DLRM. The last bottom width must equal every embedding dimension for the dot interaction."""
+    """Shape of a DLRM. The last bottom width must equal every embedding dimension for the dot interaction.
+
+    On data without dense features there is no bottom MLP: the embeddings interact alone.
+    """
 
     kind: ClassVar[str] = "dlrm"
     first_order: ClassVar[bool] = False
-    bottom: tuple[int, ...] = (64, 16)  # widths of the bottom MLP's layers, which sees the dense features
+    bottom: tuple[int, ...] = (64, 16)  # widths of the MLP over the dense features; unused without any
     top: tuple[int, ...] = (64, 1)  # widths of the top MLP's layers; the last is the logit, so 1
     interaction: Literal["dot", "cat"] = "dot"  # dot: pairwise products; cat: plain concatenation
     interaction_itself: bool = False  # dot: also each vector with itself
@@ -28,41 +31,57 @@ class DLRMConfig:
         check_widths("bottom", self.bottom, least=1)
         check_logit("top", self.top)
 
+    def ending_in(self, dim: int) -> DLRMConfig:
+        """Itself, with a last bottom width of `dim` if the interaction needs that."""
+        return self if self.interaction == "cat" else dataclasses.replace(self, bottom=(*self.bottom[:-1], dim))
+
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DLRM:
         """Makes the module.
 
         Args:
-          dense: K, dense features.
+          dense: K, dense features; without any there is no bottom MLP.
           dims: feature name -> D of its pooled embedding, in the order in which the interaction sees them.
           dtype: of the computation; parameters start as float32.
           seed: of the initial weights.
 
         Raises:
-          ConfigError: a D differs from the last width of the bottom MLP (dot), or there are no dense features.
+          ConfigError: for the dot interaction, a D differs from the last width of the bottom MLP, or from the other D
+            if there is none; or there are no two vectors to multiply.
         """
-        if dense < 1:
-            raise ConfigError("DLRM needs at least one dense feature for its bottom MLP; the data have none.")
-        x = self.bottom[-1]
-        if self.interaction == "dot" and (other := unequal(dims, x)):
-            raise ConfigError(
-                f"model.bottom ends in {x}, but the embeddings of these features have another dimension: {other}. "
-                "The dot interaction needs all equal: change embedding.dim (or that of those tables) or the "
-                "end of model.bottom, or take model.interaction=cat."
-            )
+        if self.interaction == "dot":
+            self._check_dot(dense, dims)
         return DLRM(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))
+
+    def _check_dot(self, dense: int, dims: dict[str, int]) -> None:
+        x = self.bottom[-1] if dense else next(iter(dims.values()), 0)
+        if dense == 0 and len(dims) + self.interaction_itself < 2:
+            raise ConfigError(
+                f"the dot interaction of DLRM multiplies vectors with each other, but the data have {len(dims)} "
+                "categorical feature(s) and no dense ones. Take model.interaction=cat."
+            )
+        if other := unequal(dims, x):
+            first = f"model.bottom ends in {x}" if dense else f"{next(iter(dims))} has dimension {x}"
+            end = " or the end of model.bottom" if dense else ""
+            raise ConfigError(
+                f"{first}, but the embeddings of these features have another dimension: {other}. The dot interaction "
+                f"needs all equal: change embedding.dim (or that of those tables){end}, or take model.interaction=cat."
+            )
 
 
 class DLRM(nnx.Module):
-    """Bottom MLP over dense features, interaction with the pooled embeddings, top MLP to one logit."""
+    """Bottom MLP over dense features, interaction with the pooled embeddings, top MLP to one logit.
+
+    Without dense features (K = 0) the top MLP sees the pairs of the embeddings alone, or with `cat` the embeddings.
+    """
 
     def __init__(self, config: DLRMConfig, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
-        F = len(dims)
-        x = config.bottom[-1]
+        F = len(dims) + (dense > 0)  # vectors that interact
+        x = config.bottom[-1] if dense else 0
         if config.interaction == "dot":
-            width = x + (F + 1) * (F + 2 * config.interaction_itself) // 2
+            width = x + F * (F - 1 + 2 * config.interaction_itself) // 2
         else:
             width = x + sum(dims.values())
-        self.bottom = Mlp(dense, config.bottom, dtype=dtype, rngs=rngs)
+        self.bottom = Mlp(dense, config.bottom if dense else (), dtype=dtype, rngs=rngs)
         self.top = Mlp(width, config.top, linear_output=True, dtype=dtype, rngs=rngs)
         self.features = tuple(dims)
         self.interaction = config.interaction
@@ -71,11 +90,11 @@ class DLRM(nnx.Module):
 
     def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
         """Logits [b] from dense features [b, K] and pooled embeddings, feature name -> [b, D]."""
-        x_BxD = self.bottom(dense_BxK.astype(self.dtype))
-        vectors = [x_BxD, *(pooled[name].astype(self.dtype) for name in self.features)]
+        x_BxD = self.bottom(dense_BxK.astype(self.dtype))  # [b, 0] without dense features
+        vectors = [pooled[name].astype(self.dtype) for name in self.features]
+        if dense_BxK.shape[1]:
+            vectors.insert(0, x_BxD)
         if self.interaction == "dot":
             z_BxP = dot_interaction(jnp.stack(vectors, axis=1), self.itself)
-            joined = jnp.concatenate([x_BxD, z_BxP], axis=1)
-        else:
-            joined = jnp.concatenate(vectors, axis=1)
-        return self.top(joined)[:, 0]
+            vectors = [x_BxD, z_BxP]
+        return self.top(jnp.concatenate(vectors, axis=1))[:, 0]

@@ -72,13 +72,19 @@ def recognise(keys: Collection[str]) -> tuple[str, str]:
 
 
 def entries(
-    form: str, model: object, features: Sequence[FeatureSpec], dims: dict[str, int], keys: Collection[str] = ()
+    form: str,
+    model: object,
+    dense: int,
+    features: Sequence[FeatureSpec],
+    dims: dict[str, int],
+    keys: Collection[str] = (),
 ) -> list[Entry]:
     """All arrays of a model in a format.
 
     Args:
       form: one of FORMATS.
       model: config of the model.
+      dense: K, dense features.
       features: its lookups in the order in which the model sees them.
       dims: lookup -> D.
       keys: those of a state dict that is read: TorchRec's table number i may be called `t_cat_{i}` there, as
@@ -89,18 +95,20 @@ def entries(
     """
     if form not in FORMATS:
         raise ConfigError(f"unknown format {form!r} of weights; choose one of {', '.join(FORMATS)}.")
-    if why := _cannot(form, model, features, dims):
+    if why := _cannot(form, model, dense, features, dims):
         raise ConfigError(f"weights of this model do not fit {form}: {why}.")
     assert isinstance(model, DLRMConfig | DCNv2Config)
     return _facebook(model, features) if form == "facebook" else _torchrec(model, features, keys)
 
 
-def _cannot(form: str, model: object, features: Sequence[FeatureSpec], dims: dict[str, int]) -> str:
+def _cannot(form: str, model: object, dense: int, features: Sequence[FeatureSpec], dims: dict[str, int]) -> str:
     """What the library of a format lacks for this model; empty if nothing."""
     tables = [f.table for f in features]
     if not isinstance(model, DLRMConfig | DCNv2Config) or (form == "facebook" and isinstance(model, DCNv2Config)):
         known = "DLRM" if form == "facebook" else "DLRM and DCN-v2"
         return f"it has no such model as model={getattr(model, 'kind', model)}, only {known}"
+    if not dense:
+        return "there every model has a bottom MLP, and this one has none, since its data have no dense features"
     if form == "facebook":
         if len(set(tables)) < len(tables):
             return "there every feature has a table of its own, and here some share one"

@@ -73,8 +73,11 @@ def numpy_dlrm(model: DLRM, dense: np.ndarray, pooled: list[np.ndarray], interac
 
     logits = []
     for sample in range(len(dense)):
-        x = mlp(model.bottom.layers, dense[sample].astype(np.float64), last_relu=True)
-        vectors = [x, *(p[sample].astype(np.float64) for p in pooled)]
+        vectors = [p[sample].astype(np.float64) for p in pooled]
+        x = np.zeros(0)
+        if dense.shape[1]:
+            x = mlp(model.bottom.layers, dense[sample].astype(np.float64), last_relu=True)
+            vectors.insert(0, x)
         if interaction == "dot":
             pairs = [(i, j) for i in range(len(vectors)) for j in range(i + 1 if itself else i)]
             joined = [*x, *(sum(a * b for a, b in zip(vectors[i], vectors[j], strict=True)) for i, j in pairs)]
@@ -84,12 +87,13 @@ def numpy_dlrm(model: DLRM, dense: np.ndarray, pooled: list[np.ndarray], interac
     return np.array(logits)
 
 
+@pytest.mark.parametrize("K", [3, 0])
 @pytest.mark.parametrize(("interaction", "itself"), [("dot", False), ("dot", True), ("cat", False)])
-def test_the_forward_pass_equals_numpy(interaction, itself):
+def test_the_forward_pass_equals_numpy(interaction, itself, K):
     config = DLRMConfig((7, 5), (6, 4, 1), interaction=interaction, interaction_itself=itself)
-    model = build(config, 3, 4, 5)
+    model = build(config, K, 4, 5)
     rng = np.random.default_rng(0)
-    dense = rng.normal(size=(40, 3)).astype(np.float32)
+    dense = rng.normal(size=(40, K)).astype(np.float32)
     pooled = [rng.normal(size=(40, 5)).astype(np.float32) for _ in range(4)]
     # the order is that of the features, not of the dict
     logits = model(jnp.asarray(dense), {f"f{i}": jnp.asarray(pooled[i]) for i in (2, 0, 3, 1)})
@@ -97,6 +101,16 @@ def test_the_forward_pass_equals_numpy(interaction, itself):
     assert logits.shape == (40,) and logits.dtype == jnp.float32
     assert expected.min() < 0 < expected.max()  # linear: a ReLU or sigmoid at the end would show
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_dense_features_the_embeddings_interact_alone_by_hand():
+    model = build(DLRMConfig(top=(1,)), 0, 3, 2)
+    model.top.layers[0].kernel[...] = jnp.asarray([[1.0], [10.0], [100.0]])
+    model.top.layers[0].bias[...] = jnp.asarray([0.5])
+    pooled = {"f0": jnp.asarray([[1.0, 2.0]]), "f1": jnp.asarray([[3.0, 4.0]]), "f2": jnp.asarray([[-5.0, 6.0]])}
+    # <f1, f0> = 3 + 8, <f2, f0> = -5 + 12, <f2, f1> = -15 + 24
+    assert model(jnp.zeros((1, 0)), pooled).tolist() == [1 * 11 + 10 * 7 + 100 * 9 + 0.5]
+    assert not model.bottom.layers
 
 
 def test_the_last_layer_has_a_relu_unless_it_is_to_be_linear():
@@ -172,6 +186,10 @@ def test_shapes_that_cannot_be(settings, message):
 def test_sizes_that_do_not_fit_the_data():
     with pytest.raises(ConfigError, match=r"bottom ends in 16, but .* f0 \(8\), f1 \(8\)\. .*embedding.dim"):
         build(DLRMConfig(bottom=(64, 16)), 3, 2, 8)
-    with pytest.raises(ConfigError, match="at least one dense feature"):
-        build(DLRMConfig(), 0, 2, 16)
+    with pytest.raises(ConfigError, match=r"f0 has dimension 8, but .* f1 \(4\)\. .*embedding.dim"):
+        DLRMConfig().build(0, {"f0": 8, "f1": 4}, dtype=jnp.float32, seed=0)
+    with pytest.raises(ConfigError, match=r"have 1 categorical feature\(s\) and no dense ones\. .*interaction=cat"):
+        build(DLRMConfig(), 0, 1, 16)
+    assert build(DLRMConfig(interaction_itself=True), 0, 1, 16).top.layers[0].kernel[...].shape[0] == 1
+    assert build(DLRMConfig(interaction="cat"), 0, 1, 16).top.layers[0].kernel[...].shape[0] == 16
     assert build(DLRMConfig(bottom=(64, 16), interaction="cat"), 3, 2, 8).top.layers[0].kernel[...].shape[0] == 32

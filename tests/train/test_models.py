@@ -25,7 +25,7 @@ MODELS: dict[str, Any] = {
     "deepfm": DeepFMConfig((8, 1), Sgd(0.3)),
     "wide_deep": WideDeepConfig((8, 1)),
 }
-CASES = [(name, dense) for name in MODELS for dense in (3, 0) if dense or name != "dlrm"]
+CASES = [(name, dense) for name in MODELS for dense in (3, 0)]
 
 
 @functools.cache
