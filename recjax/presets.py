@@ -210,7 +210,13 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         group, _, setting = name.partition(".")
         apart = [f"small.{field}" for field in fields]
         if any(machinery.matches(key, [name]) for key in keys) and not any(machinery.matches(k, apart) for k in keys):
-            small[fields[0]] = getattr(getattr(changed, group), setting)
+            value = getattr(getattr(changed, group), setting)
+            chosen = dataclasses.is_dataclass(value) and name in keys
+            if chosen and type(value) is type(getattr(getattr(config, group), setting)):
+                # The recipe has this kind already, with values for a whole log. So it is chosen for small data apart.
+                texts = [apart[0] + text[len(name) :] for text in overrides if text.startswith((f"{name}=", f"{name}."))]
+                value = getattr(machinery.override(config, texts).small, fields[0])
+            small[fields[0]] = value
     return dataclasses.replace(changed, small=dataclasses.replace(changed.small, **small))
 
 

@@ -104,6 +104,16 @@ def test_what_somebody_writes_holds_on_small_data_too_and_nothing_else_changes(t
     assert from_json(RunConfig, to_json(config)).for_rows(100_000) == small, "a resumed run decides the same"
 
 
+def test_the_kind_that_the_recipe_has_is_chosen_for_small_data_with_values_of_its_own():
+    """A learning rate for billions of samples is none for thousands."""
+    config = presets.override(RECIPE, ["train.optimizer=sgd", "train.optimizer.l2=0.5", "embedding.optimizer=sgd"])
+    assert config.train.optimizer == dataclasses.replace(RECIPE.train.optimizer, l2=0.5)
+    assert config.embedding.optimizer == RECIPE.embedding.optimizer
+    small = config.for_rows(100_000)
+    assert (small.train.optimizer, small.embedding.optimizer) == (DenseSgd(l2=0.5), Sgd())
+    assert presets.override(config, ["train.optimizer=sgd"]).small.optimizer == DenseSgd(l2=0.5)  # and keeps these
+
+
 def test_a_setting_for_small_data_beside_it_keeps_its_meaning():
     texts = ["train.epochs=7", "small.epochs=4", "train.batch_size=4096", "small.steps=100"]
     for order in (texts, texts[::-1]):
