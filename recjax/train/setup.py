@@ -34,6 +34,7 @@ from recjax.train import state as states
 from recjax.train.agreement import AskedToStop, agreed, never
 from recjax.train.checkpoint import Restored
 from recjax.train.dense import Dense, make_dense
+from recjax.train.module import built
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
 
 
@@ -321,7 +322,7 @@ def make_setup(
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
     )
-    model = build() if weights else nnx.eval_shape(build)
+    model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     groups, hosts, each = (mesh.shape[axis] for axis in AXES)
     independent = config.train.replica_sync != "exact"
     bound = bind(plan, tables, features, hosts * each, config.embedding.dedup, hosts, groups, independent)

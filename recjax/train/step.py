@@ -23,6 +23,7 @@ from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
 from recjax.train.dense import REPLICATED, Dense, order_made
+from recjax.train.module import logits
 from recjax.train.state import TrainState
 
 
@@ -94,7 +95,7 @@ def _forward(
             here = at_home(group, tables[group.name], inputs.routing.groups[group.name]) if tables else None
             pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples, here)
     with jax.named_scope("dense_forward"):
-        return nnx.merge(graphdef, dense)(inputs.dense_BxK, pooled)
+        return logits(nnx.merge(graphdef, dense), inputs.dense_BxK, pooled)
 
 
 def make_train_step(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from commands import assert_refused, inside, lines_of, outside
 
 import recjax
 from recjax import config as machinery
+from recjax.bench.on_paper import sample
 from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
 from recjax.preset_files import class_path, find_class
 from recjax.presets import RunConfig, default_out
+from recjax.train.abstract import abstract_inputs, abstract_state
 from recjax.train.folder import read_config
+from recjax.train.setup import make_setup
 
 PRESET = Path(__file__).with_name("history_preset.py")
 SHORT = ("train.steps=4", "train.log_every=1", "train.checkpoint_every=2")
@@ -144,3 +148,44 @@ def test_the_readme_model_trains(tmp_path):
     )
     assert done.result["steps"] == 2
     assert inside("eval", tmp_path / "run", "--json").result["step"] == 2
+
+
+# What somebody changes in the last line of the preset's model, and what is said of it.
+MISTAKES = {
+    "(joined.astype(self.dtype))[:, 0]": [
+        ("(joined.astype(self.dtype))", r"an array of shape \[128, 1\], float32 .*return logits\[:, 0\]\.$"),
+        ("(joined.astype(self.dtype))[:, 0], joined", r"gives a tuple of 2 .*Return the logits alone\.$"),
+        ("(joined.astype(self.dtype))[:, 0] + missing", r"History fails with NameError: name 'missing' is not defined"),
+    ],
+    "self.names, self.sharpness, self.dtype = names, config.sharpness, dtype": [
+        ("self.bn, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)",
+         r"holds model\.bn\.mean: BatchStat, model\.bn\.var: BatchStat, model\.drop\.rngs\.count: RngCount.*LayerNorm"),
+        ("self.names = names[99]", r"fails with IndexError: tuple index out of range\. Correct it\."),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize(
+    ("line", "wrong", "pattern"), [(line, *case) for line, cases in MISTAKES.items() for case in cases]
+)
+def test_a_mistake_in_the_model_is_one_paragraph_before_the_first_step(line, wrong, pattern, tmp_path):
+    code = PRESET.read_text()
+    assert code.count(line) == 1
+    (tmp_path / "wrong.py").write_text(code.replace(line, wrong))
+    done = inside("train", tmp_path / "wrong.py", *SHORT, "--out", tmp_path / "run")
+    assert_refused(done, 2, pattern, r"wrong\.py:\d+")
+    assert not list((tmp_path / "run").glob("checkpoints/[0-9]*"))  # so that the mended file trains in that folder
+
+
+def test_probabilities_in_place_of_logits_are_noticed_when_a_step_is_traced(tmp_path, capsys):
+    line = "(joined.astype(self.dtype))[:, 0]"
+    (tmp_path / "sigmoid.py").write_text(PRESET.read_text().replace(f"self.mlp{line}", f"nnx.sigmoid(self.mlp{line})"))
+    for preset, told in ((PRESET, []), (tmp_path / "sigmoid.py", ["the model History"])):
+        setup = make_setup(recjax.load(str(preset)))
+        shapes = abstract_state(setup), abstract_inputs(setup, sample(setup).capacities)
+        for step in (setup.train_step, setup.predict):  # once for both
+            jax.eval_shape(step, *shapes)
+        said = [line for line in capsys.readouterr().err.splitlines() if "probabilities" in line]
+        assert [line.partition(" (")[0] for line in said] == told
+    assert "sigmoid.py:" in said[0]

@@ -1,0 +1,178 @@
+"""What is asked of a model's module, and what is said where one's own does not keep to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from recjax.errors import ConfigError
+from recjax.models.dlrm import DLRMConfig
+from recjax.train import module
+
+HERE = re.escape(os.path.relpath(__file__))
+X = jnp.linspace(-2.0, 2.0, 12).reshape(4, 3)
+
+
+class Own(nnx.Module):
+    """A module of somebody else, which gives what `give` makes of the product with its parameter [3, 2]."""
+
+    def __init__(self, give: Any) -> None:
+        self.w = nnx.Param(jnp.arange(6.0).reshape(3, 2))
+        self.give = give
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, Any]) -> Any:
+        return self.give(dense_BxK @ self.w[...])
+
+
+CALLED = rf"the model Own \({HERE}:{Own.__call__.__code__.co_firstlineno}\)"
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig:
+    """Its config."""
+
+    make: Any
+
+    def build(self) -> Any:
+        return self.make()
+
+
+@pytest.fixture(autouse=True)
+def never_looked_at(monkeypatch):
+    monkeypatch.setattr(module, "_looked_at", set())
+
+
+def traced(give: Any) -> Any:
+    return jax.eval_shape(lambda x: module.logits(Own(give), x, {}), X)
+
+
+@pytest.mark.parametrize(
+    ("give", "words"),
+    [
+        (lambda y: y[:, :1], r"an array of shape \[4, 1\], float32 .* return logits\[:, 0\]\."),
+        (lambda y: y, r"an array of shape \[4, 2\], float32 .* return logits\[:, 1\] - logits\[:, 0\]\."),
+        (lambda y: y.mean(), r"an array of shape \[\], float32 .* Keep the axis of the samples"),
+        (lambda y: y[:3, 0], r"an array of shape \[3\], float32 .* Keep the axis of the samples"),
+        (lambda y: y[:, 0] > 0, r"an array of shape \[4\], bool .* before it is rounded or compared"),
+        (lambda y: y[:, 0].astype(int), r"an array of shape \[4\], int32 .* before it is rounded or compared"),
+        (lambda y: (y[:, 0], y), r"a tuple of 2 .* Return the logits alone\."),
+        (lambda y: {"logits": y[:, 0]}, r"a dict of 1 .* Return the logits alone\."),
+        (lambda y: None, r"None .* Return the logits\."),
+        (lambda y: 0.5, r"a float .* Return the logits\."),
+    ],
+)
+def test_what_is_no_logit_a_sample_is_refused_while_tracing(give, words):
+    with pytest.raises(ConfigError, match=rf"^{CALLED} gives .*{words}") as refused:
+        traced(give)
+    assert "of shape [4] of floats" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_is_one_passes_in_any_precision(capsys):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        assert traced(lambda y, dtype=dtype: y[:, 0].astype(dtype)).shape == (4,)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_of_the_users_code_is_told_with_its_own_line():
+    def give(y: jax.Array) -> jax.Array:
+        return jnp.concatenate([y, y[:2]], axis=1)
+
+    line = give.__code__.co_firstlineno + 1
+    with pytest.raises(ConfigError, match=rf"^{HERE}:{line}: the model Own fails with TypeError: .*shape") as refused:
+        traced(give)
+    assert "\n" not in str(refused.value) and "recjax.fit" in str(refused.value)
+    assert isinstance(refused.value.__cause__, TypeError)
+    with pytest.raises(ConfigError, match=rf"^{HERE}:\d+: the model Own fails with ZeroDivisionError: "):
+        traced(lambda y: y[:, 0] / (1 // 0))
+    with pytest.raises(ConfigError, match=rf"^{HERE}:\d+: the model OwnConfig fails with KeyError: 'gone'"):
+        config = OwnConfig(lambda: {}["gone"])
+        module.built(config, config.build)
+
+
+def test_an_error_of_a_built_in_model_is_not_explained_away():
+    model = DLRMConfig((4, 2), (1,)).build(3, {"a": 2}, dtype=jnp.float32, seed=0)
+    with pytest.raises(KeyError):
+        module.logits(model, X, {})
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda y: jax.nn.sigmoid(y)[:, 0],
+        lambda y: nnx.sigmoid(y[:, :1]).squeeze(1),
+        lambda y: jax.nn.softmax(y)[:, 1],
+        lambda y: (1 / (1 + jnp.exp(-y)))[:, 0],
+        lambda y: jax.jit(jax.nn.sigmoid)(y[:, 0]),
+        lambda y: jax.checkpoint(lambda z: jax.nn.softmax(z)[..., 1])(y),
+    ],
+)
+def test_probabilities_are_noticed_once(give, capsys):
+    traced(give)
+    said = capsys.readouterr().err
+    assert re.match(rf"{CALLED} ends in a sigmoid or softmax", said) and said.count("\n") == 1
+    traced(give)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda y: y[:, 0] * jax.nn.sigmoid(y[:, 1]),  # a gate
+        lambda y: jax.nn.softmax(y)[:, 1] @ jnp.eye(4),  # an attention
+        lambda y: jnp.log(jax.nn.sigmoid(y[:, 0])),
+        lambda y: y[:, 0] / (1 + jnp.abs(y[:, 1])),
+        lambda y: jnp.exp(y[:, 0]) - 1,
+        lambda y: jnp.zeros(4),  # as a last layer that starts at 0 gives
+    ],
+)
+def test_logits_are_not_taken_for_probabilities(give, capsys):
+    traced(give)
+    assert capsys.readouterr().err == ""
+
+
+class Stateful(nnx.Module):
+    """All that is no parameter."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.bn = nnx.BatchNorm(3, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.seen = nnx.Variable(jnp.zeros(()))
+        self.scale = jnp.ones(3)
+
+
+def test_what_is_no_parameter_is_named():
+    config = OwnConfig(lambda: Stateful(nnx.Rngs(0)))
+    with pytest.raises(ConfigError) as refused:
+        module.built(config, config.build)
+    said = str(refused.value)
+    line = Stateful.__init__.__code__.co_firstlineno
+    assert re.match(rf"the model Stateful \({HERE}:{line}\) holds model.bn.mean: BatchStat, model.bn.var: BatchStat, ", said)
+    for word in ("model.drop.rngs.count: RngCount", "model.scale: a plain array", ", model.seen: Variable, but only an nnx.Param",
+                 "nnx.LayerNorm", "no Dropout", "weight_decay"):  # fmt: skip
+        assert word in said
+    with pytest.raises(ConfigError, match="model.bn.mean: BatchStat"):  # also of shapes alone, as a plan has them
+        module.built(config, lambda: nnx.eval_shape(config.build))
+
+
+def test_parameters_alone_pass():
+    class Plain(nnx.Module):
+        def __init__(self) -> None:
+            self.norm, self.size = nnx.LayerNorm(3, rngs=nnx.Rngs(0)), 3
+            self.layers = nnx.List([nnx.Embed(2, 3, rngs=nnx.Rngs(0))])
+
+    config = OwnConfig(Plain)
+    assert isinstance(module.built(config, config.build), Plain)
+    with pytest.raises(ConfigError, match=rf"OwnConfig \({HERE}:\d+\): build gives None, not a flax.nnx.Module"):
+        module.built(OwnConfig(None), lambda: None)
+
+
+def test_a_numpy_constant_is_an_array():
+    assert module.logits(Own(lambda y: np.zeros(4, np.float32)), X, {}).shape == (4,)
