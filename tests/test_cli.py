@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import assert_refused, inside, outside, start
+from commands import SMALL, assert_refused, inside, outside, start
 
 import recjax
 from recjax.config import to_json
@@ -157,6 +157,19 @@ def test_show_prints_the_config_that_a_run_would_have(preset):
     # What it prints are overrides that give the same config.
     pairs = [line.partition("   (")[0] for line in text.splitlines() if "=" in line]
     assert to_json(load("synthetic", pairs)) == to_json(load(str(preset), ["train.steps=7"]))
+
+
+def test_what_a_choice_replaces_is_told_and_so_is_what_the_data_leave_unused(preset, tmp_path):
+    settings = ("embedding.dim=12", "data.dense=0")
+    told = inside("train", preset, *SMALL, *settings, "--out", tmp_path / "run")
+    assert told.status == 0
+    first, second, *_ = told.err.splitlines()
+    assert first == "what you set changes other settings too: model.bottom=16,12 (preset: 16,8)"
+    assert second.startswith("the data have no dense features, so the model has no bottom MLP: model.bottom=16,12 is not")
+    assert "model.bottom=16,12   (preset: 16,8)" in inside("show", preset, *settings).out
+    done = inside("weights", "export", tmp_path / "run", "--format", "facebook", "--out", tmp_path / "w.npz")
+    assert_refused(done, 2, "there every model has a bottom MLP, and this one has none")
+
 
 
 def test_plan_tells_where_every_table_goes(preset, tmp_path):

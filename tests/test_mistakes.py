@@ -125,9 +125,9 @@ def test_a_setting_with_spaces(preset, spaced):
 @pytest.mark.parametrize(
     ("mistake", "status", "patterns", "mended"),
     [
-        (["embedding.dim=16"], 2, ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)",
-                                      "change embedding.dim"],
-         ["embedding.dim=16", "model.bottom=16"]),
+        (["embedding.dim=16", "model.bottom=16-8"], 2,
+         ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)", "change embedding.dim"],
+         ["embedding.dim=16"]),
         (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
         (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "in this process: restart it"], []),

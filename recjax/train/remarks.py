@@ -5,6 +5,8 @@ from __future__ import annotations
 from recjax import config as machinery
 from recjax.config_values import written
 from recjax.data.source import SPLITS
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.dlrm import DLRMConfig
 from recjax.presets import RunConfig
 from recjax.train.setup import Setup
 
@@ -16,7 +18,7 @@ def remarks(config: RunConfig, setup: Setup) -> list[str]:
       config: as it was asked for.
       setup: of the run; its config is that for so many training samples.
     """
-    return [*_smaller(config, setup), *_unvalidated(setup)]
+    return [*_smaller(config, setup), *_unvalidated(setup), *_without_bottom(setup)]
 
 
 def _smaller(config: RunConfig, setup: Setup) -> list[str]:
@@ -47,4 +49,15 @@ def _unvalidated(setup: Setup) -> list[str]:
     return [
         f"{source.name} has no validation split (it has {there}): the result is that of the last step, for nothing "
         f"chooses an earlier one{early}"
+    ]
+
+
+def _without_bottom(setup: Setup) -> list[str]:
+    """Says so where the data leave a bottom MLP nothing to see."""
+    model = setup.config.model
+    if setup.source.schema.dense or not isinstance(model, DLRMConfig | DCNv2Config) or not model.bottom:
+        return []
+    return [
+        f"the data have no dense features, so the model has no bottom MLP: model.bottom={written(model.bottom)} is not "
+        "used, and the embeddings interact alone"
     ]
