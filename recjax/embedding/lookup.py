@@ -222,6 +222,61 @@ def send_gradients(group: Group, asked: Asked, grads_UxD: jax.Array) -> tuple[ja
         return sums_RxE[:, -1] > 0, sums_RxE[:, :-1]
 
 
+class Proposed(NamedTuple):
+    """What an update would write, before it is known whether the step counts.
+
+    Attributes:
+      rows: new rows, float; U of them: [M, W] beside `touched`, or [R, W] where all rows pass through the optimizer.
+      slots: new slots, [U, ...] each.
+      before: the slots that these take the place of.
+    """
+
+    rows: jax.Array
+    slots: Slots
+    before: Slots
+
+
+def propose(
+    group: Group,
+    table_RxW: jax.Array,
+    slots_R: Slots,
+    touched: jax.Array,
+    grads: jax.Array,
+    scale: jax.Array,
+    step: jax.Array,
+    rate: jax.Array,
+) -> Proposed:
+    """One exact optimizer update of the touched rows, not written yet.
+
+    An optimizer with `every_row` updates all rows; its tables are small enough for a dense gradient.
+
+    Args:
+      group: the table group.
+      table_RxW: this device's part of the buffer.
+      slots_R: optimizer slots, [R, ...] each.
+      touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
+      grads: the gradients beside it.
+      scale: what they are multiplied with, for the gradients of the mean loss.
+      step: int32, steps done before this one.
+      rate: the schedule's factor of the learning rate.
+    """
+    at = At(step=step, rate=rate, row_mean=functools.partial(_row_mean, group))
+    with jax.named_scope("sparse_update"):
+        grads = grads * scale
+        if group.optimizer.every_row and group.sharding != "copies":
+            none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
+            grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
+        if group.optimizer.every_row or group.sharding == "copies":
+            rows, before = values(table_RxW), slots_R
+        else:
+
+            def gather(x: jax.Array) -> jax.Array:
+                return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+
+            rows, before = values(gather(table_RxW)), {k: gather(v) for k, v in slots_R.items()}
+        return Proposed(*group.optimizer.apply(rows.astype(grads.dtype), before, grads, at), before)
+
+
 def update(
     group: Group,
     table_RxW: jax.Array,
@@ -231,26 +286,20 @@ def update(
     scale: jax.Array,
     step: jax.Array,
     rate: jax.Array,
+    proposed: Proposed,
     ok: jax.Array,
     seed: int = 0,
 ) -> tuple[jax.Array, Slots]:
-    """Applies one exact optimizer update to the touched rows, or none at all unless `ok`.
+    """Writes what `propose` gave for the same arguments, or nothing at all unless `ok`.
 
-    An optimizer with `every_row` updates all rows; its tables are small enough for a dense gradient.
+    The table is donated by the step and written in place.
 
     Args:
-      group: the table group.
-      table_RxW: this device's part of the buffer; donated by the step, written in place.
-      slots_R: optimizer slots, [R, ...] each.
-      touched: unique slots [M], or a mask [R] for a replicated table, as `send_gradients` returned it.
-      grads: the gradients beside it.
-      scale: what they are multiplied with, for the gradients of the mean loss.
-      step: int32, steps done before this one.
-      rate: the schedule's factor of the learning rate.
+      group, table_RxW, slots_R, touched, grads, scale, step, rate: as for `propose`.
+      proposed: what it gave. A kernel that works on the table itself makes it once more, on its way over the rows.
       ok: bool, whether the global step is finite.
       seed: of the run; for the rounding of bfloat16 tables.
     """
-    at = At(step=step, rate=rate, row_mean=functools.partial(_row_mean, group))
     with jax.named_scope("sparse_update"):
         rule = group.optimizer
         if (
@@ -270,33 +319,23 @@ def update(
                 weight_decay=rule.weight_decay,
             )
             return table_RxW, {"sum_of_squares": sums_R}
-        grads = grads * scale
-        if group.optimizer.every_row and group.sharding != "copies":
-            none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
-            grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
-        if group.optimizer.every_row or group.sharding == "copies":
-            changed_R = jnp.broadcast_to(ok, group.rows) if group.optimizer.every_row else touched & ok
+        if rule.every_row or group.sharding == "copies":
+            changed_R = jnp.broadcast_to(ok, group.rows) if rule.every_row else touched & ok
 
             def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
                 return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-            new_RxW, new_R = group.optimizer.apply(values(table_RxW).astype(grads.dtype), slots_R, grads, at)
             every_R = jnp.arange(group.rows, dtype=jnp.int32)
-            new_RxW = write(group, new_RxW, every_R, seed, step, table_RxW.dtype)
-            return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in new_R.items()}
-
-        def gather(x: jax.Array) -> jax.Array:
-            return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+            new_RxW = write(group, proposed.rows, every_R, seed, step, table_RxW.dtype)
+            return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
 
         def scatter(x: jax.Array, new: jax.Array) -> jax.Array:
             return x.at[target_M].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
 
         # A step that is not ok aims every write past the end, which changes nothing and stays in place.
         target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
-        rows_MxW, old_M = values(gather(table_RxW)).astype(grads.dtype), {k: gather(v) for k, v in slots_R.items()}
-        new_MxW, new_M = group.optimizer.apply(rows_MxW, old_M, grads, at)
-        new_MxW = write(group, new_MxW, touched, seed, step, table_RxW.dtype)
-        return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in new_M.items()}
+        new_MxW = write(group, proposed.rows, touched, seed, step, table_RxW.dtype)
+        return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
 
 
 def _in_place(table_RxW: jax.Array) -> bool:

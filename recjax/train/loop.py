@@ -25,6 +25,7 @@ from recjax.train.agreement import AskedToStop, never
 from recjax.train.array_store import size_bytes
 from recjax.train.checkpoint import Checkpoints, Restored
 from recjax.train.due import Due
+from recjax.train.finite import explain
 from recjax.train.memory import available_bytes
 from recjax.train.setup import Setup
 from recjax.train.writers import MetricsFile, NoMetrics, Progress
@@ -197,7 +198,7 @@ class Loop:
                         f"step {step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
                         "samples out when preparing the data, or raise train.batch_size."
                     ).in_all()
-                raise TrainingError(_not_finite(step, place, result)).in_all()
+                raise TrainingError(explain(self.setup.config.train, self.setup.bound, step, place, result)).in_all()
             loss = float(result["loss"])
             self.progress.update(step, first + size, loss, alone)
             if step % self.setup.config.train.log_every == 0 or step == self.total:
@@ -403,21 +404,3 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
 def _place(first: int, size: int, samples_per_epoch: int) -> str:
     epoch, offset = divmod(first, samples_per_epoch)
     return f"samples {offset} to {offset + size - 1} in the order of epoch {epoch}"
-
-
-def _not_finite(step: int, place: str, result: dict[str, jax.Array]) -> str:
-    found = [
-        f"{int(result[key])} of its {what}"
-        for key, what in (("bad_dense", "dense gradients"), ("bad_tables", "table gradients"))
-        if int(result[key])
-    ]
-    if not found and int(result.get("bad_norm", 0)):
-        found.append("the norm of its gradients, whose squares overflow")
-    if int(result["bad_loss"]):
-        found.insert(0, f"its loss ({float(result['loss'])})")
-    return (
-        f"step {step} is not finite: {' and '.join(found)}. It covers {place}. The step was not applied and no "
-        "checkpoint was written after it, so the run can be resumed. A learning rate that is too high is the usual "
-        "cause: lower train.optimizer.learning_rate or embedding.optimizer.learning_rate and start anew in another "
-        "--out."
-    )

@@ -16,13 +16,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bound import BoundPlan
+from recjax.embedding.bound import BoundPlan, Group
 from recjax.embedding.collection import Tables
-from recjax.embedding.lookup import at_home, fetch, send_gradients, update
+from recjax.embedding.lookup import Proposed, at_home, fetch, propose, send_gradients, update
 from recjax.embedding.pooling import pool
 from recjax.embedding.route import Routing
 from recjax.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
 from recjax.train.dense import REPLICATED, Dense, order_made
+from recjax.train.finite import slotted, spoilt
 from recjax.train.module import logits
 from recjax.train.state import TrainState
 
@@ -109,9 +110,9 @@ def make_train_step(
     """The jitted training step. It donates the state and works on the tables in place.
 
     Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
-    in dense_grads, and, where tables are sharded, one of a single integer in finite_check, by which
-    all devices agree on whether the step counts; and, to clip, one of a single float in clip (both within each
-    replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of gradients instead of
+    in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices agree on
+    whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one of a
+    single float in clip (both within each replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of gradients instead of
     the one; or for all-gathers of parameters in dense_gather and reduce-scatters of gradients in dense_grads, with an
     all-reduce of the two sums: see `dense.py`.
 
@@ -119,7 +120,8 @@ def make_train_step(
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
       mean log loss of exactly this step; "weight", the sum of its samples' weights; "ok", false if it was not finite
       and changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
-      non-finite values that made it so.
+      non-finite values that made it so; "bad_opt" and "bad_slots" those of the state of the dense optimizer and, int32
+      [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
 
     def train_step(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -164,14 +166,14 @@ def make_train_step(
         scale = 1 / weight  # of the tables' gradients
         axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
 
-        def over_tables(count: Callable[[jax.Array, jax.Array], jax.Array], dense: jax.Array) -> jax.Array:
-            """The sum of `count` of all row gradients and their scale, over groups and devices, and of dense ones.
+        def over_tables(count: Callable[[Group], jax.Array], dense: jax.Array) -> jax.Array:
+            """The sum of `count` of all table groups, over groups and devices, and of dense gradients.
 
             What all devices hold alike, or all of a replica group, is one device's part of the sum. So it depends on
             all buckets of dense gradients, or XLA would combine it with one of them, which would then wait for the row
             gradients.
             """
-            found = {g.name: count(sent[g.name][1], scale) for g in bound.groups}
+            found = {g.name: count(g) for g in bound.groups}
             spread = [found[g.name] for g in bound.groups if g.sharding != "copies"]
             in_group = [found[g.name] for g in bound.groups if g.sharding == "copies" and g.independent]
             alike = sum((found[g.name] for g in bound.groups if g.sharding == "copies" and not g.independent), dense)
@@ -182,38 +184,61 @@ def make_train_step(
                 total = total + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sum(in_group), 0)
             return jax.lax.psum(total, axes)
 
-        one = jnp.ones((), loss.dtype)
-        with jax.named_scope("finite_check"):
-            bad = {
-                "bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32),
-                "bad_dense": held.total(_not_finite(jax.tree.leaves(dense_grads), one)),
-                "bad_tables": over_tables(lambda rows, scale: _not_finite([rows], scale), jnp.int32(0)),
-            }
+        bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         if options.clip_norm:
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
-                squares = over_tables(lambda rows, scale: _squares(rows * scale), of_dense)
+                squares = over_tables(lambda g: _squares(sent[g.name][1] * scale), of_dense)
                 # Finite gradients may have squares that overflow.
                 bad["bad_norm"] = (~jnp.isfinite(squares)).astype(jnp.int32)
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
                 clip = jnp.where(squares > 0, clip, 1)
                 dense_grads = jax.tree.map(lambda g: g * clip, dense_grads)
-                scale = scale * clip
-
+            clipped = scale * clip
+        else:
+            clipped = scale
         if bound.independent:  # see `replicas.py`
-            scale = scale * bound.replicas
-        ok = state.ok & (sum(bad.values()) == 0)
+            clipped = clipped * bound.replicas
+
+        # Everything that an update writes is made before the devices agree that it may be written.
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
-        tables, slots = {}, {}
-        for group in bound.groups:
-            before = state.tables[group.name], state.slots[group.name]
-            with jax.named_scope(group.name):
-                written = update(group, *before, *sent[group.name], scale, state.step, rate, ok, options.seed)
-            tables[group.name], slots[group.name] = written
         with jax.named_scope("dense_update"):
             updates, opt = tx.update(dense_grads, state.opt, state.dense)
             updates = jax.tree.map(lambda u: u * rate, updates)
             dense = optax.apply_updates(state.dense, updates)
+        with jax.named_scope("finite_check"):
+            of_dense = held.total(spoilt(jax.tree.leaves(dense_grads), jnp.ones((), loss.dtype), state.opt, opt))
+        # No count is negative, which XLA does not know: means over rows that are spread over devices come after all
+        # dense gradients and the loss, or it would combine these with them, and let them wait.
+        after_dense = jnp.where(of_dense[0] < 0, loss, clipped)
+        given: dict[str, Any] = {}
+        proposed: dict[str, Proposed] = {}
+        for group in bound.groups:
+            before = state.tables[group.name], state.slots[group.name]
+            factor = after_dense if group.columns.owners > 1 else clipped
+            given[group.name] = (group, *before, *sent[group.name], factor, state.step, rate)
+            with jax.named_scope(group.name):
+                proposed[group.name] = propose(*given[group.name])
+
+        with jax.named_scope("finite_check"):
+            with_slots = [group.name for group in slotted(bound)]
+
+            def of_group(group: Group) -> jax.Array:  # its gradients, and its slots in their place among those of all
+                changes = proposed[group.name]
+                gradients, slots = spoilt([sent[group.name][1]], clipped, changes.before, changes.slots)
+                return jnp.stack([gradients, *(slots if name == group.name else slots * 0 for name in with_slots)])
+
+            of_tables = over_tables(of_group, jnp.zeros(1 + len(with_slots), jnp.int32))
+            bad |= {"bad_dense": of_dense[0], "bad_opt": of_dense[1]}
+            bad |= {"bad_tables": of_tables[0], "bad_slots": of_tables[1:]}
+
+        ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
+        tables, slots = {}, {}
+        for group in bound.groups:
+            with jax.named_scope(group.name):
+                written = update(*given[group.name], proposed[group.name], ok, options.seed)
+            tables[group.name], slots[group.name] = written
+        with jax.named_scope("dense_update"):
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))
         new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
         return new, {"loss": loss, "weight": weight, "ok": ok, **bad}
@@ -262,28 +287,6 @@ def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
     """The PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `held` says."""
     specs: Any = {g.name: P(g.held_over) for g in bound.groups}
     return TrainState(P(), P(), *held.specs(), specs, specs)
-
-
-def _not_finite(arrays: Sequence[jax.Array], scale: jax.Array) -> jax.Array:
-    """How many elements of arrays are not finite once they are scaled: int32.
-
-    XLA's code for CPUs writes an integer for each element to memory before it adds them up. A sum of floats it makes in
-    one pass instead, and no sum with a term that is not finite is finite itself. So there elements are counted only if
-    that fails (as it also may where all are finite, if the sum overflows).
-    """
-
-    def counted(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return sum((jnp.sum(~jnp.isfinite(x * scale), dtype=jnp.int32) for x in arrays), jnp.int32(0))
-
-    def none(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return counted(scale, *(x[:0] for x in arrays))  # 0, but differing between devices wherever the count does
-
-    def probed(scale: jax.Array, *arrays: jax.Array) -> jax.Array:
-        total = sum((jnp.sum(x * scale) for x in arrays), scale * 0)
-        return jax.lax.cond(jnp.isfinite(total), none, counted, scale, *arrays)
-
-    # Elsewhere counting is one pass anyway, and a device must not wait for a choice.
-    return jax.lax.platform_dependent(scale, *arrays, cpu=probed, default=counted)
 
 
 def _squares(x: jax.Array) -> jax.Array:

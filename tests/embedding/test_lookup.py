@@ -16,7 +16,7 @@ from support import ON_ONE_HOST, mesh_of
 from recjax.data.batch import Bags, Batch
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import BoundPlan, Group, bind
-from recjax.embedding.lookup import coalesce, fetch, send_gradients, update
+from recjax.embedding.lookup import coalesce, fetch, propose, send_gradients, update
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
@@ -293,7 +293,8 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
         one = jnp.float32(1)
-        return update(group, table, slots, touched, sums, one, jnp.int32(0), one, jnp.asarray(True))
+        given = (group, table, slots, touched, sums, one, jnp.int32(0), one)
+        return update(*given, propose(*given), jnp.asarray(True))
 
     spec = P(BATCH_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(BATCH_AXES)), out_specs=(spec, spec))

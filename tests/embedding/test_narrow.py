@@ -22,7 +22,7 @@ from recjax.data.synthetic import Synthetic
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import Group, bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
-from recjax.embedding.lookup import fetch, update
+from recjax.embedding.lookup import fetch, propose, update
 from recjax.embedding.narrow import nearest, stochastic, values, write
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
@@ -167,7 +167,8 @@ def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placemen
                 given = mask, jnp.full((R, 6), -(2.0**-12) * 10)
             else:
                 given = jnp.asarray(touched), jnp.full((len(touched), 6), -(2.0**-12) * 10)
-            return update(group, table, {}, *given, jnp.float32(1), step, jnp.float32(1), jnp.asarray(True), 7)[0]
+            args = (group, table, {}, *given, jnp.float32(1), step, jnp.float32(1))
+            return update(*args, propose(*args), jnp.asarray(True), 7)[0]
 
         return jax.lax.fori_loop(0, 400, one, table)
 

@@ -1,10 +1,12 @@
 """Invariants 4 and 5, read from the compiled program: the claimed collectives, and no table-sized temporary."""
 
 import collections
+import dataclasses
 import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,10 +18,12 @@ from recjax.comms.compiled import collectives, members
 from recjax.data.synthetic import Synthetic
 from recjax.embedding import capacity, route
 from recjax.embedding.bound import ACROSS, BoundPlan, bind
-from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
+from recjax.embedding.optim import Adagrad, Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment, make_plan
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
+from recjax.train.finite import explain
+from recjax.train.options import DenseAdagrad, TrainConfig
 from recjax.train.state import TrainState
 from recjax.train.step import PLAIN, Inputs, StepOptions, make_predict, make_train_step, place
 
@@ -78,7 +82,7 @@ def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
     assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 8 * C * D * 4
     parameters = sum(x.size for x in jax.tree.leaves(built.state.dense))
     assert bytes_of["dense_grads"] == (parameters + 2) * 4  # and the sums of w*l and of w
-    assert bytes_of["finite_check"] == 4
+    assert bytes_of["finite_check"] == 2 * 4  # the numbers of bad gradients and of bad slots
 
 
 def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
@@ -279,6 +283,52 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
     state, metrics = built.step(built.state, huge)
     assert int(metrics["bad_norm"]) == 1 and not bool(metrics["ok"])
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
+
+
+# Optimizer of the tables, of the dense part, plan, devices; whose slots overflow by squares of gradients of 1e20 and more.
+OVERFLOWS = [
+    (ADAGRAD, optax.sgd(0.1), "row_wise", 8, "bad_slots"),
+    (ADAGRAD, optax.sgd(0.1), "column_wise", 3, "bad_slots"),
+    (Adam(0.1), optax.sgd(0.1), "data_parallel", 2, "bad_slots"),
+    (Adagrad(0.1, every_row=True), optax.sgd(0.1), "row_wise", 2, "bad_slots"),
+    (Sgd(1e-30), DenseAdagrad(0.1).build(), "row_wise", 8, "bad_opt"),
+    (Sgd(1e-30), optax.sgd(1e-30), "row_wise", 8, ""),
+]
+
+
+@pytest.mark.parametrize(("tables", "dense", "plan", "devices", "where"), OVERFLOWS)
+def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, devices, where) -> None:
+    built = Built(dataclasses.replace(make((900, 37, 2000), tables), tx=dense), devices, plan)
+    before = states.to_host(built.state, built.bound)
+    inputs = built.inputs(0)
+    huge = Inputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
+    state, metrics = built.step(built.state, huge)
+    bad = {name: int(jnp.sum(count)) for name, count in metrics.items() if name.startswith("bad_")}
+    assert {name for name, count in bad.items() if count} == ({where} if where else set())
+    assert np.isfinite(float(metrics["loss"])) and bool(metrics["ok"]) == (not where)
+    if where:
+        jax.tree.map(np.testing.assert_array_equal, states.to_host(state, built.bound), before)
+        assert int(state.step) == 0
+        kind = "rowwise_adagrad" if tables == ADAGRAD else tables.kind
+        said = explain(TrainConfig(), built.bound, 1, "samples 0 to 96", metrics)
+        whose = f"{kind} for the rows of sparse_0, sparse_1, sparse_2" if where == "bad_slots" else "adagrad for the dense"
+        assert re.match(rf"step 1 is not finite: \d+ slots of {whose}.*, which would overflow\. It covers samples 0 to", said)
+
+
+def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_already() -> None:
+    """Row-wise Adagrad's sums: 2^127 + 2^127 is no float32, though both are; infinity + x is no new infinity."""
+    built = Built(make((900, 37, 2000)), 2, "row_wise")
+    (group,) = built.bound.groups
+    for start, rows_scale, ok in ((2.0**126, 0.0, True), (2.0**127, 1.0, False), (np.inf, 1.0, True)):
+        built = Built(make((900, 37, 2000)), 2, "row_wise")
+        sums = built.state.slots[group.name]["sum_of_squares"]
+        full = jax.device_put(jnp.full_like(sums, start), sums.sharding)
+        state = dataclasses.replace(built.state, slots={group.name: {"sum_of_squares": full}})
+        inputs = built.inputs(0)
+        # gradients of a row are of the size of the bottom MLP's output, which the dense features scale
+        huge = Inputs(inputs.dense_BxK * (1e21 * rows_scale), inputs.labels_B, inputs.weights_B, inputs.routing)
+        _, metrics = built.step(state, huge)
+        assert (bool(metrics["ok"]), bool(metrics["bad_slots"][0])) == (ok, not ok)
 
 
 @pytest.mark.parametrize("where", ["dense", "labels", "table"])
