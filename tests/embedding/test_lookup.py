@@ -265,10 +265,13 @@ def test_only_touched_rows_change(plan, ok):
     else:
         unique, sums = np.zeros(R, bool), np.full((R, D), 9, np.float32)
         unique[touched], sums[touched] = True, grads
-    jitted, one = jax.jit(functools.partial(update, group)), jnp.float32(1)
-    new, slots = jitted(
-        table, {"touches": counts, "sums": table}, unique, sums, one, jnp.int32(0), one, jnp.asarray(ok)
-    )
+    one = jnp.float32(1)
+
+    @jax.jit
+    def updated(*given):
+        return update(group, *given, propose(group, *given), jnp.asarray(ok))
+
+    new, slots = updated(table, {"touches": counts, "sums": table}, unique, sums, one, jnp.int32(0), one)
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
         expected[touched] -= np.array(grads, np.float32)
