@@ -214,7 +214,8 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             chosen = dataclasses.is_dataclass(value) and name in keys
             if chosen and type(value) is type(getattr(getattr(config, group), setting)):
                 # The recipe has this kind already, with values for a whole log. So it is chosen for small data apart.
-                texts = [apart[0] + text[len(name) :] for text in overrides if text.startswith((f"{name}=", f"{name}."))]
+                given = [text for text in overrides if text.startswith((f"{name}=", f"{name}."))]
+                texts = [apart[0] + text[len(name) :] for text in given]
                 value = getattr(machinery.override(config, texts).small, fields[0])
             small[fields[0]] = value
     return dataclasses.replace(changed, small=dataclasses.replace(changed.small, **small))

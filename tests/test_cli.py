@@ -165,11 +165,10 @@ def test_what_a_choice_replaces_is_told_and_so_is_what_the_data_leave_unused(pre
     assert told.status == 0
     first, second, *_ = told.err.splitlines()
     assert first == "what you set changes other settings too: model.bottom=16,12 (preset: 16,8)"
-    assert second.startswith("the data have no dense features, so the model has no bottom MLP: model.bottom=16,12 is not")
+    assert second.startswith("the data have no dense features, so the model has no bottom MLP: model.bottom=16,12")
     assert "model.bottom=16,12   (preset: 16,8)" in inside("show", preset, *settings).out
     done = inside("weights", "export", tmp_path / "run", "--format", "facebook", "--out", tmp_path / "w.npz")
     assert_refused(done, 2, "there every model has a bottom MLP, and this one has none")
-
 
 
 def test_plan_tells_where_every_table_goes(preset, tmp_path):

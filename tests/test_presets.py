@@ -53,7 +53,9 @@ def test_every_model_and_dimension_can_be_chosen_in_every_preset(preset: str) ->
             config = override(base, [f"model={model}"] + ([] if dim is None else [f"embedding.dim={dim}"]))
             assert config.model.kind == model
             for dense in (4, 0):
-                if model == "deepfm" and len(own) > 1:  # which cannot be: it multiplies every embedding with every other
+                if (
+                    model == "deepfm" and len(own) > 1
+                ):  # which cannot be: it multiplies every embedding with every other
                     with pytest.raises(ConfigError, match="DeepFM multiplies every embedding with every other"):
                         build(config, dense)
                 else:

@@ -274,7 +274,8 @@ def propose(
                 return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
             rows, before = values(gather(table_RxW)), {k: gather(v) for k, v in slots_R.items()}
-        return Proposed(*group.optimizer.apply(rows.astype(grads.dtype), before, grads, at), before)
+        new, slots = group.optimizer.apply(rows.astype(grads.dtype), before, grads, at)
+        return Proposed(new, slots, before)
 
 
 def update(
@@ -292,10 +293,15 @@ def update(
 ) -> tuple[jax.Array, Slots]:
     """Writes what `propose` gave for the same arguments, or nothing at all unless `ok`.
 
-    The table is donated by the step and written in place.
-
     Args:
-      group, table_RxW, slots_R, touched, grads, scale, step, rate: as for `propose`.
+      group: the table group.
+      table_RxW: this device's part of the buffer; donated by the step, written in place.
+      slots_R: optimizer slots, likewise.
+      touched: as for `propose`, as the next four.
+      grads: not scaled.
+      scale: of the gradients.
+      step: steps done before this one.
+      rate: the schedule's factor.
       proposed: what it gave. A kernel that works on the table itself makes it once more, on its way over the rows.
       ok: bool, whether the global step is finite.
       seed: of the run; for the rounding of bfloat16 tables.

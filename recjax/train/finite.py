@@ -12,6 +12,8 @@ import numpy as np
 from recjax.embedding.bound import BoundPlan, Group
 from recjax.train.options import TrainConfig
 
+Pairs = Sequence[tuple[jax.Array, jax.Array]]
+
 
 def slotted(bound: BoundPlan) -> list[Group]:
     """The table groups whose optimizer keeps slots, in the order of the step's "bad_slots"."""
@@ -45,7 +47,7 @@ def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any
         if jnp.issubdtype(pair[0].dtype, jnp.floating)
     ]
 
-    def counted(scale: jax.Array, grads: Sequence[jax.Array], pairs: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    def counted(scale: jax.Array, grads: Sequence[jax.Array], pairs: Pairs) -> jax.Array:
         bad = (jnp.sum(~jnp.isfinite(g * scale), dtype=jnp.int32) for g in grads)
         gone = (jnp.sum(jnp.isfinite(old) & ~jnp.isfinite(new), dtype=jnp.int32) for old, new in pairs)
         return jnp.stack([sum(bad, jnp.int32(0)), sum(gone, jnp.int32(0))])
@@ -53,7 +55,7 @@ def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any
     def none(scale: jax.Array, *arrays: Any) -> jax.Array:
         return counted(scale, *jax.tree.map(lambda x: x[:0], arrays))  # 0, but differing between devices like the count
 
-    def probed(scale: jax.Array, grads: Sequence[jax.Array], pairs: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    def probed(scale: jax.Array, grads: Sequence[jax.Array], pairs: Pairs) -> jax.Array:
         sums = [jnp.sum(new) for _, new in pairs] or [jnp.sum(g * scale) for g in grads]
         return jax.lax.cond(jnp.isfinite(sum(sums, scale * 0)), none, counted, scale, grads, pairs)
 

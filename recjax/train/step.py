@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -109,12 +109,12 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
-    Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w)
-    in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices agree on
-    whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one of a
-    single float in clip (both within each replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of gradients instead of
-    the one; or for all-gathers of parameters in dense_gather and reduce-scatters of gradients in dense_grads, with an
-    all-reduce of the two sums: see `dense.py`.
+    Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w) in dense_grads,
+    and, where tables are sharded, one of a few integers in finite_check, by which all devices agree on whether the step
+    counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one of a single float in clip
+    (both within each replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of
+    gradients instead of the one; or for all-gathers of parameters in dense_gather and reduce-scatters of gradients in
+    dense_grads, with an all-reduce of the two sums: see `dense.py`.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -211,14 +211,15 @@ def make_train_step(
         # No count is negative, which XLA does not know: means over rows that are spread over devices come after all
         # dense gradients and the loss, or it would combine these with them, and let them wait.
         after_dense = jnp.where(of_dense[0] < 0, loss, clipped)
-        given: dict[str, Any] = {}
         proposed: dict[str, Proposed] = {}
+        writes: dict[str, Callable[..., tuple[jax.Array, Any]]] = {}
         for group in bound.groups:
             before = state.tables[group.name], state.slots[group.name]
             factor = after_dense if group.columns.owners > 1 else clipped
-            given[group.name] = (group, *before, *sent[group.name], factor, state.step, rate)
+            given = (*before, *sent[group.name], factor, state.step, rate)
             with jax.named_scope(group.name):
-                proposed[group.name] = propose(*given[group.name])
+                proposed[group.name] = propose(group, *given)
+            writes[group.name] = functools.partial(update, group, *given, proposed[group.name])
 
         with jax.named_scope("finite_check"):
             with_slots = [group.name for group in slotted(bound)]
@@ -236,7 +237,7 @@ def make_train_step(
         tables, slots = {}, {}
         for group in bound.groups:
             with jax.named_scope(group.name):
-                written = update(*given[group.name], proposed[group.name], ok, options.seed)
+                written = writes[group.name](ok, options.seed)
             tables[group.name], slots[group.name] = written
         with jax.named_scope("dense_update"):
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))

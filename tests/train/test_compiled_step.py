@@ -285,7 +285,7 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
 
 
-# Optimizer of the tables, of the dense part, plan, devices; whose slots overflow by squares of gradients of 1e20 and more.
+# Optimizer of the tables, of the dense part, plan, devices, and whose slots the squares of huge gradients overflow.
 OVERFLOWS = [
     (ADAGRAD, optax.sgd(0.1), "row_wise", 8, "bad_slots"),
     (ADAGRAD, optax.sgd(0.1), "column_wise", 3, "bad_slots"),
@@ -311,8 +311,12 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
         assert int(state.step) == 0
         kind = "rowwise_adagrad" if tables == ADAGRAD else tables.kind
         said = explain(TrainConfig(), built.bound, 1, "samples 0 to 96", metrics)
-        whose = f"{kind} for the rows of sparse_0, sparse_1, sparse_2" if where == "bad_slots" else "adagrad for the dense"
-        assert re.match(rf"step 1 is not finite: \d+ slots of {whose}.*, which would overflow\. It covers samples 0 to", said)
+        whose = (
+            f"{kind} for the rows of sparse_0, sparse_1, sparse_2" if where == "bad_slots" else "adagrad for the dense"
+        )
+        assert re.match(
+            rf"step 1 is not finite: \d+ slots of {whose}, which would overflow\. It covers samples 0 to", said
+        )
 
 
 def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_already() -> None:

@@ -124,9 +124,7 @@ def dense_collectives(trained: Trained) -> list[tuple[str, str, int]]:
 def test_each_bucket_is_one_all_reduce() -> None:
     with jax.enable_x64(True):
         trained = train("replicated", KIB, 8)
-    found = [
-        c for c in collectives(trained.compiled.as_text()) if c.kind == "all-reduce" and c.phase != "finite_check"
-    ]
+    found = [c for c in collectives(trained.compiled.as_text()) if c.kind == "all-reduce" and c.phase != "finite_check"]
     arrays = [
         dims for c in found for _, dims in c.shapes if dims
     ]  # the rest are single numbers, which XLA may add to one

@@ -154,9 +154,15 @@ def test_what_is_no_parameter_is_named():
         module.built(config, config.build)
     said = str(refused.value)
     line = Stateful.__init__.__code__.co_firstlineno
-    assert re.match(rf"the model Stateful \({HERE}:{line}\) holds model.bn.mean: BatchStat, model.bn.var: BatchStat, ", said)
-    for word in ("model.drop.rngs.count: RngCount", "model.scale: a plain array", ", model.seen: Variable, but only an nnx.Param",
-                 "nnx.LayerNorm", "no Dropout", "weight_decay"):  # fmt: skip
+    assert re.match(
+        rf"the model Stateful \({HERE}:{line}\) holds model.bn.mean: BatchStat, model.bn.var: BatchStat, ", said
+    )
+    words = (
+        "model.drop.rngs.count: RngCount",
+        "model.scale: a plain array",
+        "model.seen: Variable, but only an nnx.Par",
+    )
+    for word in (*words, "nnx.LayerNorm", "no Dropout", "weight_decay"):
         assert word in said
     with pytest.raises(ConfigError, match="model.bn.mean: BatchStat"):  # also of shapes alone, as a plan has them
         module.built(config, lambda: nnx.eval_shape(config.build))
