@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import recjax
-from recjax.config import assignments, config_hash, from_json
+from recjax.config import config_hash, from_json
 from recjax.config_values import members
 from recjax.data.batch import Feature, Schema
 from recjax.errors import ConfigError

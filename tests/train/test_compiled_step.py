@@ -311,9 +311,8 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
         assert int(state.step) == 0
         kind = "rowwise_adagrad" if tables == ADAGRAD else tables.kind
         said = explain(TrainConfig(), built.bound, 1, "samples 0 to 96", metrics)
-        whose = (
-            f"{kind} for the rows of sparse_0, sparse_1, sparse_2" if where == "bad_slots" else "adagrad for the dense part"
-        )
+        rows = "the rows of sparse_0, sparse_1, sparse_2"
+        whose = f"{kind} for {rows}" if where == "bad_slots" else "adagrad for the dense part"
         assert re.match(
             rf"step 1 is not finite: \d+ slots of {whose}, which would overflow\. It covers samples 0 to", said
         )
