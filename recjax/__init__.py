@@ -78,8 +78,8 @@ def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides,
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
-      KeyboardInterrupt: Ctrl-C, or the stop button of a notebook, stopped it, with a checkpoint; a second one ends it at
-        once, without.
+      KeyboardInterrupt: Ctrl-C, or the stop button of a notebook, stopped it, with a checkpoint; a second one ends it
+        at once, without.
     """
     from recjax import main
     from recjax.errors import ConfigError
