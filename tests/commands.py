@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recjax
 from recjax.cli import main
 from recjax.data import blocks, given
 from recjax.data.batch import Bags, Batch, Feature, Schema
@@ -51,9 +50,6 @@ SMALL = ("train.steps=2", "mesh.devices=2")  # the shortest run of the preset
 # Settings for a run of the preset on what `prepare` made: one epoch of ten steps in the order of the file.
 OWN = ("data=prepared", "train.batch_size=64", "train.shuffle=false", "train.epochs=1", "mesh.devices=2")
 SCHEMA = Schema(("d0", "d1"), (Feature("x", 10), Feature("y", 20, None)))
-
-# This checkout, whatever is installed.
-_HERE = {"PYTHONPATH": str(Path(recjax.__file__).parent.parent), "GLIBC_TUNABLES": ""}
 
 
 @dataclasses.dataclass
@@ -94,7 +90,7 @@ def start(*arguments: object, before: str = "", **options: Any) -> subprocess.Po
     """Starts a command in a process of its own; `before` is Python that runs there first."""
     program = f"{before}\nimport sys\nfrom recjax.cli import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = os.environ | _HERE | options.pop("env", {})
+    environment = os.environ | {"GLIBC_TUNABLES": ""} | options.pop("env", {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.Popen(command, text=True, env=environment, **pipes)
 

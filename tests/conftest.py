@@ -5,7 +5,8 @@ This file is imported before any test module, so before anything can start the J
 
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # collectives on small machines: twice the devices is safe. Tests that start processes hand it on.
 os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 
+import compile_cache
+
+os.environ.update(compile_cache.prepare())
+
 import commands
 import hypothesis
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
+from jax._src import compilation_cache
+
+import recjax
+
+compile_cache.install(compilation_cache)
+# Processes that tests start take this checkout, whatever is installed, and sitecustomize.py from here.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    (str(Path(recjax.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+).rstrip(os.pathsep)
 
 # A busy machine is slow, not wrong.
 hypothesis.settings.register_profile("recjax", deadline=None)
@@ -36,22 +49,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For modules that run whole commands: a program is compiled once, for this process and those that it starts."""
-    options: dict[str, Any] = {"jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled")}
-    options |= {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
-    before = {name: getattr(jax.config, name) for name in options}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            patch.setenv(name.upper(), str(value))
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()  # JAX looks only once whether there is one
-        jax.devices()  # starts the backend with all devices, before a command with fewer can
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+@pytest.fixture(scope="session", autouse=True)
+def devices() -> None:
+    """Starts the backend with all devices, before a command with fewer can."""
+    jax.devices()
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clean(compiled_once: None, preset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def clean(preset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """summary.eval of the shortest run of that preset, in a folder where nothing ever went wrong."""
     out = tmp_path_factory.mktemp("clean") / "run"
     return commands.inside("train", preset, *commands.SMALL, "--out", out, "--json").result["eval"]
@@ -73,9 +74,30 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return commands.prepare(tmp_path_factory.mktemp("good") / "data")
 
 
-def pytest_unconfigure() -> None:
-    """Removes the prepared data."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Turns the compile cache off for a test that is marked so, for this process and those that it starts."""
+    if item.get_closest_marker("fresh_compile") is None:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+        _use_cache(False)
+        try:
+            return (yield)
+        finally:
+            _use_cache(True)
+
+
+def _use_cache(on: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", on)
+    compilation_cache.reset_cache()  # JAX looks only once whether there is one
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the prepared data, and old programs."""
     _CACHE.cleanup()
+    if not hasattr(config, "workerinput"):
+        compile_cache.prune(compile_cache.top(), time.time())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

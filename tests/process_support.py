@@ -15,14 +15,11 @@ from pathlib import Path
 import numpy as np
 from commands import arrays, lines_of
 
-import recjax
-
 
 def environment(processes: int, process: int, port: int, limit_s: int = 60) -> dict[str, str]:
     """Of one process of several; of the only one, that of this process."""
-    here = str(Path(recjax.__file__).parent.parent)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RECJAX_")}
-    clean |= {"PYTHONPATH": here, "GLIBC_TUNABLES": ""}
+    clean |= {"GLIBC_TUNABLES": ""}
     if processes == 1:
         return clean
     return clean | {

@@ -14,8 +14,6 @@ import recjax
 from recjax.config import to_json
 from recjax.presets import load
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 VERBS = (
     ["train"],
     ["eval"],

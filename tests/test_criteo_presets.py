@@ -113,7 +113,7 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_they_train(name, prepared, tmp_path, compiled_once):
+def test_they_train(name, prepared, tmp_path):
     """With narrow layers, for the widths are counted above. AUC says nothing here: the labels are random."""
     more = ["data.days=0,1"] if "kaggle" not in name else []
     more += ["model.rank=4"] if "dcnv2" in name else []

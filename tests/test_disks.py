@@ -15,8 +15,6 @@ from commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_o
 
 from recjax.train import files, writers
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "curves.png"])
 def test_a_disk_that_is_full_for_one_file(preset, clean, tmp_path, monkeypatch, name):

@@ -12,9 +12,6 @@ import shutil
 import pytest
 from commands import SMALL, assert_refused, contents, inside, outside
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
-
 # --- usage and config ---
 
 
@@ -243,7 +240,7 @@ def test_a_file_system_without_locks(preset, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def finished(compiled_once, preset, tmp_path_factory):
+def finished(preset, tmp_path_factory):
     """A run folder; not to be changed."""
     out = tmp_path_factory.mktemp("finished") / "run"
     assert inside("train", preset, *SMALL, "--out", out).status == 0

@@ -6,8 +6,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import recjax
-
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLACE = "__OWNER__/recjax"  # what the README says to replace; no account on GitHub can have this name
@@ -55,7 +53,6 @@ def test_runs(path, tmp_path, monkeypatch):
     """In an empty folder, by a kernel of this Python and of this checkout; less than 60 s when nothing else runs."""
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(recjax.__file__).parent.parent))
     monkeypatch.delenv("NPROC")  # recjax sets it itself
     notebook = read(path)
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})

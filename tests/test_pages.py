@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +52,6 @@ def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     if system is not None:
         (tmp_path / "enabled").write_text(system)
     environment = {key: value for key, value in os.environ.items() if key != pages._TUNABLES}
-    environment["PYTHONPATH"] = str(Path(pages.__file__).parent.parent)
     if given is not None:
         environment[pages._TUNABLES] = given
     command = [sys.executable, "-c", SCRIPT, tmp_path / "enabled"]

@@ -24,8 +24,6 @@ from recjax.train.saved import open_run
 from recjax.train.setup import dims, specs
 from recjax.weights import export_weights, import_weights
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 Weights = dict[str, np.ndarray]
 ROWS, D, K = (5000, 37, 300, 11), 8, 3
 DATA = (

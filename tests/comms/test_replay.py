@@ -71,7 +71,7 @@ def mesh(ranks: int):
     return replays.ranks_mesh(jax.devices()[:ranks])
 
 
-def test_replay_measures_every_slot_on_every_rank(compiled_once):
+def test_replay_measures_every_slot_on_every_rank():
     found = slots(by_hand())
     times = replays.replay(found, mesh(4), 3, gaps=True)
     assert len(times.wall_ns) == 3 and min(times.wall_ns) > 0
@@ -166,7 +166,7 @@ def test_a_chain_of_several_arrays():
     assert set(slot.events) == events and all(e.parts == (64,) * 3 and e.in_bytes == 192 for e in slot.events.values())
 
 
-def test_sweep(compiled_once, capsys):
+def test_sweep(capsys):
     found = sweep(mesh(2), ("all_to_all",), (64, 2**20, 2**40), 2, memory_bytes=2**30)
     assert found["left_out_bytes"] == [2**40]
     line = found["collectives"]["all_to_all"]
@@ -185,12 +185,12 @@ def test_sweep(compiled_once, capsys):
         sweep(mesh(1), ("all_to_all",), (64,), 2)
 
 
-def test_a_sweep_of_several_arrays(compiled_once):
+def test_a_sweep_of_several_arrays():
     found = sweep(mesh(2), ("all_reduce",), (2**14, 2**20), 2)["collectives"]["all_reduce"]["uneven"]
     assert {(p["arrays"], p["bytes"]) for p in found if p["arrays"] > 1} == {(2, 2**21)}
 
 
-def test_several_measured_together_are_as_they_are_alone(compiled_once):
+def test_several_measured_together_are_as_they_are_alone():
     """Each sees its own runs: the large ones take longer than the small ones, whichever comes first in the profile."""
     small, large = (
         replays.Prepared(chain("all_reduce", size, 2), mesh(2), name=name)
@@ -202,7 +202,7 @@ def test_several_measured_together_are_as_they_are_alone(compiled_once):
         assert np.median(times[small].slots) * 5 < np.median(times[large].slots)
 
 
-def test_a_sweep_may_pass_over_memory_between_its_collectives(compiled_once):
+def test_a_sweep_may_pass_over_memory_between_its_collectives():
     """32 MiB take a millisecond at least, which is no part of what the collectives take."""
     chained = chain("all_reduce", 64, 2)
     both = [replays.Prepared(chained, mesh(2), between_bytes=size, name=f"passes_{size}") for size in (0, 2**25)]
@@ -212,7 +212,7 @@ def test_a_sweep_may_pass_over_memory_between_its_collectives(compiled_once):
     assert np.median(last) < np.median(passing.wall_ns) / len(chained) / 2
 
 
-def test_memory_may_be_passed_over_before_some_collectives_alone(compiled_once):
+def test_memory_may_be_passed_over_before_some_collectives_alone():
     """32 MiB before each of six, or before the first alone."""
     chained = chain("all_reduce", 64, 2)
     both = [replays.Prepared(chained, mesh(2), between_bytes=2**25, every=n, name=f"every_{n}") for n in (1, 6)]

@@ -152,7 +152,6 @@ def test_any_rows_read_back(tmp_path_factory, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_the_verbs(tmp_path):
     rows = [line(i, i % 2, f"1410{21 + i // 8}{i % 24:02}", site=f"{i % 3:08x}", c14=i % 5) for i in range(80)]
     damage.assert_prepares_or_refuses("avazu", lambda folder: write(folder, rows), "train.csv", 80, tmp_path)

@@ -298,7 +298,6 @@ def test_any_ratings_are_split_by_time(tmp_path_factory, ratings, variant, fract
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_the_verbs(tmp_path):
     ratings = [(1 + i % 3, 10 * (1 + i % 4), 1 + i % 5, 1000 + i) for i in range(80)]
     write_latest = functools.partial(write, variant="latest", ratings=ratings)

@@ -173,7 +173,6 @@ def test_processes_share_a_cache(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_training_from_a_bucket_gives_the_same_numbers(prepared, gs, tmp_path):
     run = ("train", "synthetic", "data=prepared", "train.steps=2", "train.batch_size=64", "mesh.devices=1", "--json")
     here = inside(*run, f"data.path={prepared.path}", "--out", tmp_path / "a").result

@@ -162,6 +162,5 @@ def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_the_verbs(tmp_path):
     damage.assert_prepares_or_refuses("yelp", many, NAMES[1], 80, tmp_path)

@@ -55,7 +55,6 @@ def losses(out, *settings):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_equal_weights_train_as_mean_pooling_does_and_on_any_mesh(tmp_path):
     mean = losses(tmp_path / "mean", "embedding.features.sparse_1.pooling=mean")
     even = losses(tmp_path / "even", "model.sharpness=0", "mesh.devices=3")
@@ -64,7 +63,6 @@ def test_equal_weights_train_as_mean_pooling_does_and_on_any_mesh(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_its_run_is_a_run_like_any_other(preset, tmp_path):
     out = tmp_path / "run"
     assert inside("train", preset, *SHORT, "model.hidden=8", "--out", out, "--json").result["steps"] == 4
@@ -127,7 +125,7 @@ def test_a_class_of_a_module_is_found_by_import(tmp_path):
         "assert json.loads(folder.config_file.read_text())['class'] == 'mine:HistoryRun'\n"
         "assert read_config(folder.path) == mine.config\n"
     )
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(recjax.__file__).parent.parent}"}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
 
 
@@ -138,7 +136,6 @@ def test_built_in_models_take_no_sequences(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_the_readme_model_trains(tmp_path):
     readme = (Path(recjax.__file__).parent.parent / "README.md").read_text()
     code = readme.split("## Your own model")[1].split("```python\n")[1].split("```")[0]

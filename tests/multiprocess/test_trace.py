@@ -36,7 +36,7 @@ def untimed(trace: Trace) -> dict[int, list[Event]]:
     }
 
 
-def test_two_processes_of_two_devices(tmp_path: Path, compiled_once: None) -> None:
+def test_two_processes_of_two_devices(tmp_path: Path) -> None:
     run = (write_preset(tmp_path), "mesh.devices=4", "--steps", 2)
     formats = ("--format", "recjax", "--format", "chakra-et")
     shown = json.loads(together("trace", *run, "--out", tmp_path / "two", *formats, "--json"))

@@ -6,24 +6,21 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from commands import inside, outside, start
 
-import recjax
 from recjax import config as machinery
 from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 @pytest.fixture
-def file(preset, tmp_path, monkeypatch):
+def file(preset, tmp_path):
     """Three runs, of which the middle one cannot be: it has nothing to test on."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(recjax.__file__).parent.parent))  # the runs too are of this checkout
     path = tmp_path / "mine.toml"
     path.write_text(
         f'preset = "{preset}"\noverrides = ["train.steps=12", "mesh.devices=2"]\nsort = "validation.auc"\n'

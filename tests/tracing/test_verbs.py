@@ -9,12 +9,11 @@ from trace_support import by_hand
 from recjax.comms.slots import shrink
 from recjax.tracing.verbs import write
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 RUN = ("mesh.devices=4", "train.steps=100")
 
 
 @pytest.fixture(scope="module")
-def traced(compiled_once, preset, tmp_path_factory):
+def traced(preset, tmp_path_factory):
     """(folder, result) of a trace of two steps in two formats."""
     out = tmp_path_factory.mktemp("traces") / "four"
     formats = ("--format", "recjax", "--format", "chakra-et", "--format", "param")

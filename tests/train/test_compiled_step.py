@@ -262,6 +262,7 @@ def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.fresh_compile
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
 def test_two_runs_are_bit_identical(plan: str) -> None:
     def run() -> bytes:

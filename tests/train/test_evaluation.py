@@ -13,8 +13,6 @@ from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.train import evaluation, metrics, slices
 from recjax.train.saved import open_run
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 PLAIN = ("auc", "logloss", "ne", "calibration", "samples")
 
 

@@ -347,7 +347,6 @@ def run(preset: Any, out: Any, *overrides: str) -> Any:
     return recjax.fit(config, out)
 
 
-@pytest.mark.usefixtures("compiled_once")
 def test_a_run_of_groups_that_average_is_resumed_exactly(preset: Any, tmp_path: Any) -> None:
     groups = ("mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=3")
     whole = run(preset, tmp_path / "whole", *groups)
@@ -358,7 +357,6 @@ def test_a_run_of_groups_that_average_is_resumed_exactly(preset: Any, tmp_path: 
         run(preset, tmp_path / "cut", *groups, "train.replica_sync=exact")
 
 
-@pytest.mark.usefixtures("compiled_once")
 def test_another_number_of_groups_goes_on_with_the_means_and_says_so(
     preset: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

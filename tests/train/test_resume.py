@@ -26,7 +26,7 @@ from commands import (
 
 from recjax.train.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 # Three blocks of 10,000 rows in windows of two; 40 steps an epoch, the last of 16 samples; 80 steps on 8 devices.
 # An evaluation has 19 batches.
@@ -37,7 +37,7 @@ LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_b
 
 
 @pytest.fixture(scope="module")
-def undisturbed(preset, compiled_once, tmp_path_factory):
+def undisturbed(preset, tmp_path_factory):
     """A run that was never killed: its folder."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     assert outside("train", preset, *LONG, "--out", out).status == 0

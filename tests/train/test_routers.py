@@ -13,8 +13,6 @@ from recjax.presets import load
 from recjax.train.loop import Cursor, training
 from recjax.train.setup import Setup, make_setup
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 SMALL = ("data.rows=400,300", "data.ids_per_bag=0,1", "data.train_rows=2000", "train.batch_size=40")
 
 

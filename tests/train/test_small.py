@@ -137,7 +137,7 @@ def test_a_sweep_makes_the_configs_that_its_lines_train(tmp_path):
     assert [one.for_rows(1000).train.patience for one, _ in made] == [1, 2]
 
 
-def test_a_run_says_so_and_resumes(tmp_path, compiled_once):
+def test_a_run_says_so_and_resumes(tmp_path):
     arguments = [
         "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1",
         "data.train_rows=640", "data.validation_rows=100", "data.test_rows=100",

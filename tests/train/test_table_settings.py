@@ -185,7 +185,6 @@ def test_placement_may_change_on_resume_and_nothing_else():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
 def test_from_the_command_line(tmp_path):
     preset, out = write_preset(tmp_path), tmp_path / "run"
     own = (

@@ -1,0 +1,96 @@
+"""The tests' own compile cache: entries are whole, scopes are those of the source, children share it, old ones go."""
+
+import os
+import subprocess
+import sys
+
+import compile_cache
+import jax
+import jax.numpy as jnp
+import pytest
+from compile_cache import Entries
+
+
+def test_an_entry_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    entries = Entries(str(tmp_path))
+    assert entries.get("a") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here, or the disk is full")))
+        entries.put("a", b"one")
+    assert entries.get("a") is None and os.listdir(tmp_path) == []
+    entries.put("a", b"two")
+    entries.put("a", b"three")  # of another process, that was as quick
+    assert entries.get("a") == b"three" and os.listdir(tmp_path) == ["a"]
+    (tmp_path / "a").write_bytes(b"")  # after a power failure
+    assert entries.get("a") is None
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path):
+    Entries(str(tmp_path / "missing")).put("a", b"one")
+
+
+def compiled(scope):
+    def inner(x):
+        with jax.named_scope(scope):
+            return jnp.sin(x) @ x
+
+    return jax.jit(inner).lower(jnp.ones((3, 3))).compile().as_text()
+
+
+def elsewhere(scope):  # the same program, from other lines
+    def inner(x):
+        with jax.named_scope(scope):
+            y = jnp.sin(x)
+            return y @ x
+
+    return jax.jit(inner).lower(jnp.ones((3, 3))).compile().as_text()
+
+
+def test_a_program_from_the_cache_has_the_scopes_of_its_own_source(monkeypatch):
+    keys, get = [], Entries.get
+    monkeypatch.setattr(Entries, "get", lambda self, key: keys.append(key) or get(self, key))
+    for scope in ("fetch", "update"):
+        text = compiled(scope)
+        assert f"jit(inner)/{scope}/dot_general" in text
+        assert elsewhere(scope) == text
+    one, two, three, four = (key for key in keys if key.startswith("jit_inner"))
+    assert one == two != three == four
+
+
+PROGRAM = "import jax; jax.jit(lambda x: x * 2 + 1)(3.0)"
+
+
+@pytest.mark.parametrize(("path", "writes"), [(None, True), ("", False)])
+def test_a_process_writes_only_if_it_does_so_safely(tmp_path, path, writes):
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    if path is not None:
+        environment["PYTHONPATH"] = path  # without sitecustomize.py
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
+    assert bool(os.listdir(tmp_path)) == writes
+
+
+def test_what_nobody_uses_goes(tmp_path):
+    now = 100 * compile_cache._DAY
+    for name, days in (("v1/used", 13), ("v1/old", 15), ("v1/.part-killed", 2), ("v1/.part-now", 0), ("v0/old", 15)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (now, now - days * compile_cache._DAY))
+    compile_cache.prune(tmp_path, now)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["v1", "v1/.part-now", "v1/used"]
+
+
+def test_what_is_used_stays(tmp_path):
+    entries = Entries(str(tmp_path / "v1"))
+    (tmp_path / "v1").mkdir()
+    entries.put("a", b"one")
+    os.utime(tmp_path / "v1/a", (0, 0))
+    entries.get("a")
+    compile_cache.prune(tmp_path, (tmp_path / "v1/a").stat().st_mtime + 60)
+    assert entries.get("a") == b"one"
+
+
+@pytest.mark.fresh_compile
+def test_a_test_may_compile_by_itself(monkeypatch):
+    monkeypatch.setattr(Entries, "get", lambda *_: pytest.fail("it asked the cache"))
+    compiled("fetch")
+    assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
