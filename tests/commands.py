@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 
@@ -87,12 +88,12 @@ def inside(*arguments: object) -> Done:
 
 
 def start(*arguments: object, before: str = "", **options: Any) -> subprocess.Popen[str]:
-    """Starts a command in a process of its own; `before` is Python that runs there first."""
+    """Starts a command in a process of its own, a fork; `before` is Python that runs there first."""
     program = f"{before}\nimport sys\nfrom recjax.cli import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     environment = os.environ | {"GLIBC_TUNABLES": ""} | options.pop("env", {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen(command, text=True, env=environment, **pipes)
+    return forked.Popen(command, text=True, env=environment, **pipes)
 
 
 def outside(*arguments: object, **options: Any) -> Done:

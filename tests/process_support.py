@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import forked
 import numpy as np
 from commands import arrays, lines_of
+
+PROGRAM = "import sys; from recjax.cli import main; sys.exit(main())"
 
 
 def environment(processes: int, process: int, port: int, limit_s: int = 60) -> dict[str, str]:
@@ -67,8 +70,8 @@ class Job:
             command = [
                 *before,
                 sys.executable,
-                "-m",
-                "recjax.cli",
+                "-c",
+                PROGRAM,
                 "train",
                 str(preset),
                 *overrides,
@@ -78,7 +81,7 @@ class Job:
             ]
             with open(log, "w") as file:
                 env = environment(processes, k, port, limit_s) | variables
-                process = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
+                process = forked.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
             self.processes.append(process)
 
     def worker(self, k: int) -> int:

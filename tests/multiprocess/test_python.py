@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from commands import SMALL, write_preset
 from process_support import environment, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 # Two runs; in the second, process 1 meets its fate in the callback of a step.
 PROGRAM = """
@@ -54,7 +55,7 @@ def test_fit_in_two_processes(how, fate, status, said, tmp_path: Path) -> None:
     port, preset, programs = free_port(), write_preset(tmp_path), []
     for k in range(2):
         programs.append(
-            subprocess.Popen(
+            forked.Popen(
                 [sys.executable, "-c", PROGRAM, preset, tmp_path, fate, how, *SMALL],
                 env=environment(2, k, port, limit_s=10),
                 stdout=subprocess.PIPE,
