@@ -71,6 +71,8 @@ def prepare() -> dict[str, str]:
 class Entries:
     """The files of the cache, as JAX calls it."""
 
+    written = 0  # by this process
+
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
@@ -93,6 +95,7 @@ class Entries:
                 part = file.name
                 file.write(value)
             os.replace(part, self._path / key)
+            Entries.written += 1
         except OSError:
             if part:
                 with contextlib.suppress(OSError):

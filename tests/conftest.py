@@ -25,6 +25,13 @@ import hypothesis
 import jax
 import pytest
 from jax._src import compilation_cache
+from tiers import (  # noqa: F401  # hooks
+    pytest_addoption,
+    pytest_collection_finish,
+    pytest_configure,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+)
 
 import recjax
 
@@ -47,12 +54,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 # calls them does so under `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def devices() -> None:
-    """Starts the backend with all devices, before a command with fewer can."""
-    jax.devices()
 
 
 @pytest.fixture(scope="session")

@@ -115,9 +115,9 @@ def compare(old: Programs, new: Programs) -> list[str]:
         before, after = old.get(key, {}), new.get(key, {})
         if before.keys() == after.keys():
             continue
-        only = [next((lines for digest, lines in a.items() if digest not in b), []) for a, b in
-                ((before, after), (after, before))]  # fmt: skip
-        diff = list(difflib.unified_diff(*only, "before", "after", lineterm="", n=1))
+        gone = next((lines for digest, lines in before.items() if digest not in after), [])
+        come = next((lines for digest, lines in after.items() if digest not in before), [])
+        diff = list(difflib.unified_diff(gone, come, "before", "after", lineterm="", n=1))
         different.append("\n".join([f"{key[0]}, {key[1]}: differs", *diff[:40], f"... {len(diff)} lines in all"]))
     return different
 

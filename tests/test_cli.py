@@ -14,6 +14,8 @@ import recjax
 from recjax.config import to_json
 from recjax.presets import load
 
+pytestmark = pytest.mark.full
+
 VERBS = (
     ["train"],
     ["eval"],

@@ -60,6 +60,7 @@ def test_a_program_from_the_cache_has_the_scopes_of_its_own_source(monkeypatch):
 PROGRAM = "import jax; jax.jit(lambda x: x * 2 + 1)(3.0)"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("path", "writes"), [(None, True), ("", False)])
 def test_a_process_writes_only_if_it_does_so_safely(tmp_path, path, writes):
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}

@@ -17,6 +17,8 @@ from recjax.embedding.optim import Adagrad, Sgd
 from recjax.train.options import DenseAdagrad, DenseSgd
 from recjax.train.schedule import Constant, Polynomial
 
+pytestmark = pytest.mark.full
+
 # D, optimizer of tables and of the dense part, batch, schedule; the dense part's parameters by hand:
 # sum over layers of (inputs + 1) * outputs.
 BOTTOM_128 = 14 * 512 + 513 * 256 + 257 * 128

@@ -15,6 +15,8 @@ from commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_o
 
 from recjax.train import files, writers
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "curves.png"])
 def test_a_disk_that_is_full_for_one_file(preset, clean, tmp_path, monkeypatch, name):
@@ -69,7 +71,7 @@ def test_a_disk_that_is_full_for_prepared_data(tmp_path, monkeypatch):
     assert [name for name in os.listdir(tmp_path / "cache") if not name.endswith(".work")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_disk_that_is_full_at_every_stage(preset, clean, tmp_path):
     """A real small disk: each time that the command is refused, somewhat more of it is freed."""
     disk, seen = tmp_path / "disk", []
@@ -110,7 +112,7 @@ print(json.dumps([dataclasses.asdict(inside(*command)) for command in commands])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_permission(preset, good, tmp_path):
     readonly, run, data, cache = (tmp_path / name for name in ("readonly", "run", "data", "cache"))
     readonly.mkdir()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import inside, lines_of
 
+pytestmark = pytest.mark.full
+
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "run.json").read_text())
 OTHERWISE = ("mesh.devices=3", "plan=table_wise")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.full, pytest.mark.smoke]
 
 
 def python(program: str) -> str:

@@ -100,6 +100,7 @@ def fresh(script: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 @pytest.mark.smoke
 def test_host_devices_are_made_before_jax_starts():
     script = """
@@ -128,6 +129,7 @@ def test_a_platform_whose_plugin_is_not_installed(monkeypatch):
         make_mesh(MeshConfig())
 
 
+@pytest.mark.full
 def test_jax_platforms_may_name_what_nobody_knows():
     script = """
 from recjax.errors import DeviceError

@@ -12,6 +12,8 @@ import shutil
 import pytest
 from commands import SMALL, assert_refused, contents, inside, outside
 
+pytestmark = pytest.mark.full
+
 # --- usage and config ---
 
 
@@ -333,7 +335,7 @@ def test_an_environment_that_asks_for_devices_that_are_not_there(preset, tmp_pat
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tables_that_do_not_fit_into_memory(preset, clean, tmp_path):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))"
     done = outside("train", preset, *SMALL, "data.rows=300000000,50,200", "--out", tmp_path, before=limit,

@@ -11,6 +11,8 @@ from commands import OWN, arrays, assert_refused, assert_same_arrays, contents, 
 from recjax.data import manifest as manifests
 from recjax.data.batch import Bags
 
+pytestmark = pytest.mark.full
+
 
 def id_out_of_range(block):
     block.bags["x"].ids[137] = 10

@@ -10,6 +10,7 @@ import recjax
 SMALL = ("train.batch_size=256", "train.eval_every=15", "train.log_every=5", "mesh.platform=auto")
 
 
+@pytest.mark.full
 @pytest.mark.smoke
 @pytest.mark.parametrize("preset", ["movietweetings", "synthetic_multihot"])
 def test_a_run_leaves_what_the_readme_promises_and_goes_on_elsewhere(preset: str, tmp_path: Path) -> None:

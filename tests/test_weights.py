@@ -24,6 +24,8 @@ from recjax.train.saved import open_run
 from recjax.train.setup import dims, specs
 from recjax.weights import export_weights, import_weights
 
+pytestmark = pytest.mark.full
+
 Weights = dict[str, np.ndarray]
 ROWS, D, K = (5000, 37, 300, 11), 8, 3
 DATA = (

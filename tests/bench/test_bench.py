@@ -67,6 +67,7 @@ def preset(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_one_command_measures_the_step_and_its_parts(preset: Path, tmp_path: Path) -> None:
     with kernels.switched_off():  # whose products are not counted
         done = commands.inside("bench", preset, "--rounds", 2, "--steps", 3, "--profile", tmp_path / "traces", "--json")

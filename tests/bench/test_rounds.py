@@ -45,6 +45,7 @@ def test_median_and_quartiles() -> None:
     assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == {"median": 3.0, "q1": 2.0, "q3": 4.0, "rounds": [4, 1, 3, 2, 5]}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_work_of_others_is_seen_and_ours_is_not() -> None:
     program = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"

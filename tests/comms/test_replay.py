@@ -166,6 +166,7 @@ def test_a_chain_of_several_arrays():
     assert set(slot.events) == events and all(e.parts == (64,) * 3 and e.in_bytes == 192 for e in slot.events.values())
 
 
+@pytest.mark.full
 def test_sweep(capsys):
     found = sweep(mesh(2), ("all_to_all",), (64, 2**20, 2**40), 2, memory_bytes=2**30)
     assert found["left_out_bytes"] == [2**40]
@@ -185,6 +186,7 @@ def test_sweep(capsys):
         sweep(mesh(1), ("all_to_all",), (64,), 2)
 
 
+@pytest.mark.full
 def test_a_sweep_of_several_arrays():
     found = sweep(mesh(2), ("all_reduce",), (2**14, 2**20), 2)["collectives"]["all_reduce"]["uneven"]
     assert {(p["arrays"], p["bytes"]) for p in found if p["arrays"] > 1} == {(2, 2**21)}

@@ -81,6 +81,7 @@ def test_traces_are_called_after_what_differs():
     assert labels([one]) == ["64"]
 
 
+@pytest.mark.full
 def test_text_picture_and_page():
     found = [figures(by_hand()), figures(two_ranks())]
     text = show.to_text(found)

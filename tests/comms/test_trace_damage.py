@@ -114,6 +114,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.full
 @QUICK
 @given(st.data())
 def test_a_changed_value_is_an_error_or_a_trace(tmp_path_factory, data):

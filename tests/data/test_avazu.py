@@ -151,7 +151,7 @@ def test_any_rows_read_back(tmp_path_factory, rows):
     assert list(zip(chunk.labels.tolist(), *columns.values(), strict=True)) == [tuple(map(float, row)) for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verbs(tmp_path):
     rows = [line(i, i % 2, f"1410{21 + i // 8}{i % 24:02}", site=f"{i % 3:08x}", c14=i % 5) for i in range(80)]
     damage.assert_prepares_or_refuses("avazu", lambda folder: write(folder, rows), "train.csv", 80, tmp_path)

@@ -104,6 +104,7 @@ def days(folder, count=3, rows=100, zipped=()):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here", "small")
 @pytest.mark.parametrize(
     "overrides",
@@ -121,6 +122,7 @@ def test_criteo_with_many_tasks_and_files(tmp_path, overrides):
     assert len(names) > 1
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here", "small")
 def test_malformed_lines_are_counted_or_named(tmp_path):
     raw = days(tmp_path / "raw")
@@ -149,6 +151,7 @@ def test_ratings_keep_their_own_transform_and_baselines(tmp_path):
     assert_same("movietweetings", tmp_path / "raw", tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here", "small")
 def test_from_a_bucket_to_a_bucket(tmp_path):
     bucket.install()

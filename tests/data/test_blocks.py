@@ -91,6 +91,7 @@ def test_nothing_but_the_folder_is_left(prepared):
     assert os.listdir(prepared.parent) == ["toy"]
 
 
+@pytest.mark.full
 def test_preparing_prints_nothing_and_needs_no_tensorflow(tmp_path):
     program = f"""
         import contextlib, io, sys
@@ -235,6 +236,7 @@ def test_a_block_that_does_not_fit_is_refused_and_nothing_kept(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_killed_preparation_leaves_nothing_that_is_trusted(tmp_path):
     program = f"""
         import sys, time
@@ -260,6 +262,7 @@ def test_a_killed_preparation_leaves_nothing_that_is_trusted(tmp_path):
     assert [folder.name for folder in (tmp_path / "out" / "blocks").iterdir()] == ["1.0.0"]
 
 
+@pytest.mark.full
 def test_processes_that_prepare_at_once_do_not_disturb_each_other(tmp_path):
     program = f"""
         import sys
@@ -274,6 +277,7 @@ def test_processes_that_prepare_at_once_do_not_disturb_each_other(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.full
 def test_a_full_disk_is_one_clear_error_and_nothing_is_kept(tmp_path):
     """A limit on the size of files makes write() fail as a full disk does, through the same code."""
     program = f"""

@@ -297,7 +297,7 @@ def test_any_ratings_are_split_by_time(tmp_path_factory, ratings, variant, fract
     assert counts[1] == int((len(ratings) - counts[2]) * fraction) and counts[0] >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verbs(tmp_path):
     ratings = [(1 + i % 3, 10 * (1 + i % 4), 1 + i % 5, 1000 + i) for i in range(80)]
     write_latest = functools.partial(write, variant="latest", ratings=ratings)

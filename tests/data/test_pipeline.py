@@ -95,6 +95,7 @@ def test_resume_anywhere_with_any_batch_size_and_workers_gives_the_tail(counts, 
             start += len(batch)
 
 
+@pytest.mark.full
 @settings(max_examples=150)
 @given(
     counts=counts,
@@ -128,6 +129,7 @@ def test_half_a_batch_reads_little_more_than_half_of_the_blocks():
     assert len(set(source.reads)) == len(source.reads) <= 22
 
 
+@pytest.mark.full
 @given(counts=counts, size=st.integers(1, 30), position=st.integers(0, 100))
 def test_batches_end_with_the_epoch_and_know_their_position(counts, size, position):
     rows = sum(counts)
@@ -239,6 +241,7 @@ def test_a_position_at_the_end_gives_nothing():
     assert list(batches(Numbers([4]), "train", 2, epochs=2, position=11)) == []
 
 
+@pytest.mark.full
 def test_no_tensorflow_torch_or_matplotlib():
     code = (
         "import sys, recjax.data.pipeline, recjax.data.synthetic as s, recjax.data.pipeline as p;"

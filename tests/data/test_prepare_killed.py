@@ -25,7 +25,7 @@ criteo.CriteoReader.__init__.__defaults__ = (2000,)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("method", "after"), [("write", 9), ("finish", 5), ("train_counts", 30), ("read", 4)])
 def test_a_killed_command_goes_on(tmp_path, method, after):
     (tmp_path / "train.txt").write_bytes(criteo_support.text(criteo_support.random_rows(300)))

@@ -148,6 +148,7 @@ def test_other_urls_are_refused(url):
         open_prepared(url)
 
 
+@pytest.mark.full
 def test_processes_share_a_cache(tmp_path):
     """Several processes copy the same files at once; each ends with whole ones."""
     made = shop.prepare_shop(tmp_path / "here")
@@ -172,7 +173,7 @@ def test_processes_share_a_cache(tmp_path):
             assert (folder / file.relative_to(made.path)).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_from_a_bucket_gives_the_same_numbers(prepared, gs, tmp_path):
     run = ("train", "synthetic", "data=prepared", "train.steps=2", "train.batch_size=64", "mesh.devices=1", "--json")
     here = inside(*run, f"data.path={prepared.path}", "--out", tmp_path / "a").result

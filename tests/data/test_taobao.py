@@ -175,7 +175,7 @@ def test_the_join_is_that_of_a_dictionary(tmp_path_factory, brands, levels, rows
     assert np.isnan(chunk.dense[:, 0]).tolist() == [ad not in brands for _, ad in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verbs(tmp_path):
     rows = [f"{(234, 523, 7)[i % 3]},{DAY + 9000 * i},{(1, 63, 99)[i % 3]},p,1,{i % 2}\n" for i in range(80)]
     damage.assert_prepares_or_refuses("taobao", lambda folder: write(folder, rows), "user_profile.csv", 80, tmp_path)

@@ -161,6 +161,6 @@ def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
         assert [values(c, "user") for c in rest] == [values(c, "user") for c in whole[start:]]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verbs(tmp_path):
     damage.assert_prepares_or_refuses("yelp", many, NAMES[1], 80, tmp_path)

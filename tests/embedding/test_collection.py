@@ -214,6 +214,7 @@ def test_arrays_of_another_model_are_refused(name, key, change, message):
         import_tables(bound_to(TABLES, "row_wise", 2), mesh_of(2), saved)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "plan"), [(3, "row_wise"), (2, "data_parallel"), (3, "table_wise"), (3, "column_wise")]
 )

@@ -135,6 +135,7 @@ def pooled_alone(feature, rows, routing, samples):
     return pool((feature,), rows, {feature.name: routing}, samples)[feature.name]
 
 
+@pytest.mark.full
 def test_pooling_is_the_oracles_matrix_product():
     """And its gradient the transposed product. The batch is short, so whole devices have nothing but padding."""
     devices = 3

@@ -246,7 +246,7 @@ def test_settings():
         make_setup(wide, source)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_compiled_step_holds_half_and_widens_no_table():
     """Of the step as it is compiled: bytes of tables, and no float32 of a table's shape; and it trains, near float32.
 

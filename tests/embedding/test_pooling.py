@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def random_bags(rng, count, size, rows, weighted):
     return (inverse, weights), matrix[:, :rows]
 
 
+@pytest.mark.full
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 16, 17, 35]), st.booleans()), min_size=1, max_size=3), st.integers(0))
 @example([(32, False)], 0)  # two whole loops

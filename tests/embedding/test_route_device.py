@@ -37,6 +37,7 @@ def equal(found: object, expected: object) -> None:
         assert a.dtype == b.dtype and a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "hosts", "parts", "dedup"), [(1, 1, 1, True), (3, 1, 2, True), (3, 1, 1, False), (6, 2, 1, True)]
 )

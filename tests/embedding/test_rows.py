@@ -42,6 +42,7 @@ def test_position_and_row_undo_each_other(rows, seed):
         np.testing.assert_array_equal(back(there), sample)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(row_counts, st.integers(0, 2**32))
 @example(LARGEST, 0)

@@ -12,6 +12,7 @@ SOURCED = ("common.sh", "slurm_common.sh")
 RUN = [path for path in scripts() if path.name not in SOURCED]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not SHELLCHECK, reason="shellcheck is not installed; it comes with the extra dev")
 def test_shellcheck() -> None:
     done = subprocess.run([str(SHELLCHECK), "-x", *scripts()], cwd=LAUNCH.parent, capture_output=True, text=True)

@@ -174,6 +174,7 @@ def layers(*widths: int) -> int:
     return sum(m * n + n for m, n in itertools.pairwise(widths))
 
 
+@pytest.mark.full
 def test_the_number_of_parameters_of_the_published_shapes():
     bottom, top = (512, 256, 128), (1024, 1024, 512, 256, 1)
     bottom_count = layers(13, *bottom)

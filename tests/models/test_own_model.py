@@ -54,7 +54,7 @@ def losses(out, *settings):
     return [line["loss"] for line in lines_of(out, "train")]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_equal_weights_train_as_mean_pooling_does_and_on_any_mesh(tmp_path):
     mean = losses(tmp_path / "mean", "embedding.features.sparse_1.pooling=mean")
     even = losses(tmp_path / "even", "model.sharpness=0", "mesh.devices=3")
@@ -62,7 +62,7 @@ def test_equal_weights_train_as_mean_pooling_does_and_on_any_mesh(tmp_path):
     assert len(mean) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_its_run_is_a_run_like_any_other(preset, tmp_path):
     out = tmp_path / "run"
     assert inside("train", preset, *SHORT, "model.hidden=8", "--out", out, "--json").result["steps"] == 4
@@ -114,6 +114,7 @@ def test_a_class_that_cannot_be_found(tmp_path, where, message):
         read_config(tmp_path)
 
 
+@pytest.mark.full
 def test_a_class_of_a_module_is_found_by_import(tmp_path):
     """As when a config is made in Python instead of in a preset."""
     (tmp_path / "mine.py").write_text(PRESET.read_text())
@@ -135,7 +136,7 @@ def test_built_in_models_take_no_sequences(tmp_path):
     assert_refused(inside("plan", "synthetic", "embedding.pooling=none"), 2, "none for sparse_0, sparse_1, sparse_2")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_readme_model_trains(tmp_path):
     readme = (Path(recjax.__file__).parent.parent / "README.md").read_text()
     code = readme.split("## Your own model")[1].split("```python\n")[1].split("```")[0]

@@ -8,7 +8,7 @@ import pytest
 from commands import steps_of, write_preset
 from process_support import Job, assert_equal, train_together
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 SETTINGS = ["compute_dtype=float64", "train.steps=70", "train.checkpoint_every=10", "train.eval_every=1000"]
 

@@ -6,7 +6,7 @@ import pytest
 from commands import write_preset
 from process_support import assert_equal, train_together
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 PLACEMENTS = ("row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid")
 

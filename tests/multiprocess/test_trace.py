@@ -11,7 +11,7 @@ from process_support import environment, free_port
 from recjax.comms.formats import read_trace
 from recjax.comms.trace import COMPUTE, Event, Trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 
 def together(*arguments: object) -> str:

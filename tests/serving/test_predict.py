@@ -18,6 +18,8 @@ from recjax.data.chunk import Column
 from recjax.serving.predict import predict
 from recjax.train.saved import open_run
 
+pytestmark = pytest.mark.full
+
 # 700 rows: two batches of 256, and a rest.
 TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
 

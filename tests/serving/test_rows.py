@@ -44,6 +44,7 @@ def shipped(name):
     return gzip.decompress((movietweetings._SHIPPED / f"{name}.gz").read_bytes()).decode().splitlines()
 
 
+@pytest.mark.full
 def test_raw_ratings_are_encoded_as_the_prepared_ones(tmp_path):
     """The shipped files as plain Python reads them; a year is both a category and a number."""
     source = prepare_ratings(
@@ -68,6 +69,7 @@ def test_raw_ratings_are_encoded_as_the_prepared_ones(tmp_path):
         assert_same_columns(encoded(file, source), between(whole(source, split), 0, len(part)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ids", [Frequency(min_count=2), Hash(rows=(97,)), Modulo(rows=(97,))])
 def test_criteo_rows_have_the_same_ids_as_text_and_as_json(tmp_path, ids):
     """Categories are hexadecimal digits in both, however many of them and in either case."""

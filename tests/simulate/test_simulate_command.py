@@ -155,7 +155,7 @@ def test_a_broken_file_is_bad_data(tmp_path):
     assert_refused(done, 3, "line 1")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_study_at_a_small_size(tmp_path):
     done = inside("simulate", "hoti2020", "--ranks", 16, "--chunks", 2, "--out", tmp_path, "--json")
     result = done.result

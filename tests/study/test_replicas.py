@@ -104,6 +104,7 @@ def test_claims_are_read_off_the_measures() -> None:
     assert found["distance"]["2, samples random"] == {"thirds": [4.0, 5.0, 5.5], "last_growth_over_first": 0.125}
 
 
+@pytest.mark.full
 def test_a_short_study_has_all_its_figures(preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "GROUPS", (1, 2))
     done = inside("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",

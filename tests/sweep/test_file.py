@@ -74,6 +74,7 @@ def test_a_run_keeps_its_folder_when_the_file_grows_and_devices_tell_runs_apart(
     assert [run.out for run in few.runs] == [more.runs[5].out, more.runs[4].out]
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_as_many_runs_as_the_product(tmp_path_factory, lengths):
     keys = ("seed", "embedding.dim", "train.batch_size")

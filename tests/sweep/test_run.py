@@ -15,7 +15,7 @@ from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 
 @pytest.fixture

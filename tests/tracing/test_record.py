@@ -23,6 +23,8 @@ from recjax.train.abstract import compile_step
 from recjax.train.options import TrainConfig
 from recjax.train.setup import make_setup
 
+pytestmark = pytest.mark.full
+
 B, D = 97, 8
 DATA = Synthetic(
     rows=(900, 37, 300), ids_per_bag=(1, 3, 0), weighted=(False, True, False), train_rows=500, test_rows=9, dense=3

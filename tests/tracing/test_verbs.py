@@ -9,6 +9,8 @@ from trace_support import by_hand
 from recjax.comms.slots import shrink
 from recjax.tracing.verbs import write
 
+pytestmark = pytest.mark.full
+
 RUN = ("mesh.devices=4", "train.steps=100")
 
 

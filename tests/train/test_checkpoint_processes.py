@@ -15,6 +15,8 @@ from checkpoint_support import assert_same, in_memory, names, no_report, save, s
 from recjax.train import array_store
 from recjax.train.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.full
+
 SUPPORT = str(Path(checkpoint_support.__file__).parent)
 
 # Saves three steps and goes no further than a place in the third save.
@@ -59,7 +61,6 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 """
 
 
-@pytest.mark.slow
 def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
     places = {"before its arrays": 2, "among its arrays": 2, "before its manifest": 2, "before its name": 2,
               "after its name": 3, "before an old one goes": 3}  # fmt: skip

@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +29,8 @@ from recjax.train.options import DenseAdagrad, TrainConfig
 from recjax.train.state import TrainState
 from recjax.train.step import PLAIN, Inputs, StepOptions, make_predict, make_train_step, place
 
+pytestmark = pytest.mark.full
+
 B, D = 97, 8
 ADAGRAD = RowWiseAdagrad(0.05)
 
@@ -38,7 +42,7 @@ def make(rows: tuple[int, ...], optimizer: Any = ADAGRAD) -> Problem:
 
 
 class Built:
-    """A problem on a mesh, with its step compiled."""
+    """A problem on a mesh, and its step."""
 
     def __init__(
         self, problem: Problem, devices: int, plan: str | Plan, options: StepOptions = PLAIN, hosts: int = 1
@@ -48,7 +52,9 @@ class Built:
         self.bound: BoundPlan = bind(plan, problem.tables, problem.features, devices, hosts=hosts)
         model = problem.build(np.float32)
         self.graphdef = nnx.graphdef(model)
-        self.state: TrainState = states.create(model, self.bound, self.mesh, problem.tx, 0, np.float32)
+        self.new: Callable[[], TrainState] = lambda: states.create(
+            model, self.bound, self.mesh, problem.tx, 0, np.float32
+        )
         self.step = make_train_step(self.graphdef, self.bound, self.mesh, problem.tx, options)
         self.counted = [route.count(b, self.bound, B, options.accumulate) for b in problem.batches]
         self.capacities: dict[str, int] = {}
@@ -59,14 +65,21 @@ class Built:
         c = self.counted[index]
         return place(c.batch, route.pad(c, self.bound, self.capacities), c.local, self.mesh, np.float32)
 
+    @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        return self.step.lower(self.state, self.inputs(0)).compile()
+        return self.step.lower(self.new(), self.inputs(0)).compile()
+
+
+@functools.cache
+def built_once(devices: int, plan: str, options: StepOptions = PLAIN) -> Built:
+    """With tables of 900, 37 and 2000 rows, for all tests that do not change it."""
+    return Built(make((900, 37, 2000)), devices, plan, options)
 
 
 @pytest.mark.smoke
 def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
-    built = Built(make((900, 37, 2000)), 8, "row_wise")
-    found = collectives(built.compiled().as_text())
+    built = built_once(8, "row_wise")
+    found = collectives(built.compiled.as_text())
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-to-all"): 1,
         ("row_exchange", "all-to-all"): 1,
@@ -80,14 +93,14 @@ def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
     bytes_of = {c.phase: c.result_bytes for c in found}
     assert bytes_of["id_exchange"] == 8 * C * 4
     assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 8 * C * D * 4
-    parameters = sum(x.size for x in jax.tree.leaves(built.state.dense))
+    parameters = sum(x.size for x in jax.tree.leaves(built.new().dense))
     assert bytes_of["dense_grads"] == (parameters + 2) * 4  # and the sums of w*l and of w
     assert bytes_of["finite_check"] == 2 * 4  # the numbers of bad gradients and of bad slots
 
 
 def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
-    built = Built(make((900, 37, 2000)), 3, "table_wise")
-    found = collectives(built.compiled().as_text())
+    built = built_once(3, "table_wise")
+    found = collectives(built.compiled.as_text())
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-to-all"): 1,
         ("row_exchange", "all-to-all"): 1,
@@ -101,7 +114,7 @@ def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
 def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | RowWiseAdagrad) -> None:
     """Also where D = 8 is no multiple of the 3 devices, which hold 3, 3 and 2 columns."""
     built = Built(make((900, 37, 2000), optimizer), 3, "column_wise")
-    found = collectives(built.compiled().as_text())
+    found = collectives(built.compiled.as_text())
     means = {("sparse_update", "all-reduce"): 1} if isinstance(optimizer, RowWiseAdagrad) else {}
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-gather"): 1,
@@ -125,7 +138,7 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
     problem = make((50_000, 50_000, 50_000))
     placed = dict(zip((t.name for t in problem.tables), ("row_wise", "column_wise", "grid"), strict=True))
     built = Built(problem, 8, Plan({name: (Segment(p),) for name, p in placed.items()}), hosts=2)
-    compiled, inputs = built.compiled(), built.inputs(0)
+    compiled, inputs = built.compiled, built.inputs(0)
     hlo = compiled.as_text() or ""
     inside, across = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
     found = collections.defaultdict(list)
@@ -181,8 +194,8 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
 
 def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
     def found(options: StepOptions) -> tuple[collections.Counter[str], int]:
-        built = Built(make((900, 37, 2000)), 4, "row_wise", options)
-        compiled = collectives(built.compiled().as_text())
+        built = built_once(4, "row_wise", options)
+        compiled = collectives(built.compiled.as_text())
         return collections.Counter(c.kind for c in compiled), sum(c.result_bytes for c in compiled)
 
     kinds, size = found(PLAIN)
@@ -192,18 +205,18 @@ def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
 
 
 def test_data_parallel_step_only_reduces() -> None:
-    built = Built(make((900, 37, 2000)), 8, "data_parallel")
-    found = collectives(built.compiled().as_text())
+    built = built_once(8, "data_parallel")
+    found = collectives(built.compiled.as_text())
     assert {c.kind for c in found} == {"all-reduce"}
     assert {c.phase for c in found} <= {"grad_exchange", "dense_grads"}  # XLA may combine the two into one
-    parameters = sum(x.size for x in jax.tree.leaves(built.state.dense))
+    parameters = sum(x.size for x in jax.tree.leaves(built.new().dense))
     assert sum(c.result_bytes for c in found) == ((900 + 37 + 2000) * (D + 1) + parameters + 2) * 4
 
 
 def test_a_mixed_plan_exchanges_once_per_group() -> None:
     built = Built(make((9000, 37, 12000)), 4, "auto")
     assert [g.sharding for g in built.bound.groups] == ["rows", "copies"]
-    found = collectives(built.compiled().as_text())
+    found = collectives(built.compiled.as_text())
     assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
         "id_exchange": 1,
         "row_exchange": 1,
@@ -213,9 +226,9 @@ def test_a_mixed_plan_exchanges_once_per_group() -> None:
 
 
 def test_prediction_only_fetches() -> None:
-    built = Built(make((900, 37, 2000)), 8, "row_wise")
+    built = built_once(8, "row_wise")
     predict = make_predict(built.graphdef, built.bound, built.mesh)
-    found = collectives(predict.lower(built.state, built.inputs(0)).compile().as_text())
+    found = collectives(predict.lower(built.new(), built.inputs(0)).compile().as_text())
     assert collections.Counter(c.phase for c in found) == {"id_exchange": 1, "row_exchange": 1}
 
 
@@ -229,7 +242,7 @@ def test_temporaries_do_not_grow_with_the_table(plan: str, optimizer: RowWiseAda
         # equal capacities, so that nothing but the table differs
         built.capacities = dict.fromkeys(built.capacities, 512)
         (group,) = built.bound.groups
-        compiled = built.compiled()
+        compiled = built.compiled
         return (
             compiled.memory_analysis().temp_size_in_bytes,
             str(compiled.as_text()),
@@ -246,9 +259,9 @@ def test_temporaries_do_not_grow_with_the_table(plan: str, optimizer: RowWiseAda
 
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
 def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
-    built = Built(make((900, 37, 2000)), 8, plan)
+    built = built_once(8, plan)
     (group,) = built.bound.groups
-    state = built.state
+    state = built.new()
 
     def addresses() -> list[int]:
         return [s.data.unsafe_buffer_pointer() for s in state.tables[group.name].addressable_shards]
@@ -267,7 +280,7 @@ def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
 def test_two_runs_are_bit_identical(plan: str) -> None:
     def run() -> bytes:
         built = Built(make((9000, 37, 2000)), 8, plan)
-        state = built.state
+        state = built.new()
         for k in range(3):
             state, metrics = built.step(state, built.inputs(k))
         host = states.to_host(state, built.bound)
@@ -278,10 +291,10 @@ def test_two_runs_are_bit_identical(plan: str) -> None:
 
 def test_a_norm_that_overflows_is_not_finite_either() -> None:
     """Else the scale would be 0, and steps that change nothing would go unnoticed."""
-    built = Built(make((900, 37, 2000)), 2, "row_wise", StepOptions(clip_norm=1.0))
+    built = built_once(2, "row_wise", StepOptions(clip_norm=1.0))
     inputs = built.inputs(0)
     huge = Inputs(inputs.dense_BxK * 1e21, inputs.labels_B, inputs.weights_B, inputs.routing)
-    state, metrics = built.step(built.state, huge)
+    state, metrics = built.step(built.new(), huge)
     assert int(metrics["bad_norm"]) == 1 and not bool(metrics["ok"])
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
 
@@ -337,8 +350,8 @@ def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_alrea
 
 @pytest.mark.parametrize("where", ["dense", "labels", "table"])
 def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where: str) -> None:
-    built = Built(make((900, 37, 2000)), 8, "auto" if where == "labels" else "row_wise")
-    state, _ = built.step(built.state, built.inputs(0))
+    built = built_once(8, "auto" if where == "labels" else "row_wise")
+    state, _ = built.step(built.new(), built.inputs(0))
     inputs = built.inputs(1)
     if where == "dense":
         inputs = Inputs(inputs.dense_BxK.at[5, 1].set(np.nan), inputs.labels_B, inputs.weights_B, inputs.routing)

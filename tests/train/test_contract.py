@@ -31,6 +31,8 @@ from recjax.train.options import DenseAdagrad
 from recjax.train.schedule import Polynomial
 from recjax.train.step import StepOptions
 
+pytestmark = pytest.mark.full
+
 OPTIMIZERS: dict[str, Any] = {
     "sgd": Sgd(0.5, l2=0.01),
     "momentum": Sgd(0.5, momentum=0.9),

@@ -33,6 +33,8 @@ from recjax.train.dense import Held, Sharded, _elementwise, buckets, make_dense,
 from recjax.train.options import DenseAdagrad, TrainConfig
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
+pytestmark = pytest.mark.full
+
 KIB = 1 / 1024  # MiB
 # Numbers in the kernels and biases of the top and bottom MLP, between which one row is multiplied with one vector.
 SIZES = (16, 1, 9 * 16, 16, 16 * 8, 8, 4 * 16, 16)

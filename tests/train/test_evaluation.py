@@ -13,6 +13,8 @@ from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.train import evaluation, metrics, slices
 from recjax.train.saved import open_run
 
+pytestmark = pytest.mark.full
+
 PLAIN = ("auc", "logloss", "ne", "calibration", "samples")
 
 

@@ -21,6 +21,8 @@ from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.models.dlrm import DLRMConfig
 
+pytestmark = pytest.mark.full
+
 STEPS = 50
 # 1,200 rows end an epoch in a short batch, four times within 50 steps of 97.
 PRESET = recjax.load("synthetic_multihot").data

@@ -22,6 +22,8 @@ from recjax.train.loop import Cursor, Loop, describe, resume
 from recjax.train.setup import Setup, make_setup
 from recjax.train.writers import MetricsFile
 
+pytestmark = pytest.mark.full
+
 SMALL = ("data.rows=400,300", "data.train_rows=2000", "data.validation_rows=300", "data.test_rows=300", "train.steps=2")
 
 

@@ -7,7 +7,7 @@ import pytest
 import recjax
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("preset", ["synthetic", "synthetic_multihot"])
 def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(preset: str, tmp_path: Path) -> None:
     summary = recjax.fit(recjax.load(preset), tmp_path / "run")
@@ -17,7 +17,7 @@ def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(preset: str, tmp_
     assert summary["eval"]["calibration"] == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_a_signal_there_is_nothing_to_learn(tmp_path: Path) -> None:
     config = recjax.load("synthetic", "data.shuffle_labels=true", "train.steps=300", "mesh.devices=2")
     summary = recjax.fit(config, tmp_path / "run")

@@ -34,6 +34,8 @@ from recjax.train import state as states
 from recjax.train.setup import make_setup
 from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step, place
 
+pytestmark = pytest.mark.full
+
 B, D = 44, 8
 ADAGRAD = RowWiseAdagrad(0.1)
 

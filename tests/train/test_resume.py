@@ -26,7 +26,7 @@ from commands import (
 
 from recjax.train.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 # Three blocks of 10,000 rows in windows of two; 40 steps an epoch, the last of 16 samples; 80 steps on 8 devices.
 # An evaluation has 19 batches.

@@ -144,7 +144,7 @@ def test_the_placement_of_a_table_comes_before_that_of_all(tmp_path):
         make_plan(str(file), (tables[0], dataclasses.replace(tables[1], placement="data_parallel")))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tables_with_settings_of_their_own_train_exactly():
     """Two D, two optimizers, two poolings, a shared table: against the dense oracle."""
     data = Synthetic(rows=(40, 40, 30), ids_per_bag=(1, 0, 3), weighted=(False, True, False), dense=3, train_rows=300)
@@ -184,7 +184,7 @@ def test_placement_may_change_on_resume_and_nothing_else():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_from_the_command_line(tmp_path):
     preset, out = write_preset(tmp_path), tmp_path / "run"
     own = (

@@ -1,0 +1,73 @@
+"""Two tiers of tests: `pytest` alone runs the fast ones, `pytest --full` all of them.
+
+A fast test takes a second of CPU at most, starts no Python, and needs no large program compiled. Whatever else is
+marked `full`. With --enforce, as in CI, a fast test that takes over two seconds fails. CPU time is counted, not time on
+the wall: a busy machine is slow, not wrong.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Generator
+from typing import Any
+
+import compile_cache
+import jax
+import pytest
+
+LIMIT_S = 2.0
+
+_started = pytest.StashKey[tuple[float, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run all tests, not only the fast ones")
+    parser.addoption("--enforce", action="store_true", help="fail fast tests that are not")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the tier, unless the command line names files or markers: then it means just those."""
+    named = config.args_source == pytest.Config.ArgsSource.ARGS  # so it is in workers, which are given the marker too
+    if not (config.option.full or config.option.markexpr or named):
+        config.option.markexpr = "not full"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Does beforehand what the first test would have to pay for. A command with fewer devices must not be the first."""
+    if session.items:
+        jax.devices()
+        import matplotlib.pyplot  # noqa: F401
+        import tensorflow_datasets  # noqa: F401
+
+
+def _spent() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.stash[_started] = _spent(), compile_cache.Entries.written
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fails a fast test that was too slow, but for one that compiled: the next run finds its programs in the cache."""
+    result = yield
+    before, written = item.stash[_started]
+    compiled = compile_cache.Entries.written > written
+    if item.config.option.enforce and not compiled and item.get_closest_marker("full") is None:
+        check(_spent() - before)
+    return result
+
+
+def check(spent_s: float) -> None:
+    """Fails if a fast test took so much CPU."""
+    if spent_s > LIMIT_S:
+        pytest.fail(
+            f"this fast test took {spent_s:.1f} s of CPU; the limit is {LIMIT_S:.0f}. Make it quicker, or mark it: "
+            "@pytest.mark.full",
+            pytrace=False,
+        )
