@@ -105,7 +105,7 @@ def test_an_assignment_says_how_configs_are_changed(preset):
     assert to_json(dataclasses.replace(config, seed=4)) == to_json(recjax.override(config, seed=4))
 
 
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_fit_evaluate_and_predict_take_them(preset, good, tmp_path):
     config = recjax.load(str(preset), data="prepared", **{"data.path": good}, train={"steps": 1, "batch_size": 64})
     summary = recjax.fit(config, tmp_path / "run", {"mesh.devices": 2}, train={"steps": 2})

@@ -9,7 +9,7 @@ from commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, in
 
 from recjax.data.blocks import open_prepared, write_prepared
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.full
 
 
 def test_a_batch_larger_than_the_data_is_all_of_them(preset, tmp_path):
