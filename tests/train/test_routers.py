@@ -24,6 +24,7 @@ def equal(left: Any, right: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("routing", ["host", "device"])
 def test_placing_a_batch_grows_capacities_that_are_short(routing):
     made = setup(f"train.routing={routing}")
@@ -38,6 +39,7 @@ def test_placing_a_batch_grows_capacities_that_are_short(routing):
     assert equal(made.place(counted, {}), made.place(counted, capacity.grow({}, needs)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("routing", ["host", "device"])
 def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
     """Sizes rise with the batches and fall every three steps; a run may be resumed before any of them."""

@@ -137,6 +137,7 @@ def test_a_sweep_makes_the_configs_that_its_lines_train(tmp_path):
     assert [one.for_rows(1000).train.patience for one, _ in made] == [1, 2]
 
 
+@pytest.mark.full
 def test_a_run_says_so_and_resumes(tmp_path):
     arguments = [
         "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1",

@@ -95,6 +95,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, preset):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_run_writes_them_and_may_begin_to_when_it_goes_on(preset, tmp_path):
     run = tmp_path / "run"
     command = ("train", preset, "mesh.devices=2", "train.eval_every=2", "--out", run)
