@@ -11,7 +11,7 @@ from commands import Done, assert_refused, inside, outside, start
 
 from recjax.train.checkpoint import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 # Python that a command runs first. `hang` never returns to Python, as C++ code may; it says on standard error that it
 # is there. A process that was started in the background, as CI may be, ignores SIGINT.

@@ -6,13 +6,13 @@ from commands import OWN, arrays, assert_refused, inside
 
 import recjax
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.full
 
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def run(compiled_once, preset, good, tmp_path_factory):
+def run(preset, good, tmp_path_factory):
     """A run whose best step is not its last; and summary.json."""
     out = tmp_path_factory.mktemp("chosen") / "run"
     more = (f"data.path={good}", f"train.steps={STEPS}", "train.eval_every=1", "model.interaction=dot")

@@ -58,8 +58,7 @@ def load(file):
 # Real runs.
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_edited_code_under_a_run(tmp_path, file, monkeypatch):
     """By the same commands as a researcher gives them."""
     monkeypatch.chdir(tmp_path)
@@ -106,8 +105,7 @@ def test_edited_code_under_a_run(tmp_path, file, monkeypatch):
     refused(inside("eval", "run"), r"head\.py changed since")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_a_run_of_an_earlier_version(tmp_path, file):
     """Which kept no code: nothing is refused, and the code counts from the first step that is trained with it."""
     out = tmp_path / "run"
@@ -130,8 +128,7 @@ def test_a_run_of_an_earlier_version(tmp_path, file):
     refused(inside(*train, "train.steps=4"), r"mine\.py changed")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_fitting_in_a_notebook_after_an_edit(tmp_path, file, monkeypatch):
     """Each config trains the code that it was loaded with, whatever the file holds by now."""
     monkeypatch.chdir(tmp_path)
@@ -426,7 +423,7 @@ def test_all_processes_must_have_the_same_code():
     assert preflight.differences(dict(enumerate(facts))) == {"code of the model": {"abc": [0, 2], "def": [1]}}
 
 
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.full
 def test_the_facts_of_a_process(file):
     from recjax.train.setup import make_setup
 

@@ -19,6 +19,8 @@ from recjax import main
 from recjax.errors import RecjaxError
 from recjax.train import manifest
 
+pytestmark = pytest.mark.full
+
 STEPS = 3
 NAMES = ("plain", "a[b]c", "back\\slash", " in and around ", "new\nline", "$HOME", "~", "-x", "Ü", "per%41cent", "a=b")
 
@@ -146,7 +148,7 @@ def said(text: str, world: World) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def traced_once(compiled_once):
+def traced_once():
     with path_support.traced_once():
         yield
 

@@ -16,6 +16,8 @@ from recjax.data.blocks import open_prepared, write_prepared
 from recjax.errors import ConfigError
 from recjax.paths import Plain, expanded, located
 
+pytestmark = pytest.mark.full
+
 ELSEWHERE = Path(recjax.__file__).parent  # a working folder whose folder `data` holds none
 
 NAMES = {
@@ -49,7 +51,7 @@ NAMES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def traced_once(compiled_once):
+def traced_once():
     with path_support.traced_once():
         yield
 

@@ -17,7 +17,7 @@ from recjax.train import loop as loops
 from recjax.train.checkpoint import Checkpoints
 from recjax.train.setup import Setup
 
-pytestmark = pytest.mark.usefixtures("compiled_once", "heeded")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("heeded")]
 
 INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
 STEPS = 12
