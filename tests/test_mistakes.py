@@ -101,7 +101,7 @@ def test_a_broken_preset(tmp_path, text, patterns):
          r"embedding\.optimizer\.learning_rate=1 or train\.optimizer\.learning_rate=1\."),
         (["data", "prepare", "movietweetings", "--out", "x", "--min-user-count", "5"], r"dashes: min_user_count=5\."),
         (["sweep", "x", "--epochs", "3"], r"argument: --epochs\. See `recjax sweep --help`"),
-        (["eval", "runs/x", "--step", "ten"], "--step: invalid int value: 'ten'"),
+        (["eval", "runs/x", "--step", "ten"], "--step: 'ten' is neither a step nor `newest`"),
         (["eval", "runs/x", "--split", "tset"], r"--split: invalid choice: 'tset' .*validation.*Did you mean test\?"),
         (["data"], "required: ACTION"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
