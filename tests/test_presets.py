@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import recjax
+from recjax import config as machinery
 from recjax.config import config_hash, from_json
 from recjax.config_values import members
 from recjax.data.batch import Feature, Schema
@@ -43,6 +44,21 @@ def test_every_setting_has_a_default_so_that_files_of_older_versions_can_be_read
     assert len(classes) > 8
 
 
+def test_a_config_shows_what_is_not_the_default() -> None:
+    assert repr(RunConfig()) == "RunConfig()"
+    config = machinery.override(
+        RunConfig(), ["model=dcnv2", "model.top=8-1", "train.optimizer.learning_rate=0.5", "embedding.tables.a-b.dim=4"]
+    )
+    assert repr(config) == (
+        "RunConfig(model=dcnv2, model.top=8,1, embedding.tables.a-b.dim=4, train.optimizer.learning_rate=0.5)"
+    )
+    assert max(map(len, repr(load("movietweetings")).splitlines())) <= 100
+    assert "plan is 3; expected text" in repr(dataclasses.replace(RunConfig(), plan=3))  # type: ignore[arg-type]
+    for preset in ("movietweetings", "dlrm_mlperf"):
+        shown = load(preset)
+        assert machinery.override(RunConfig(), machinery.assignments(shown)) == shown and len(repr(shown)) < 600
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_model_and_dimension_can_be_chosen_in_every_preset(preset: str) -> None:
     """As a sweep over `model` and `embedding.dim` does."""
@@ -53,9 +69,7 @@ def test_every_model_and_dimension_can_be_chosen_in_every_preset(preset: str) ->
             config = override(base, [f"model={model}"] + ([] if dim is None else [f"embedding.dim={dim}"]))
             assert config.model.kind == model
             for dense in (4, 0):
-                if (
-                    model == "deepfm" and len(own) > 1
-                ):  # which cannot be: it multiplies every embedding with every other
+                if model == "deepfm" and len(own) > 1:
                     with pytest.raises(ConfigError, match="DeepFM multiplies every embedding with every other"):
                         build(config, dense)
                 else:
