@@ -78,7 +78,7 @@ def test_edited_code_under_a_run(tmp_path, file, monkeypatch):
     assert "-FACTOR = 1.0" in shown
     trusted = inside("eval", "run", "--trust-code", "--json")
     assert trusted.result["auc"] == first["auc"]
-    assert "the copy of the code in run/source is run, as --trust-code says" in trusted.err
+    assert "run/source is run, as --trust-code says" in trusted.err
     assert recjax.evaluate("run", trust_code=True)["auc"] == first["auc"]
     # The default folder is another one by itself; there, nothing was trained yet.
     edited = inside("train", file, "--json").result
@@ -88,7 +88,7 @@ def test_edited_code_under_a_run(tmp_path, file, monkeypatch):
     own_model.edit(file, "FACTOR = 1.0", "# of the logits\n\nFACTOR = 1.0")
     own_model.edit(file, "steps=2", "steps=3")
     resumed = inside(*train)
-    assert "resuming run at step 2" in resumed.err and len(lines_of(tmp_path / "run", "train")) == 3
+    assert "run at step 2" in resumed.err and len(lines_of(tmp_path / "run", "train")) == 3
     undisturbed = inside("train", file, "--out", "other", "--json").result["eval"]
     assert resumed.result["eval"] == undisturbed
     assert "# of the logits" in (tmp_path / "run/source/mine.py").read_text()
