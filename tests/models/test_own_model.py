@@ -163,7 +163,6 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     ("line", "wrong", "pattern"), [(line, *case) for line, cases in MISTAKES.items() for case in cases]
 )
