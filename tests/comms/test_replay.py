@@ -180,7 +180,7 @@ def test_sweep(capsys):
     assert cases == [(2**20, 2**20, True)] + [(2**20, 2**k, False) for k in (16, 18, 20, 22, 24)]
     even, passing = line["points"][0], line["uneven"][-1]  # 16 MiB take longer than two ranks' starting one by one
     assert 0 < even["skew_us"] < passing["skew_us"] and passing["last_us"] > 0
-    # Equal where the last rank is the quickest, as on a busy machine; but for rounding, of differences of large numbers.
+    # Equal where the last rank is the quickest, as on a busy machine; but for the rounding of large numbers.
     assert all(p["done_us"] > p["last_us"] - 1e-3 for p in line["uneven"])
     assert line["uneven"][0]["between_us"] > 20  # 1 MiB at 50 GB/s
     with pytest.raises(ConfigError, match="at least 2 devices"):
