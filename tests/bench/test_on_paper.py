@@ -55,8 +55,8 @@ def test_memory_is_that_of_closed_forms(found: dict[str, Any]) -> None:
     assert memory["fetched_rows"] == (N * spread + copied) * D * 4
     assert memory["pooled"] == (B // N) * 3 * D * 4
     given = sum(memory[k] for k in ("tables", "slots", "dense", "dense_optimizer", "batch"))
-    # 5 true counts are not read and leave the program; step, ok and the metrics join it
-    assert memory["total"] - memory["temporaries"] == pytest.approx(given, abs=256)
+    # 5 true counts are not read and leave the program; step, ok and the metrics join it, with an address each
+    assert memory["total"] - memory["temporaries"] == pytest.approx(given, abs=288)
     assert memory["temporaries"] > memory["fetched_rows"] + memory["pooled"]
     assert found["fits"] is True
 
@@ -71,8 +71,9 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
         assert lines[phase, "all-to-all"]["padded_bytes"] == pytest.approx(away * N * spread * D * 4)
         assert lines[phase, "all-to-all"]["count"] == 1
     reduced = sum(line["padded_bytes"] for line in lines.values() if line["kind"] == "all-reduce")
-    # dense gradients; sums of loss and of weights; the copied table with a column of touches; the finite check
-    assert reduced == pytest.approx(2 * away * 4 * (DENSE + 2 + 3 * (D + 1) + 1))
+    # dense gradients; sums of loss and of weights; the copied table with a column of touches; the finite check, of all
+    # gradients and of the slots of two groups
+    assert reduced == pytest.approx(2 * away * 4 * (DENSE + 2 + 3 * (D + 1) + 3))
     assert found["sent"]["padded_bytes"] == pytest.approx(sum(p["padded_bytes"] for p in found["phases"].values()))
 
     ids = CONFIG.data.open().read("train", 0).bags  # useful: distinct rows of a device's samples that others have
