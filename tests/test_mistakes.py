@@ -133,7 +133,7 @@ def test_a_setting_with_spaces(preset, spaced):
         (["mesh.platform=gpu"], 4, ["mesh.platform=gpu: JAX finds no such device", "cuda12"], []),
         (["plan=nowhere.json"], 2, ["plan=nowhere.json: there is no plan file of that name.* auto, row_wise"], []),
         (["data=prepared"], 3, ["Give it as data.path=DIR"], []),
-        (["data=prepared", "data.path=nowhere"], 3, ["no prepared data at nowhere: there is no such folder",
+        (["data=prepared", "data.path=nowhere"], 3, ["no prepared data at .*/nowhere: there is no such folder",
                                                       "recjax data prepare"], []),
     ],
 )  # fmt: skip

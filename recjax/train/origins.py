@@ -52,7 +52,8 @@ def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_dat
         config = dataclasses.replace(config, data=dataclasses.replace(data, path=str(there)))
     if is_file(config.plan):
         there = _found("plan", config.plan, run, report, copy=run / PLAN)
-        config = dataclasses.replace(config, plan=str(there))
+        if there.exists():  # else the message is of what was given
+            config = dataclasses.replace(config, plan=str(there))
     return config
 
 
