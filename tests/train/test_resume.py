@@ -162,7 +162,7 @@ def in_write(number, write=checkpoint.array_store.write):
         if number == 0:
             write(folder, {key: arrays[key] for key in list(arrays)[:1]})
             die()
-        write(folder, arrays)
+        return write(folder, arrays)
     checkpoint.array_store.write = counted
 
 def at_line(step, half=False, write=writers.MetricsFile.write):
@@ -242,7 +242,7 @@ def write(folder, arrays, count=[0], plain=checkpoint.array_store.write):
         plain(folder, {{key: arrays[key] for key in list(arrays)[:1]}})
         pathlib.Path({marker!r}).touch()
         threading.Event().wait()
-    plain(folder, arrays)
+    return plain(folder, arrays)
 checkpoint.array_store.write = write
 """
 
