@@ -42,7 +42,8 @@ def test_unequal_data_and_a_stalled_process(tmp_path: Path) -> None:
     other = Job(out, preset, settings, 2, 30, lambda k, port: ([], [f"seed={k}", f"data.seed={k}"], {}))
     assert other.wait(60) == [2, 2], other.tail()
     assert any("the processes differ in their settings: config:" in m and "data:" in m for m in other.messages())
-    job = Job(out, preset, settings, 2, limit_s=10)
+    # Here the processes are no forks but new interpreters, which supervisors start again, as outside of the tests.
+    job = Job(out, preset, settings, 2, 10, lambda k, port: (["env"], [], {}))
     job.wait_for(lambda: job.step() > 5)
     os.kill(job.worker(1), signal.SIGSTOP)
     assert job.wait(30) == [4, 4], job.tail()
