@@ -46,7 +46,7 @@ def test_it_predicts(folder):
 @pytest.mark.parametrize(("out", "changes", "rel"), [("run", (), 1e-9), ("run", OTHERWISE, 1e-9), ("new", (), 1e-7)])
 def test_it_goes_on_and_begins_again(folder, out, changes, rel):
     done = inside(*EXPECTED["command"], "train.steps=10", *changes, "--out", out, "--json")
-    assert ("resuming run at step 6\n" in done.err) == (out == "run")
+    assert ("/run at step 6\n" in done.err) == (out == "run")
     longer = EXPECTED["longer"]
     assert [line["loss"] for line in lines_of(folder / out, "train")] == close(longer["losses"], rel)
     assert (done.result["eval_step"], done.result["eval"]) == (longer["eval_step"], close(longer["eval"], rel))
