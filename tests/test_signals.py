@@ -19,11 +19,16 @@ HANGS = """
 import ctypes, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def hang(*_, **__):
-    print("it hangs", file=sys.stderr, flush=True)
-    lock = ctypes.create_string_buffer(64)
-    libc = ctypes.CDLL(None)
+    lock, libc, text = ctypes.create_string_buffer(64), ctypes.CDLL(None), "it hangs\\n"
     libc.pthread_mutex_lock(lock)
-    libc.pthread_mutex_lock(lock)
+    while True:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            text = ""
+            libc.pthread_mutex_lock(lock)  # for ever
+        except KeyboardInterrupt:  # it came in between
+            pass
 from recjax import stopping, waiting
 stopping._SAME_S = waiting._FIRST_S = 0.0
 """
