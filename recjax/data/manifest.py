@@ -39,15 +39,14 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
     try:
         manifest = strict_json.parse(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        own = "" if expect_dataset else f"{HOW} Others: "
+        how = "Prepare them with: " if expect_dataset else f"{HOW} A dataset that recjax knows is prepared by: "
         if not is_remote(path) and path.exists() and not path.is_dir():
             command = prepare_again("FOLDER", expect_dataset)
             raise DataError(
-                f"no prepared data at {path}: that is a file, and prepared data are a folder. {own}Prepare them with: "
-                f"{command}"
+                f"no prepared data at {path}: that is a file, and prepared data are a folder. {how}{command}"
             ) from None
         state = "the folder exists, but holds no prepared data" if path.is_dir() else "there is no such folder"
-        raise DataError(f"no prepared data at {path}: {state}. {own}Prepare them with: {command}") from None
+        raise DataError(f"no prepared data at {path}: {state}. {how}{command}") from None
     except strict_json.JsonError as error:
         where = f"line {error.line}: " if error.line else ""
         raise DataError(f"{file} is damaged ({where}{error}). Prepare the data again with: {command}") from None
