@@ -13,12 +13,12 @@ same run; 1.38 and 1.09 times with JAX 0.10.2 on Python 3.11. On two cores of an
 kernels, 1.22 to 1.24 and 1.00 to 1.09 times. The README has all runs.
 """
 
-from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=ZipfStream(rows=CRITEO_KAGGLE_ROWS, max_rows=1_000_000),

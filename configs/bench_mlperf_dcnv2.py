@@ -10,12 +10,12 @@ On paper (`recjax plan bench_mlperf_dcnv2 data.scale=1 mesh.devices=N --compile`
 16.8 / 2.5 / 1.4 GiB a device, of which temporaries 4.4 / 0.8 / 0.5; 654 / 229 / 184 MiB leave a device in a step.
 """
 
-from recjax.data.zipf_stream import ZipfStream
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dcnv2 import DCNv2Config
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 MLPERF_ROWS = (
     40_000_000, 39_060, 17_295, 7424, 20_265, 3, 7122, 1543, 63, 40_000_000, 3_067_956, 405_282, 10, 2209, 11_938, 155,

@@ -18,13 +18,13 @@ of which tables and slots 23.4, the dense part 3.9, temporaries 11.4, so that it
 device in a step, 3,997 of them the all-reduce of the dense gradients. Compiled in 129 s on two busy cores.
 """
 
-from recjax.data.zipf_stream import ZipfStream
+from recjax.config.run import EmbeddingConfig, RunConfig, TableConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.named import Named
-from recjax.presets import EmbeddingConfig, RunConfig, TableConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
+from recjax.settings.named import Named
 
 TABLES = {4: 40, 8: 60, 16: 100, 32: 150, 64: 250, 96: 130, 128: 150, 192: 60, 256: 40, 384: 20}  # D -> tables
 IDS = (1, 1, 5, 10, 15, 20, 30, 38)

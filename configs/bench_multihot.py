@@ -13,12 +13,12 @@ same run; 1.70 and 1.76 times with JAX 0.10.2 on Python 3.11. On two cores of an
 kernels, 1.10 to 1.17 and 0.96 to 1.00 times. The README has all runs.
 """
 
-from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=ZipfStream(rows=CRITEO_KAGGLE_ROWS, max_rows=1_000_000, ids_per_bag=(10,)),

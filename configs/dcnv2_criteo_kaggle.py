@@ -11,12 +11,12 @@ Not measured on Criteo's data, which are not ours to have. On a small sample `sm
 first generated file of configs/dlrm_criteo_kaggle.py (best possible AUC 0.829): test AUC 0.777.
 """
 
-from recjax.data.criteo import CriteoKaggle
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.datasets.criteo import CriteoKaggle
 from recjax.embedding.optim import Adagrad
 from recjax.models.dcnv2 import DCNv2Config
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=CriteoKaggle(),

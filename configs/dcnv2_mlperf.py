@@ -15,13 +15,13 @@ Not measured on Criteo's data, which are not ours to have. On a small sample `sm
 100,000 rows would be 2 steps.
 """
 
-from recjax.data.criteo import Criteo1TB
-from recjax.data.ids import Frequency
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.datasets.criteo import Criteo1TB
+from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Adagrad
 from recjax.models.dcnv2 import DCNv2Config
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Criteo1TB(ids=Frequency(min_count=1, modulo=40_000_000)),

@@ -15,12 +15,12 @@ test AUC 0.773, 0.788, 0.766. The recipe itself (small.below_rows=0), one epoch 
 JAX 0.10.2. The learning rates of `small` are not the outcome of a search.
 """
 
-from recjax.data.criteo import CriteoKaggle
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.datasets.criteo import CriteoKaggle
 from recjax.embedding.optim import Sgd
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseSgd, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=CriteoKaggle(),

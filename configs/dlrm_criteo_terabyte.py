@@ -11,13 +11,13 @@ Not measured on Criteo's data, which are not ours to have. On a small sample `sm
 `data=criteo_kaggle`; best possible AUC 0.829): test AUC 0.779.
 """
 
-from recjax.data.criteo import Criteo1TB
-from recjax.data.ids import Frequency
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.datasets.criteo import Criteo1TB
+from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Sgd
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseSgd, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Criteo1TB(subsample_negatives=0.875, ids=Frequency(min_count=10, modulo=10_000_000)),

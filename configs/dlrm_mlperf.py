@@ -12,14 +12,14 @@ AUC 0.829): test AUC 0.777, where the recipe itself (small.below_rows=0), 4 step
 overfits at once there (validation AUC 0.784, then 0.699), which the early stop catches.
 """
 
-from recjax.data.criteo import Criteo1TB
-from recjax.data.ids import Frequency
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.schedule import Polynomial
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.datasets.criteo import Criteo1TB
+from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Sgd
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseSgd, TrainConfig
-from recjax.train.schedule import Polynomial
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Criteo1TB(ids=Frequency(min_count=1, modulo=40_000_000)),

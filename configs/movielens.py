@@ -19,12 +19,12 @@ before, for the first recipe of all (10% validation: 0.6553), and it was known h
 share that validates when that was made small.
 """
 
-from recjax.data.movielens import MovieLens
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.datasets.movielens import MovieLens
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseSgd, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=MovieLens(),

@@ -14,12 +14,12 @@ for users with one rating, the order of time instead of a shuffle, and a low lea
 after some five epochs).
 """
 
-from recjax.data.movietweetings import MovieTweetings
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseSgd, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=MovieTweetings(),

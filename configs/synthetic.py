@@ -6,12 +6,12 @@ Test AUC 0.792, best possible 0.800 (seed 0), in about 25 s on two CPU cores wit
 tables can have any size: `data.rows=1000000,1000000,1000,10`. `data.shuffle_labels=true` takes the signal away.
 """
 
-from recjax.data.synthetic import Synthetic
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=Synthetic(),

@@ -5,12 +5,12 @@
 Test AUC 0.801, best possible 0.807 (seed 0), in about 30 s on two CPU cores with eight host devices (JAX 0.10.2).
 """
 
-from recjax.data.synthetic import Synthetic
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 
 config = RunConfig(
     data=Synthetic(

@@ -11,12 +11,12 @@ Not measured on the full data here: no copy is at hand. The settings are those o
 seen to train on a generated file of this format. One epoch: models of this field overfit in the second.
 """
 
-from recjax.data.taobao import Taobao
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.datasets.taobao import Taobao
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Taobao(),

@@ -12,12 +12,12 @@ Not measured on the full data here: no copy is at hand. The settings are those o
 to train on generated files of this format.
 """
 
-from recjax.data.yelp import Yelp
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.datasets.yelp import Yelp
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
-from recjax.train.small import SmallData
 
 config = RunConfig(
     data=Yelp(),

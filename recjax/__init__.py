@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from recjax.config.run import RunConfig
+
 if TYPE_CHECKING:
-    from recjax.presets import RunConfig
+    from recjax.config.run import RunConfig
 
 Overrides = str | Mapping[str, Any] | Sequence[Any]  # in the forms described above
 
@@ -35,9 +37,9 @@ def load(preset: str | Path, *overrides: Overrides, **settings: Any) -> RunConfi
     Raises:
       ConfigError: an unknown preset or key, or a value that does not fit.
     """
-    from recjax import overrides as forms
-    from recjax import presets
+    from recjax.config import presets
     from recjax.errors import ConfigError
+    from recjax.settings import from_python as forms
 
     if not isinstance(preset, (str, Path)):
         raise ConfigError(f"load needs the name of a preset, not {forms.short(preset)}. {forms.PRESET_OR_DATA}")
@@ -57,10 +59,10 @@ def override(config: RunConfig, *overrides: Overrides, **settings: Any) -> RunCo
     Raises:
       ConfigError: an unknown key, or a value that does not fit.
     """
-    from recjax import overrides as forms
-    from recjax import presets
+    from recjax.config import presets
+    from recjax.settings import from_python as forms
 
-    forms.require_config(config, presets.RunConfig, "override")
+    forms.require_config(config, RunConfig, "override")
     changed = presets.override(config, forms.texts(*overrides, **settings))
     forms.explain_frozen(changed)
     return changed
@@ -83,7 +85,7 @@ def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides,
     """
     from recjax import main
     from recjax.errors import ConfigError
-    from recjax.overrides import short
+    from recjax.settings.from_python import short
 
     if not isinstance(out, (str, Path, type(None))):
         raise ConfigError(f"fit needs the path of a run folder as out, not {short(out)}. Overrides stand after it.")
@@ -116,7 +118,7 @@ def evaluate(
     import dataclasses
 
     from recjax import main
-    from recjax.overrides import texts
+    from recjax.settings.from_python import texts
     from recjax.train.evaluation import Details
 
     names = {field.name for field in dataclasses.fields(Details)}
@@ -157,8 +159,8 @@ def predict(
       RecjaxError: see recjax.errors for the kinds.
     """
     from recjax.errors import ConfigError
-    from recjax.overrides import short, texts
     from recjax.serving import predict
+    from recjax.settings.from_python import short, texts
 
     for name, value in (("out", out), ("input", input), ("scores", scores)):
         if not isinstance(value, (str, Path)):

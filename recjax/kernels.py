@@ -51,7 +51,7 @@ def available(dtype: DTypeLike) -> bool:
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """What `recjax.embedding.sorting.distinct` gives; None if the kernels are not to be had. Starts no back end."""
+    """As `recjax.embedding.routing.sorting.distinct`; None if the kernels are not to be had. Starts no back end."""
     if _off or not installed():
         return None
     import recjax_kernels

@@ -10,29 +10,34 @@ from typing import Any, Literal
 
 import jax
 
-from recjax import distributed, paths, preflight, presets, waiting, watch
+from recjax.config import presets
+from recjax.config.run import RunConfig
 from recjax.data.baselines import references
-from recjax.data.kept import keep, refuse_other_values
+from recjax.data.storage.run_snapshot import keep, refuse_other_values
 from recjax.errors import ConfigError, TrainingError
-from recjax.mesh import left_aside
-from recjax.overrides import require_config
-from recjax.stopping import asked_to_stop
-from recjax.train import calibration, evaluation, origins, tensorboard
+from recjax.parallel import distributed, waiting, watchdog
+from recjax.parallel.mesh import left_aside
+from recjax.parallel.stopping import asked_to_stop
+from recjax.settings.from_python import require_config
+from recjax.train import evaluation, origins, preflight
 from recjax.train.agreement import AskedToStop
-from recjax.train.checkpoint import Checkpoints, Restored
-from recjax.train.curves import draw_curves
-from recjax.train.files import write_json
-from recjax.train.folder import RunFolder, Visited
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
+from recjax.train.metrics import calibration
 from recjax.train.remarks import remarks
-from recjax.train.saved import KEPT, open_run
+from recjax.train.run import tensorboard
+from recjax.train.run.curves import draw_curves
+from recjax.train.run.folder import RunFolder, Visited
+from recjax.train.run.open_run import KEPT, open_run
+from recjax.train.run.summary import figures, summarise
+from recjax.train.run.writers import MetricsFile, NoMetrics
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
-from recjax.train.summary import figures, summarise
-from recjax.train.writers import MetricsFile, NoMetrics
+from recjax.utils import paths
+from recjax.utils.files import write_json
 
 
-def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str, Any]:
+def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     """Trains, or resumes what an earlier call with the same config left in `out`.
 
     Args:
@@ -46,19 +51,18 @@ def train(config: presets.RunConfig, out: Path | str | None = None) -> dict[str,
     if distributed.place() is not None and not distributed.joined():
         raise ConfigError(
             "the environment says that this is one of several processes (RECJAX_PROCESSES, RECJAX_CLUSTER), but it has "
-            "not joined the others. Call recjax.distributed.join(recjax.distributed.place()) first, or use the command "
-            "line."
+            "not joined the others. Call join(place()) of recjax.parallel.distributed first, or use the command line."
         )
-    require_config(config, presets.RunConfig, "fit")
+    require_config(config, RunConfig, "fit")
     if config.train.tensorboard:
         tensorboard.require()
     if (note := left_aside(config.mesh)) is not None:
         _note(note)
-    with watch.from_python():
+    with watchdog.from_python():
         return _train(config, paths.run_folder(out or presets.default_out(config)), began)
 
 
-def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any]:
+def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     main = distributed.is_main()
     with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
@@ -93,7 +97,7 @@ def _train(config: presets.RunConfig, path: Path, began: float) -> dict[str, Any
     return summary
 
 
-def _metrics(path: Path, config: presets.RunConfig, cursor: Cursor, undone: list[str]) -> MetricsFile:
+def _metrics(path: Path, config: RunConfig, cursor: Cursor, undone: list[str]) -> MetricsFile:
     return MetricsFile(path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.lazy import load
-from recjax.train.array_store import Arrays
-from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.checkpoint.array_store import Arrays
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
+from recjax.utils.lazy_arrays import load
 
 
 def no_report(text: str) -> None:

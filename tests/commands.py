@@ -18,18 +18,19 @@ import forked
 import numpy as np
 import pytest
 
-from recjax.cli import main
-from recjax.data import blocks, given
+from recjax.cli.main import main
+from recjax.data import given
 from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.storage import blocks
 
 # One table of each kind; 40 steps an epoch, the last of 4 samples; every step is logged, every fifth is kept.
 PRESET = """
-from recjax.data.synthetic import Synthetic
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
 
 config = RunConfig(
     data=Synthetic(
@@ -89,7 +90,7 @@ def inside(*arguments: object) -> Done:
 
 def start(*arguments: object, before: str = "", **options: Any) -> subprocess.Popen[str]:
     """Starts a command in a process of its own, a fork; `before` is Python that runs there first."""
-    program = f"{before}\nimport sys\nfrom recjax.cli import main\nsys.exit(main())"
+    program = f"{before}\nimport sys\nfrom recjax.cli.main import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     environment = os.environ | {"GLIBC_TUNABLES": ""} | options.pop("env", {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
@@ -147,8 +148,8 @@ def steps_of(run: Path, split: str) -> list[int]:
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, by its path."""
-    from recjax.lazy import load  # which imports JAX
-    from recjax.train.checkpoint import Checkpoints
+    from recjax.train.checkpoint.checkpoints import Checkpoints
+    from recjax.utils.lazy_arrays import load  # which imports JAX
 
     found = {}
 

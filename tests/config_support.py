@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from recjax import config as cfg
+from recjax import settings
 from recjax.errors import ConfigError
 
 
@@ -75,4 +75,4 @@ class Before:
 
 
 def changed(*assignments: str) -> Root:
-    return cfg.override(Root(), assignments)
+    return settings.override(Root(), assignments)

@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Any
 
-PRELOADED = ("recjax.main", "recjax.cli", "matplotlib.figure", "matplotlib.backends.backend_agg")
+PRELOADED = ("recjax.main", "recjax.cli.main", "matplotlib.figure", "matplotlib.backends.backend_agg")
 _READ_BY_IMPORTS = ("JAX_", "XLA_", "PYTHON", "LD_", "TF_", "OMP_", "OPENBLAS_")
 _EXECUTE: Any = vars(subprocess.Popen)["_execute_child"]  # where Popen comes to starting a process
 _SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER

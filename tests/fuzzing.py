@@ -24,23 +24,24 @@ import shop
 import yelp_support
 from criteo_support import random_rows, text
 
-from recjax import config as machinery
-from recjax import presets
-from recjax.data import avazu, criteo, manifest, movielens, movietweetings, taobao, yelp
-from recjax.data.blocks import open_prepared
-from recjax.data.encoder import open_encoder
-from recjax.data.kept import keep, open_kept
-from recjax.data.work import WorkFolder
+from recjax import settings
+from recjax.config import presets
+from recjax.data.datasets import avazu, criteo, movielens, movietweetings, taobao, yelp
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.work_folder import WorkFolder
+from recjax.data.storage import manifest
+from recjax.data.storage.blocks import open_prepared
+from recjax.data.storage.run_snapshot import keep, open_kept
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import TableSpec
+from recjax.interop.weights import _open as open_weights
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
-from recjax.train import manifest as checkpoints
 from recjax.train import origins
-from recjax.train.folder import read_config
-from recjax.weights import _open as open_weights
+from recjax.train.checkpoint import manifest as checkpoints
+from recjax.train.run.folder import read_config
 
 Random = random.Random
 
@@ -215,7 +216,7 @@ def write_weights(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> None:
-    from recjax.weights import _reading
+    from recjax.interop.weights import _reading
 
     with open_weights(folder / "w.npz") as arrays:
         for name in arrays.files:
@@ -285,7 +286,7 @@ TARGETS: dict[str, Target] = {
     "checkpoint manifest": Target(seal, verify_checkpoint, reseal),
     "weights, .npz": Target(write_weights, read_weights),
     "config.json": Target(
-        lambda folder: (folder / "config.json").write_text(machinery.to_json(presets.load("movietweetings"))),
+        lambda folder: (folder / "config.json").write_text(settings.to_json(presets.load("movietweetings"))),
         read_config,
     ),
     "paths.json": Target(texts({"paths.json": '{"data": "/a/data", "p.json": "/a/p.json"}'}), origins.kept),

@@ -46,7 +46,7 @@ CONFIGS = {
 # In a process of the checkout: one command after the other; after each, what it has compiled gets a folder.
 _RUN = """
 import json, os, sys
-from recjax.cli import main
+from recjax.cli.main import main
 
 folder, configs = sys.argv[1], json.loads(sys.argv[2])
 for name, settings in configs.items():

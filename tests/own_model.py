@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 from head import logits
 
-from recjax.data.synthetic import Synthetic
-from recjax.mesh import MeshConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.parallel.mesh import MeshConfig
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import TrainConfig
 
 FACTOR = 1.0
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from commands import OWN, Done, inside
 
-from recjax import config as machinery
-from recjax import main
-from recjax.presets import FREE_ON_RESUME
-from recjax.train import calibration, saved, setup
+from recjax import main, settings
+from recjax.config.run import FREE_ON_RESUME
+from recjax.train import setup
+from recjax.train.metrics import calibration
+from recjax.train.run import open_run
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def traced_once() -> Iterator[None]:
 
     def share(config: Any, source: Any = None, splits: Any = ()) -> setup.Setup:
         source = source or config.data.open()
-        key = machinery.config_hash(config, FREE_ON_RESUME)
+        key = settings.config_hash(config, FREE_ON_RESUME)
         if key not in made:
             made[key] = setup.make_setup(config, source, splits)
         alike = dataclasses.replace(made[key], config=config, source=source)
@@ -34,7 +35,7 @@ def traced_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "make_setup", share)
-        patch.setattr(saved, "make_setup", share)
+        patch.setattr(open_run, "make_setup", share)
         patch.setattr(main, "draw_curves", lambda metrics, picture, *_: picture.write_bytes(b""))
         patch.setattr(calibration, "draw", lambda curves, picture, title: picture.write_bytes(b""))
         patch.setattr(os, "fsync", lambda handle: None)

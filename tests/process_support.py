@@ -16,7 +16,7 @@ import forked
 import numpy as np
 from commands import arrays, lines_of
 
-PROGRAM = "import sys; from recjax.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from recjax.cli.main import main; sys.exit(main())"
 
 
 def environment(processes: int, process: int, port: int, limit_s: int = 60) -> dict[str, str]:

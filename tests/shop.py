@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.blocks import PreparedSource
-from recjax.data.chunk import Chunk, Column, RawFeature
-from recjax.data.ids import Frequency, Hash
-from recjax.data.prepare import prepare_data
+from recjax.data.prepare.chunk import Chunk, Column, RawFeature
+from recjax.data.prepare.ids import Frequency, Hash
+from recjax.data.prepare.prepare import prepare_data
+from recjax.data.storage.blocks import PreparedSource
 
 ROWS = 700
 

@@ -14,17 +14,19 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
+from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
-from recjax.embedding import capacity, reference, route
-from recjax.embedding.bound import bind
+from recjax.embedding import reference
 from recjax.embedding.collection import initial_rows
+from recjax.embedding.layout import bind
 from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing import host as route
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.mesh import AXES
-from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.parallel.mesh import AXES
 from recjax.train import state as states
 from recjax.train.setup import dims, specs
 from recjax.train.step import StepOptions, make_predict, make_train_step, place

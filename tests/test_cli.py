@@ -11,8 +11,8 @@ import pytest
 from commands import SMALL, assert_refused, inside, outside, start
 
 import recjax
-from recjax.config import to_json
-from recjax.presets import load
+from recjax.config.presets import load
+from recjax.settings.overrides import to_json
 
 pytestmark = pytest.mark.full
 
@@ -47,7 +47,7 @@ def run(preset, tmp_path_factory):
 
 HELP = """
 import sys
-from recjax.cli import main
+from recjax.cli.main import main
 try:
     main(sys.argv[1:])
 except SystemExit as exit:
@@ -63,7 +63,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(verb):
     status, *modules = done.stderr.split()
     assert status == "0"
     assert f"example: recjax {' '.join(verb)}" in done.stdout
-    assert "recjax.cli" in modules
+    assert "recjax.cli.main" in modules
     assert not {"jax", "jaxlib", "flax", "numpy", "tensorflow_datasets", "matplotlib"} & set(modules)
 
 
@@ -256,7 +256,7 @@ def test_errors_do_not_land_on_standard_output():
 
 
 def test_the_module_runs_as_a_program():
-    command = [sys.executable, "-m", "recjax.cli", "show", "nonsense"]
+    command = [sys.executable, "-m", "recjax.cli.main", "show", "nonsense"]
     environment = os.environ | {"PYTHONPATH": str(Path(recjax.__file__).parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and done.stderr.startswith("\nrecjax: error: there is no preset 'nonsense'")

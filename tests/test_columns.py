@@ -1,6 +1,6 @@
 """Aligned columns by hand."""
 
-from recjax.columns import aligned
+from recjax.utils.text import aligned
 
 
 def test_columns_by_hand():

@@ -11,7 +11,7 @@ from config_support import Adam, Before, Cross, Dot, Inner, Odd, Root, Train, ch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax import config as cfg
+from recjax import settings as cfg
 from recjax.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from config_support import Adam, Before, Cross, Dot, Inner, Root, changed
 
-from recjax import config as cfg
+from recjax import settings
 
 
 def sha(text: str) -> str:
@@ -20,12 +20,12 @@ def sha(text: str) -> str:
 
 def test_hash_is_the_documented_one() -> None:
     """By hand from the definition: what differs from the defaults, sorted, no spaces, ASCII."""
-    assert cfg.config_hash(Root()) == sha("{}")
-    assert cfg.config_hash(Cross()) == sha('{"kind":"cross"}')
-    assert cfg.config_hash(Cross(layers=4)) == sha('{"kind":"cross","layers":4}')
-    assert cfg.config_hash(Root(model=Dot(dim=4))) == sha('{"model":{"dim":4}}')
-    assert cfg.config_hash(Root(model=Cross(dim=16))) == sha('{"model":{"dim":16,"kind":"cross"}}')
-    assert cfg.config_hash(Root(teacher=Dot(), note="ü")) == sha('{"note":"\\u00fc","teacher":{"kind":"dot"}}')
+    assert settings.config_hash(Root()) == sha("{}")
+    assert settings.config_hash(Cross()) == sha('{"kind":"cross"}')
+    assert settings.config_hash(Cross(layers=4)) == sha('{"kind":"cross","layers":4}')
+    assert settings.config_hash(Root(model=Dot(dim=4))) == sha('{"model":{"dim":4}}')
+    assert settings.config_hash(Root(model=Cross(dim=16))) == sha('{"model":{"dim":16,"kind":"cross"}}')
+    assert settings.config_hash(Root(teacher=Dot(), note="ü")) == sha('{"note":"\\u00fc","teacher":{"kind":"dot"}}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,36 +52,36 @@ OLD_AND_NEW = [
 
 @pytest.mark.parametrize(("old", "new"), OLD_AND_NEW)
 def test_a_new_field_changes_neither_hashes_nor_what_old_files_mean(old: Before, new: Later) -> None:
-    assert cfg.config_hash(old) == cfg.config_hash(new)
-    assert cfg.from_json(Later, cfg.to_json(old)) == new
-    assert cfg.config_hash(new) != cfg.config_hash(dataclasses.replace(new, more=(1, 2)))
-    assert cfg.config_hash(new) != cfg.config_hash(dataclasses.replace(new, also=Dot()))
+    assert settings.config_hash(old) == settings.config_hash(new)
+    assert settings.from_json(Later, settings.to_json(old)) == new
+    assert settings.config_hash(new) != settings.config_hash(dataclasses.replace(new, more=(1, 2)))
+    assert settings.config_hash(new) != settings.config_hash(dataclasses.replace(new, also=Dot()))
 
 
 def test_hash_of_a_nested_config_without_a_kind_differs_from_that_of_none() -> None:
     hashes = {
-        cfg.config_hash(c) for c in (Before(1), Before(1, choice=Inner()), Before(1, Inner()), Before(1, Inner(1)))
+        settings.config_hash(c) for c in (Before(1), Before(1, choice=Inner()), Before(1, Inner()), Before(1, Inner(1)))
     }
     assert len(hashes) == 4
 
 
 def test_hash_ignores() -> None:
     one, other = Root(), changed("train.steps=5", "train.shuffle=false", "name=other")
-    assert cfg.config_hash(one) != cfg.config_hash(other)
-    assert cfg.config_hash(one, ["train"]) != cfg.config_hash(other, ["train"])
-    assert cfg.config_hash(one, ["train", "name"]) == cfg.config_hash(other, ["train", "name"])
-    assert cfg.config_hash(one, ["train.steps", "name"]) != cfg.config_hash(other, ["train.steps", "name"])
+    assert settings.config_hash(one) != settings.config_hash(other)
+    assert settings.config_hash(one, ["train"]) != settings.config_hash(other, ["train"])
+    assert settings.config_hash(one, ["train", "name"]) == settings.config_hash(other, ["train", "name"])
+    assert settings.config_hash(one, ["train.steps", "name"]) != settings.config_hash(other, ["train.steps", "name"])
     # A prefix of the letters only is not a prefix of the key.
-    assert cfg.config_hash(one, ["tra", "nam"]) != cfg.config_hash(other, ["tra", "nam"])
+    assert settings.config_hash(one, ["tra", "nam"]) != settings.config_hash(other, ["tra", "nam"])
     # The same number, written as an integer and as negative zero.
-    assert cfg.config_hash(Adam(rate=1)) == cfg.config_hash(Adam(rate=1.0))
-    assert cfg.config_hash(Adam(rate=-0.0)) == cfg.config_hash(Adam(rate=0.0))
+    assert settings.config_hash(Adam(rate=1)) == settings.config_hash(Adam(rate=1.0))
+    assert settings.config_hash(Adam(rate=-0.0)) == settings.config_hash(Adam(rate=0.0))
 
 
 def test_hash_is_the_same_in_another_process() -> None:
     program = (
         "import dataclasses\n"
-        "from recjax.config import config_hash\n"
+        "from recjax.settings.overrides import config_hash\n"
         "@dataclasses.dataclass(frozen=True)\n"
         "class C:\n  x: float = 0.1\n  s: str = ''\n"
         "print(config_hash(C(s='ü')))\n"

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from recjax.config_values import check_ranges
 from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
 
 
 @dataclasses.dataclass

@@ -10,12 +10,12 @@ from commands import assert_refused, inside
 from criteo_support import random_rows, text
 from flax import nnx
 
-from recjax import presets
-from recjax.data.criteo import Criteo1TB, CriteoKaggle
-from recjax.data.ids import Frequency
+from recjax.config import presets
+from recjax.config.schedule import Constant, Polynomial
+from recjax.config.train import DenseAdagrad, DenseSgd
+from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
+from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Adagrad, Sgd
-from recjax.train.options import DenseAdagrad, DenseSgd
-from recjax.train.schedule import Constant, Polynomial
 
 pytestmark = pytest.mark.full
 

@@ -13,7 +13,8 @@ import sys
 import pytest
 from commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_of
 
-from recjax.train import files, writers
+from recjax.train.run import writers
+from recjax.utils import files
 
 pytestmark = pytest.mark.full
 

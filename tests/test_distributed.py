@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax import distributed, preflight, watch
 from recjax.errors import ConfigError
-from recjax.lazy import as_lazy, joined
+from recjax.parallel import distributed, watchdog
+from recjax.train import preflight
+from recjax.utils.lazy_arrays import as_lazy, joined
 
 TOLD = {"RECJAX_COORDINATOR": "node1:7777", "RECJAX_PROCESSES": "4", "RECJAX_PROCESS": "2"}
 
@@ -47,7 +48,7 @@ class Peers:
     """Watches over records that the test writes; this process is number 0."""
 
     def __init__(self, limit_s=60.0):
-        self.watch = watch.Watch.__new__(watch.Watch)
+        self.watch = watchdog.Watch.__new__(watchdog.Watch)
         self.watch._phase, self.watch._moves, self.watch._limit_s, self.watch._seen = "wait", 0, limit_s, {}
 
     def judge(self, now, **phases):
@@ -136,15 +137,15 @@ def test_an_array_is_read_from_its_rectangles(data):
 def test_peers_end_with_the_status_of_one_that_a_signal_stopped():
     peers = Peers()
     records = {k: {"phase": "start", "moves": 0, "beat": 1.0, "failed": "", "where": f"h{k}"} for k in range(3)}
-    assert watch._status(records) == watch.LOST
+    assert watchdog._status(records) == watchdog.LOST
     records[1] |= {"failed": "stopped by SIGTERM", "status": 143}
     assert "process 1 (h1) was stopped in phase start: stopped by SIGTERM" in peers.watch.judge(records, 0)
-    assert watch._status(records) == 143
-    records[2] |= {"failed": "its disk is full", "status": watch.LOST}
-    assert watch._status(records) == watch.LOST
+    assert watchdog._status(records) == 143
+    records[2] |= {"failed": "its disk is full", "status": watchdog.LOST}
+    assert watchdog._status(records) == watchdog.LOST
 
 
 def test_records_are_json():
-    record = watch.Watch.__new__(watch.Watch)
-    record._phase, record._moves, record._failed, record._status = "input", 3, "", watch.LOST
+    record = watchdog.Watch.__new__(watchdog.Watch)
+    record._phase, record._moves, record._failed, record._status = "input", 3, "", watchdog.LOST
     assert json.loads(json.dumps(record._record()))["phase"] == "input"

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recjax import config as machinery
-from recjax import presets, strict_json
-from recjax.data.work import WorkFolder
+from recjax import settings as machinery
+from recjax.config import presets
+from recjax.data.prepare.work_folder import WorkFolder
 from recjax.errors import ConfigError, RecjaxError
+from recjax.utils import strict_json
 
 INPUTS = 12
 

@@ -17,8 +17,8 @@ from support import mesh_of
 
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags
-from recjax.mesh import MODEL_AXES
 from recjax.models.layers import dot_interaction
+from recjax.parallel.mesh import MODEL_AXES
 
 needs_them = pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
 

@@ -17,8 +17,8 @@ from kernel_support import BF16, F32, check_sums
 from support import mesh_of
 
 from recjax import kernels
-from recjax.mesh import MODEL_AXES
 from recjax.models.layers import Linear
+from recjax.parallel.mesh import MODEL_AXES
 
 needs_them = pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
 

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax import lazy
-from recjax.lazy import LazyArray, as_lazy, block_of, load
+from recjax.utils import lazy_arrays
+from recjax.utils.lazy_arrays import LazyArray, as_lazy, block_of, load
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
@@ -31,13 +31,13 @@ def test_parts_cover_every_element_once_in_whole_blocks(shape, data, dtype):
 
 class lazy_parts_of:  # noqa: N801 (hypothesis does not go together with pytest's monkeypatch)
     def __init__(self, limit):
-        self.limit, self.before = limit, lazy.PART_BYTES
+        self.limit, self.before = limit, lazy_arrays.PART_BYTES
 
     def __enter__(self):
-        lazy.PART_BYTES = self.limit
+        lazy_arrays.PART_BYTES = self.limit
 
     def __exit__(self, *_):
-        lazy.PART_BYTES = self.before
+        lazy_arrays.PART_BYTES = self.before
 
 
 @given(SHAPES, st.integers(1, 4000))

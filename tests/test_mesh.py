@@ -8,9 +8,9 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from recjax import mesh as mesh_module
 from recjax.errors import ConfigError, DeviceError
-from recjax.mesh import AXES, MeshConfig, left_aside, make_mesh, replicated, sharded
+from recjax.parallel import mesh as mesh_module
+from recjax.parallel.mesh import AXES, MeshConfig, left_aside, make_mesh, replicated, sharded
 
 
 @pytest.mark.parametrize("devices", [0, 1, 3, 8])
@@ -90,7 +90,7 @@ def fresh(script: str, **environment: str) -> str:
     """What a new process prints, in which no test has set anything."""
     inherited = {k: v for k, v in os.environ.items() if k != "NPROC" and not k.startswith(("JAX_", "XLA_"))}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"from recjax.mesh import MeshConfig, make_mesh\n{script}"],
+        [sys.executable, "-W", "error", "-c", f"from recjax.parallel.mesh import MeshConfig, make_mesh\n{script}"],
         env={**inherited, **environment},
         capture_output=True,
         text=True,

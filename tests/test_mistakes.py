@@ -66,9 +66,9 @@ def test_an_unknown_preset(tmp_path, name, patterns):
         ("import nope", ["small.py:1: the preset fails with ModuleNotFoundError"]),
         ("\nx = (", ["small.py:2: the preset fails with SyntaxError"]),
         ("", ["the preset must assign a config to the name `config`"]),
-        ("from recjax.train.options import TrainConfig\nconfig = TrainConfig()", ["is a TrainConfig, not a RunConfig"]),
-        ("from recjax.presets import RunConfig\nconfig = RunConfig(sed=1)", ["small.py:2: .*keyword.*'sed'"]),
-        ("from recjax.presets import RunConfig\nconfig = RunConfig(seed=-1)", ["small.py:2: seed is -1"]),
+        ("from recjax.config.train import TrainConfig\nconfig = TrainConfig()", ["is a TrainConfig, not a RunConfig"]),
+        ("from recjax.config.run import RunConfig\nconfig = RunConfig(sed=1)", ["small.py:2: .*keyword.*'sed'"]),
+        ("from recjax.config.run import RunConfig\nconfig = RunConfig(seed=-1)", ["small.py:2: seed is -1"]),
     ],
 )
 def test_a_broken_preset(tmp_path, text, patterns):

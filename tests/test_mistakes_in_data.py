@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
 
-from recjax.data import manifest as manifests
 from recjax.data.batch import Bags
+from recjax.data.storage import manifest as manifests
 
 pytestmark = pytest.mark.full
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax import config as cfg
+from recjax import settings as cfg
 from recjax.errors import ConfigError
-from recjax.named import Named
+from recjax.settings.named import Named
 
 
 @dataclasses.dataclass(frozen=True)

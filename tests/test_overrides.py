@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import recjax
-from recjax.config import override, to_json
+from recjax.config.run import EmbeddingConfig
 from recjax.embedding.optim import Adam
 from recjax.errors import ConfigError
-from recjax.overrides import texts
-from recjax.presets import EmbeddingConfig
+from recjax.settings.from_python import texts
+from recjax.settings.overrides import override, to_json
 
 WANTED = ["seed=7", "train.epochs=2", "train.shuffle=false", "model.top=32-1", "embedding.init_scale=none"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, inside, lines_of, prepare
 
-from recjax.data.blocks import open_prepared, write_prepared
+from recjax.data.storage.blocks import open_prepared, write_prepared
 
 pytestmark = pytest.mark.full
 

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from recjax import pages
+from recjax.parallel import malloc
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from recjax import pages
-pages._SYSTEM = Path(sys.argv[1])
+from recjax.parallel import malloc
+malloc._SYSTEM = Path(sys.argv[1])
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), flush=True)
-pages.restart_with_tunables()
+malloc.restart_with_tunables()
 print("runs")
 """
 
@@ -51,9 +51,9 @@ KEEP = "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.ma
 def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     if system is not None:
         (tmp_path / "enabled").write_text(system)
-    environment = {key: value for key, value in os.environ.items() if key != pages._TUNABLES}
+    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES}
     if given is not None:
-        environment[pages._TUNABLES] = given
+        environment[malloc._TUNABLES] = given
     command = [sys.executable, "-c", SCRIPT, tmp_path / "enabled"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     *lines, last = done.stdout.splitlines()
@@ -64,7 +64,7 @@ def test_it_restarts_at_most_once(tmp_path, system, given, starts):
 
 def test_a_block_that_was_given_back_costs_no_new_pages() -> None:
     """Also in another thread than the first: a step's 64 MiB are handed to the next one without a page fault."""
-    environment = os.environ | {pages._TUNABLES: KEEP}
+    environment = os.environ | {malloc._TUNABLES: KEEP}
     done = subprocess.run([sys.executable, "-c", BLOCKS], env=environment, capture_output=True, text=True, check=True)
     first, later = (int(line) for line in done.stdout.split())
     assert later < first / 10  # by default each of the five would need as many as the first

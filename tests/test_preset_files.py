@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recjax import config as cfg
-from recjax import preset_files
+from recjax import settings
+from recjax.config import preset_files
 from recjax.errors import ConfigError
 
 PRESET = '''"""A preset.
@@ -34,7 +34,7 @@ def test_load_preset_module(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PRESET)
     config, docstring = preset_files.load_preset_module(file)
-    assert cfg.flatten(config) == {"x": 2}
+    assert settings.flatten(config) == {"x": 2}
     assert docstring == "A preset.\n\nMeasured: nothing."
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]  # no __pycache__ beside a user's file
 
@@ -122,7 +122,7 @@ def write(folder: Path, imports: str, value: str, **helpers: str) -> Path:
 
 
 def value_of(file: Path) -> object:
-    return cfg.flatten(preset_files.load_preset_module(file)[0])["x"]
+    return settings.flatten(preset_files.load_preset_module(file)[0])["x"]
 
 
 @pytest.mark.parametrize(
@@ -220,4 +220,4 @@ def test_a_class_from_a_helper_is_found_again(tmp_path: Path) -> None:
     config, _ = preset_files.load_preset_module(file)
     where = preset_files.class_path(type(config))
     assert where == f"{file}:R"
-    assert cfg.flatten(preset_files.find_class(where)()) == {"x": 5}
+    assert settings.flatten(preset_files.find_class(where)()) == {"x": 5}

@@ -9,13 +9,14 @@ import pytest
 from flax import nnx
 
 import recjax
-from recjax import config as machinery
-from recjax.config import config_hash, from_json
-from recjax.config_values import members
+from recjax import settings
+from recjax.config.presets import consequences, load, override
+from recjax.config.run import RunConfig
 from recjax.data.batch import Feature, Schema
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import RunConfig, consequences, load, override
+from recjax.settings.overrides import config_hash, from_json
+from recjax.settings.values import members
 from recjax.train.setup import dims, specs
 
 CONFIGS = Path(recjax.__file__).parent.parent / "configs"
@@ -46,7 +47,7 @@ def test_every_setting_has_a_default_so_that_files_of_older_versions_can_be_read
 
 def test_a_config_shows_what_is_not_the_default() -> None:
     assert repr(RunConfig()) == "RunConfig()"
-    config = machinery.override(
+    config = settings.override(
         RunConfig(), ["model=dcnv2", "model.top=8-1", "train.optimizer.learning_rate=0.5", "embedding.tables.a-b.dim=4"]
     )
     assert repr(config) == (
@@ -56,7 +57,7 @@ def test_a_config_shows_what_is_not_the_default() -> None:
     assert "plan is 3; expected text" in repr(dataclasses.replace(RunConfig(), plan=3))  # type: ignore[arg-type]
     for preset in ("movietweetings", "dlrm_mlperf"):
         shown = load(preset)
-        assert machinery.override(RunConfig(), machinery.assignments(shown)) == shown and len(repr(shown)) < 600
+        assert settings.override(RunConfig(), settings.assignments(shown)) == shown and len(repr(shown)) < 600
 
 
 @pytest.mark.parametrize("preset", PRESETS)

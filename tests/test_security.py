@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recjax
-from recjax import config as machinery
-from recjax import presets
-from recjax.data.encoder import open_encoder
-from recjax.data.vocabulary import Vocabulary
+from recjax import settings
+from recjax.config import presets
+from recjax.config.run import RunConfig
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.errors import ConfigError, DataError
-from recjax.masking import holds_secret, masked
+from recjax.utils.redact import holds_secret, masked
 
 PACKAGE = Path(recjax.__file__).parent
 CODE = {"eval", "exec", "compile", "__import__"}
@@ -101,7 +102,7 @@ def test_a_run_folder_cannot_bring_code(tmp_path, where, monkeypatch):
     (tmp_path / "run").mkdir()
     code = tmp_path / "run" / "evil.py"
     code.write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
-    plain = json.loads(machinery.to_json(presets.load("movietweetings")))
+    plain = json.loads(settings.to_json(presets.load("movietweetings")))
     monkeypatch.chdir(tmp_path)
     name = str(code) if where == "absolute" else "run/evil.py"
     (tmp_path / "run" / "config.json").write_text(json.dumps({"class": f"{name}:Config", **plain}))
@@ -138,10 +139,10 @@ def test_credentials_in_a_path_are_refused_and_not_repeated(tmp_path, url):
 
 
 def test_a_config_file_cannot_hold_one_either():
-    plain = json.loads(machinery.to_json(presets.load("movietweetings")))
+    plain = json.loads(settings.to_json(presets.load("movietweetings")))
     plain["data"]["path"] = SECRETS[0]
     with pytest.raises(ConfigError) as caught:
-        machinery.from_json(presets.RunConfig, json.dumps(plain))
+        settings.from_json(RunConfig, json.dumps(plain))
     assert "hunter2" not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import Done, assert_refused, inside, outside, start
 
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
@@ -29,19 +29,19 @@ def hang(*_, **__):
             libc.pthread_mutex_lock(lock)  # for ever
         except KeyboardInterrupt:  # it came in between
             pass
-from recjax import stopping, waiting
+from recjax.parallel import stopping, waiting
 stopping._SAME_S = waiting._FIRST_S = 0.0
 """
 IN_EVALUATION = "from recjax.train.setup import Setup\nSetup.predictions = hang"
 IN_SAVE = """
-from recjax.train import checkpoint
-def write(folder, arrays, number=[0], plain=checkpoint.array_store.write):
+from recjax.train.checkpoint import checkpoints
+def write(folder, arrays, number=[0], plain=checkpoints.array_store.write):
     number[0] += 1
     if number[0] == 2:
         plain(folder, {key: arrays[key] for key in list(arrays)[:1]})
         hang()
     return plain(folder, arrays)
-checkpoint.array_store.write = write
+checkpoints.array_store.write = write
 """
 AT_START = "from recjax import main\nmain.make_setup = hang"
 SHORT = ("train.steps=9", "mesh.devices=2", "train.checkpoint_every=3")

@@ -36,6 +36,6 @@ def test_a_run_leaves_what_the_readme_promises_and_goes_on_elsewhere(preset: str
 
 
 def read(out: Path) -> object:
-    from recjax.train.folder import read_config
+    from recjax.train.run.folder import read_config
 
     return read_config(out)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.source import Source, difference, gather
+from recjax.config.code_identity import Source, difference, gather
 
 CODE = '''"""A preset."""
 

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 from commands import assert_refused, inside
 
-from recjax import lazy, presets
+from recjax.config import presets
+from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.errors import ConfigError
+from recjax.interop.state_dicts import entries
+from recjax.interop.weights import export_weights, import_weights
 from recjax.main import train
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
-from recjax.models.state_dicts import entries
-from recjax.train.saved import open_run
+from recjax.train.run.open_run import open_run
 from recjax.train.setup import dims, specs
-from recjax.weights import export_weights, import_weights
+from recjax.utils import lazy_arrays
 
 pytestmark = pytest.mark.full
 
@@ -131,7 +133,7 @@ def torchrec(w: Weights, batch: Batch, names: str = "sparse_{}") -> np.ndarray:
     return linear(y, "over_arch.model.1")[:, 0]
 
 
-def settings(*more: str) -> presets.RunConfig:
+def settings(*more: str) -> RunConfig:
     return presets.load("synthetic", (*DATA, *more))
 
 
@@ -252,7 +254,7 @@ def test_the_host_never_holds_two_tables(tmp_path, monkeypatch):
     weights = draw(shapes)
     file = save(tmp_path / "in.npz", weights)
     import_weights(file, config, tmp_path / "once")  # so that what JAX and Orbax keep for good is there
-    monkeypatch.setattr(lazy, "PART_BYTES", table_bytes // 8)
+    monkeypatch.setattr(lazy_arrays, "PART_BYTES", table_bytes // 8)
     tracemalloc.start()
     try:
         import_weights(file, config, tmp_path / "run")

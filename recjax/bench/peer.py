@@ -14,21 +14,21 @@ from typing import Any, Self
 import numpy as np
 
 from recjax.bench import peer_torch
-from recjax.bench.rounds import UNTIMED, Round
+from recjax.bench.timing import UNTIMED, Round
+from recjax.config.run import RunConfig
+from recjax.config.schedule import Constant
+from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Schema
 from recjax.data.pipeline import batches
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.rows import RowOrder
+from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError, TrainingError
-from recjax.lazy import as_lazy
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import RunConfig
 from recjax.train import state as states
-from recjax.train.options import DenseAdagrad
-from recjax.train.schedule import Constant
 from recjax.train.setup import Setup, specs
+from recjax.utils.lazy_arrays import as_lazy
 
 KERNELS = {"torchrec": "fbgemm", "torch": "torch"}  # what --against names -> the peer's tables
 _BATCH_BYTES = 2**29  # batches that the peer holds: about this many bytes, 4 to 64 batches

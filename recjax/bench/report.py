@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recjax.bench.work import named
-from recjax.columns import aligned
+from recjax.bench.roofline import named
+from recjax.utils.text import aligned
 
 _OPS = 8  # operations to name
 
@@ -89,7 +89,7 @@ def _step(name: str, step: dict[str, Any]) -> str:
 
 
 def flights(found: Sequence[dict[str, Any]]) -> str:
-    """A table of `recjax.bench.schedule.flights`."""
+    """A table of `recjax.bench.overlap.flights`."""
     rows = [["collective, in order", "operations scheduled beside it"]]
     for f in found:
         beside = ", ".join(f"{count} {part}" for part, count in f["beside"].items()) or "none"

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.interpreters import partial_eval
 
-from recjax.bench import machine, parts, schedule, work
+from recjax.bench import breakdown, machine, overlap, roofline
+from recjax.bench.machine_load import Others
 from recjax.bench.peer import Peer, require_known, threads
-from recjax.bench.quiet import Others
-from recjax.bench.rounds import Ours, Round, spread
+from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
+from recjax.config.run import RunConfig
 from recjax.errors import ConfigError, TrainingError
-from recjax.presets import RunConfig
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
 
@@ -172,13 +172,13 @@ def _step(
     inputs = setup.place(counted, side.cursor.capacities)
     traced = setup.train_step.trace(state, inputs)
     hlo = traced.lower().compile().as_text() or ""
-    found = parts.read(trace, hlo)
+    found = breakdown.read(trace, hlo)
     if folder is None:
         profile.discard(trace)
     step_s = config.train.batch_size / samples_per_s
-    lookup = work.lookup_bytes(bound, inputs.routing, config.train.batch_size)
+    lookup = roofline.lookup_bytes(bound, inputs.routing, config.train.batch_size)
     needed, _ = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals))  # as XLA leaves it
-    flops = work.matmul_flops(needed)
+    flops = roofline.matmul_flops(needed)
     item_bytes = 8 if config.compute_dtype == "float64" else 4
     copy, products = limits["copy_bytes_per_s"], limits["flops_per_s"].get(config.compute_dtype)
     ms = found["device_ms"]
@@ -188,8 +188,8 @@ def _step(
         "step_ms": step_s * 1e3,
         "compilations": side.compilations,
         "profile": found,
-        "wire": work.wire_bytes(hlo, bound, inputs.routing, item_bytes, config.mesh.hosts),
-        "flights": schedule.flights(hlo),
+        "wire": roofline.wire_bytes(hlo, bound, inputs.routing, item_bytes, config.mesh.hosts),
+        "flights": overlap.flights(hlo),
         "sparse": {
             "lookup_bytes": lookup,
             "forward_bytes_per_s": lookup / forward_s if forward_s else None,

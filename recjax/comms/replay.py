@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.comms import profile
-from recjax.comms.slots import Slot
+from recjax.comms.program import Slot
 from recjax.errors import ConfigError, DataError
 
 RANKS = "rank"  # the mesh axis

@@ -7,15 +7,15 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recjax import pictures
-from recjax.columns import aligned
-from recjax.comms.study import labels
+from recjax.comms.statistics import labels
+from recjax.utils import plots
+from recjax.utils.text import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDEST = 12  # traces that a picture can still tell apart
-_COLORS = {"exposed": pictures.ORANGE, "hidden": "#e6b89c", "computing": pictures.BLUE, "idle": "#dddddd"}
+_COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
 
 
 def size(count: float) -> str:
@@ -102,7 +102,7 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def replay_text(result: Mapping[str, Any]) -> str:
-    """What `recjax.comms.replayed.figures` says, as a table."""
+    """What `recjax.comms.replay_report.figures` says, as a table."""
     rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
              "original us", "last us"]]  # fmt: skip
     for line in result["collectives"]:
@@ -137,7 +137,7 @@ def replay_text(result: Mapping[str, Any]) -> str:
 
 
 def sweep_text(result: Mapping[str, Any]) -> str:
-    """What `recjax.comms.sweep.sweep` says, as tables."""
+    """What `recjax.comms.microbenchmark.sweep` says, as tables."""
     parts = [f"{result['devices']} devices ({result['device']}), {result['processes']} process(es)"]
     for kind, found in result["collectives"].items():
         rows = [[kind, "p50 us", "p95 us", "last us", "algorithm GB/s", "bus GB/s"]]
@@ -161,13 +161,13 @@ def _us(value: float | None) -> str:
 _GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest": ("all_gather", "reduce_scatter")}
 
 
-@pictures.literal()
+@plots.literal()
 def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
     """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
-    figure = pictures.figure(11, 8.5)
+    figure = plots.figure(11, 8.5)
     shown, names = list(found)[:_WIDEST], labels(found)[:_WIDEST]
     _draw(figure, shown, names)
-    return pictures.png(figure)
+    return plots.png(figure)
 
 
 def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -175,7 +175,7 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
 
     (sizes, phases), (ranks, times) = figure.subplots(2, 2)
     for panel in (sizes, phases, ranks, times):
-        pictures.plain(panel, "x" if panel is times else "y")
+        plots.plain(panel, "x" if panel is times else "y")
     single = len(found) == 1
     series = [
         (kind if single else f"{name}: {kind}" if len(one["sizes"]) > 1 else name, bins)
@@ -219,7 +219,7 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
 def _legend(panel: Any) -> None:
     """Below the panel, if it has entries."""
     if panel.get_legend_handles_labels()[0]:
-        pictures.legend_below(panel, columns=3, size=6)
+        plots.legend_below(panel, columns=3, size=6)
 
 
 def _draw_times(panel: Any, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from recjax.data.blocks import PreparedSource
 from recjax.data.source import BlockSource
-from recjax.data.synthetic import SyntheticSource, best_auc
+from recjax.data.storage.blocks import PreparedSource
+from recjax.data.synthetic.clicks import SyntheticSource, best_auc
 
 _SHRINKAGE = 5.0  # ratings at the global mean that every user and movie is given in advance
 

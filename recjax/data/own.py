@@ -21,7 +21,7 @@ _TABLES = (
 )
 HOW = (
     "Tables of one's own are first turned into prepared data, by a few lines of Python that call "
-    "recjax.data.blocks.write_prepared (`Your own data` in the README has them); then `recjax train synthetic "
+    "recjax.data.storage.blocks.write_prepared (`Your own data` in the README has them); then `recjax train synthetic "
     "data=prepared data.path=FOLDER` trains on them."
 )
 

@@ -22,7 +22,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from recjax.data import draws
+from recjax.data import counter_rng
 from recjax.data.batch import Batch, validate
 from recjax.data.source import BlockSource, between, concatenate, require_rows, take
 from recjax.errors import ConfigError
@@ -60,13 +60,13 @@ class Order:
           starts: int64 [windows + 1], offset in the epoch of the first row of each window; the last is `rows`.
         """
         count = len(self.row_counts)
-        blocks = draws.permutation(count, self.seed, _BLOCK_ORDER, epoch) if self.shuffle else np.arange(count)
+        blocks = counter_rng.permutation(count, self.seed, _BLOCK_ORDER, epoch) if self.shuffle else np.arange(count)
         ends = np.cumsum(self.row_counts[blocks])
         return blocks, np.concatenate([[0], ends[self.shuffle_blocks - 1 : -1 : self.shuffle_blocks], ends[-1:]])
 
     def within(self, epoch: int, window: int, rows: int) -> np.ndarray | None:
         """The order of the `rows` rows of a window: int64 [rows], or None for as they are."""
-        return draws.permutation(rows, self.seed, _ROW_ORDER, epoch, window) if self.shuffle else None
+        return counter_rng.permutation(rows, self.seed, _ROW_ORDER, epoch, window) if self.shuffle else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A group's buffer is one array [parts * R, width], part by part (see `bound.Group`), and of independent replica groups
 one of [versions * parts * R, width]. On disk and in tests a
-table is one unpadded [V, D] array in storage order (see `rows.py`), the same for every mesh and plan.
+table is one unpadded [V, D] array in storage order (see `row_order.py`), the same for every mesh and plan.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.bound import BoundPlan, BoundTable, Group, Piece
-from recjax.embedding.narrow import held, locator, nearest
-from recjax.embedding.rows import row_at
+from recjax.embedding.layout import BoundPlan, BoundTable, Group, Piece
+from recjax.embedding.low_precision import held, locator, nearest
+from recjax.embedding.row_order import row_at
 from recjax.errors import TrainingError
-from recjax.lazy import Index, LazyArray, Spread, as_lazy, block_of
-from recjax.mesh import MODEL_AXES, sharded
+from recjax.parallel.mesh import MODEL_AXES, sharded
+from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, block_of
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from recjax.comms.quantize import Precision, decode, encode
-from recjax.mesh import MODEL_AXES
+from recjax.embedding.quantize import Precision, decode, encode
+from recjax.parallel.mesh import MODEL_AXES
 
 
 def all_to_all(x_NxC: jax.Array, axes: tuple[str, ...] = MODEL_AXES) -> jax.Array:

@@ -20,13 +20,14 @@ gradient, and how many devices touched each row. Only distinct rows travel, in b
 
 On H hosts of E devices each, both more than one, all exchanges but the last go across hosts alone: O and N above are
 H, C is the capacity K across hosts. Inside a host there follows an all-to-all in row_exchange, and there precedes one
-in grad_exchange, of [E, C, D], or [E, C, H * W] where columns are spread: see `relay.py`. Tables in a grid, where a
-device holds ceil(D / H) columns of some rows, travel as column-wise ones; means over rows are summed across hosts.
+in grad_exchange, of [E, C, D], or [E, C, H * W] where columns are spread: see `hierarchical.py`. Tables in a grid,
+where a device holds ceil(D / H) columns of some rows, travel as column-wise ones; means over rows are summed across
+hosts.
 
 Where several replica groups hold the same tables, a device has summed the gradients of its rows over its own group.
 There follows, in replica_exchange, an all-gather over the groups of K slots and their sums, K * (4 + W * itemsize)
 bytes from each, which every group adds in the same order: so all make the same update, and none has to send a table. Of
-replicated tables the all-reduce is over all groups. Independent groups exchange nothing here: see `replicas.py`.
+replicated tables the all-reduce is over all groups. Independent groups exchange nothing here: see `replica_groups.py`.
 
 Where a group's exchange has a reduced precision, rows or gradients travel encoded (`comms/quantize.py`), in as many
 collectives. Gradients are summed over a device's samples before, and over devices after; both sums are float32.
@@ -42,15 +43,15 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
-from recjax.embedding.bound import Group
 from recjax.embedding.exchange import all_to_all, exchange_rows, gather_rows
-from recjax.embedding.narrow import values, write
+from recjax.embedding.layout import Group
+from recjax.embedding.low_precision import values, write
 from recjax.embedding.optim import At, RowWiseAdagrad, Slots
-from recjax.embedding.relay import hand_in, hand_out
-from recjax.embedding.route import GroupRouting
+from recjax.embedding.routing.hierarchical import hand_in, hand_out
+from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
-from recjax.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
+from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
 
 
 class Asked(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where tables live, whatever the mesh. `bound.py` binds a plan to a number of devices.
+"""Where tables live, whatever the mesh. `layout.py` binds a plan to a number of devices.
 
 A plan is data: JSON, with a list of row segments for every table.
 
@@ -18,11 +18,11 @@ import difflib
 import json
 from typing import Any, Literal, get_args
 
-from recjax import strict_json
-from recjax.comms.quantize import Precision
+from recjax.embedding.quantize import Precision
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.paths import expanded
+from recjax.utils import strict_json
+from recjax.utils.paths import expanded
 
 FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
@@ -34,7 +34,7 @@ OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Precision in which rows and their gradients travel between devices: see `recjax/comms/quantize.py`.
+    """Precision in which rows and their gradients travel between devices: see `recjax/embedding/quantize.py`.
 
     float32 is exact: values travel as they are held. On one device, and with replicated (data_parallel) tables, no
     rows travel, and everything is exact. Otherwise a reduced precision changes numbers: forward the rows, alike on any

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
-from recjax.embedding.route import FeatureRouting
+from recjax.embedding.routing.host import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster

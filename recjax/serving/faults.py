@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recjax.data.fields import Faults
+from recjax.data.text.fields import Faults
 from recjax.errors import DataError
 
 _NAMED = 3

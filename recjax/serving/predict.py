@@ -1,6 +1,6 @@
 """Scores for a file of rows, by a checkpoint of a run: streamed, in the order of the file.
 
-A run folder is enough: it keeps the vocabularies of its data (see recjax.data.kept).
+A run folder is enough: it keeps the vocabularies of its data (see recjax.data.storage.run_snapshot).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.data import kept
-from recjax.data.ahead import ahead
 from recjax.data.batch import Batch, Schema, validate
-from recjax.data.blocks import PreparedSource, open_prepared
-from recjax.data.chunk import Unlabelled
-from recjax.data.encoder import open_encoder
-from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
+from recjax.data.prepare.chunk import Unlabelled
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.row_labels import meaning
 from recjax.data.source import between, concatenate, require_rows
-from recjax.embedding import route
+from recjax.data.storage import run_snapshot
+from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.data.thread_map import ahead
+from recjax.embedding.routing import host
 from recjax.errors import ConfigError, DataError, TrainingError
-from recjax.paths import expanded, located
 from recjax.serving import rows, scores
 from recjax.serving.faults import RowFaults
-from recjax.train import metrics
-from recjax.train.saved import KEPT, open_run
+from recjax.train.metrics import measures
+from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.setup import Setup
+from recjax.utils.paths import expanded, located
 
 _THREADS = 2  # that encode ahead
 ALL = "all"  # every column
@@ -86,14 +86,14 @@ def predict(
     scores.check(out, carry, overwrite)
     if not os.path.exists(input):
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
-    source = kept.open_kept(run / KEPT)
+    source = run_snapshot.open_kept(run / KEPT)
     setup, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
     size = setup.config.train.eval_batch_size
     digits = 17 if setup.dtype == jnp.float64 else 9  # which give every bit back
     done, total = 0, 0.0
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
     with _batches(setup, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
-        counted = (route.count(batch, setup.bound, size) for batch in _noted(stream, about))
+        counted = (host.count(batch, setup.bound, size) for batch in _noted(stream, about))
         for _, logits in setup.logits(state, counted):
             of = about.popleft()
             if not np.isfinite(logits).all():
@@ -101,7 +101,7 @@ def predict(
                     f"the logit of row {of.numbers[int(np.argmax(~np.isfinite(logits)))]} is not finite: the model has "
                     "diverged. Choose an earlier checkpoint with --step."
                 )
-            probabilities = metrics.probabilities(logits)
+            probabilities = measures.probabilities(logits)
             if done == 0:
                 file.write(scores.header(out.suffix, list(of.carried)))
             lines = zip(of.numbers.tolist(), logits.tolist(), probabilities.tolist(), of.each(), strict=True)
@@ -201,8 +201,8 @@ def _batches(
 
 
 _ENCODE = (
-    "Encode the rows as you encoded those of training, write them with recjax.data.blocks.write_prepared and the same "
-    "schema (as split test; labels that are not known may be 0), and give that folder as the input."
+    "Encode the rows as you encoded those of training, write them with recjax.data.storage.blocks.write_prepared and "
+    "the same schema (as split test; labels that are not known may be 0), and give that folder as the input."
 )
 
 
@@ -214,7 +214,7 @@ def _tells(setup: Setup) -> bool:
 def _prepared(setup: Setup, input: Path, split: str, size: int, carry: list[str] | None) -> Iterator[_Part]:
     """The rows of a folder of prepared data in batches of `size`, checked."""
     source = open_prepared(input)
-    if what := kept.other_encoding(setup.source, source):
+    if what := run_snapshot.other_encoding(setup.source, source):
         raw = "Give the raw rows as a file instead: they are then encoded as in training."
         raise DataError(
             f"the data at {input} {what}: their ids stand for other values. {raw if _tells(setup) else _ENCODE}"

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from recjax import strict_json
-from recjax.data import ratings
-from recjax.data.avazu import Avazu, read_unlabelled
-from recjax.data.chunk import Chunk, Column, RawFeature, Unlabelled
-from recjax.data.criteo import Criteo1TB, CriteoKaggle
-from recjax.data.criteo_text import CATEGORIES, DENSE, FIELDS, fault, parse
-from recjax.data.encoder import Encoder
-from recjax.data.movielens import MovieLens
-from recjax.data.movietweetings import MovieTweetings
-from recjax.data.textfile import open_bytes
+from recjax.data.datasets import ratings
+from recjax.data.datasets.avazu import Avazu, read_unlabelled
+from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
+from recjax.data.datasets.movielens import MovieLens
+from recjax.data.datasets.movietweetings import MovieTweetings
+from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
+from recjax.data.prepare.encoder import Encoder
+from recjax.data.text.criteo_lines import CATEGORIES, DENSE, FIELDS, fault, parse
+from recjax.data.text.source_files import open_bytes
 from recjax.errors import ConfigError, DataError
 from recjax.serving.faults import RowFaults
+from recjax.utils import strict_json
 
 _PIECE_BYTES = 1 << 21  # of text read at once
 _JSON_ROWS = 8192  # lines in a chunk

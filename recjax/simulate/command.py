@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recjax.errors import ConfigError
-from recjax.paths import expanded
+from recjax.utils.paths import expanded
 
 if TYPE_CHECKING:
     from recjax.simulate.system import Played, System
@@ -273,12 +273,12 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
 def _read(
     options: argparse.Namespace, topology: Topology, read_trace: Callable[[Path, Topology | None], Workload]
 ) -> Workload:
-    from recjax import config
+    from recjax import settings
     from recjax.simulate.astra_text import read_text
     from recjax.simulate.dlrm import PRESETS, dlrm
 
     if options.workload in PRESETS:
-        shape = config.override(PRESETS[options.workload], options.overrides)
+        shape = settings.override(PRESETS[options.workload], options.overrides)
         return dlrm(shape, topology.size, options.iterations, options.workload)
     path = expanded(options.workload)
     if not path.exists():

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recjax.pictures import figure, png
 from recjax.simulate.system import Played
 from recjax.simulate.units import time_text
+from recjax.utils.plots import figure, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

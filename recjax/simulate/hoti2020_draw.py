@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.pictures import figure
 from recjax.simulate.draw import COLOURS, save
 from recjax.simulate.hoti2020 import DIRECT, TREE
+from recjax.utils.plots import figure
 
 
 def draw(found: dict[str, Any], out: Path) -> list[str]:

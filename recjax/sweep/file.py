@@ -30,9 +30,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import presets
-from recjax.config_values import either, written
+from recjax.config import presets
+from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
+from recjax.settings.values import either, written
 
 KEYS = ("preset", "overrides", "sort", "grid", "zip")
 # Measure of a run -> whether more of it is better.
@@ -74,7 +75,7 @@ class Run:
     preset: str
     swept: dict[str, str]
     overrides: tuple[str, ...]
-    config: presets.RunConfig
+    config: RunConfig
     out: Path
 
     @property

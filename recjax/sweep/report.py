@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recjax import pictures
-from recjax.columns import aligned
 from recjax.sweep.file import SORTS, Axis, Sweep
-from recjax.train.files import write_whole
+from recjax.utils import plots
+from recjax.utils.files import write_whole
+from recjax.utils.text import aligned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-@pictures.literal()
+@plots.literal()
 def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool:
     """Draws AUC, log loss and samples/s against every axis with two values or more.
 
@@ -87,7 +87,7 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
     split = "test" if all(math.isnan(measure(result, "validation.auc")) for result in done) else "validation"
     panels_of = {f"{split}.auc": f"{split} AUC", f"{split}.logloss": f"{split} log loss (nats)",
                  "samples_per_s": "samples/s"}  # fmt: skip
-    figure = pictures.figure(4.8 * len(drawn), 3.4 * len(panels_of))
+    figure = plots.figure(4.8 * len(drawn), 3.4 * len(panels_of))
     missing = len(results) - len(done)
     left_out = f"\n(without {missing} of {len(results)} runs, not done)" if missing else ""
     figure.suptitle(f"{sweep.file.stem}: {sweep.runs[0].preset}{left_out}")
@@ -100,8 +100,8 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
             panel.set_ylabel(label if column == 0 else "")
         panel.set_xlabel(_title(axis))
         if 1 < len(panel.get_legend_handles_labels()[0]) <= _MOST_LABELS:
-            pictures.legend_below(panel, size=7)
-    write_whole(out_png, pictures.png(figure))
+            plots.legend_below(panel, size=7)
+    write_whole(out_png, plots.png(figure))
     return True
 
 
@@ -124,7 +124,7 @@ def points(
 
 
 def _draw_panel(panel: Axes, axis: Axis, others: Sequence[Axis], name: str, results: Sequence[dict[str, Any]]) -> None:
-    pictures.plain(panel)
+    plots.plain(panel)
     lines = points(axis, others, name, results)
     names = _short([key for other in others for key in other.keys])
     shown = sorted({i for line in lines.values() for i in line})  # no place for a value of which no run is done

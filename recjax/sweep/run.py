@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import config as machinery
-from recjax import strict_json
+from recjax import settings
 from recjax.errors import Interrupted, RecjaxError, StoppedError
-from recjax.stopping import handling
+from recjax.parallel.stopping import handling
 from recjax.sweep.file import Run
-from recjax.train.files import jsonable, write_whole
-from recjax.train.folder import holds_code_of, read_config
+from recjax.train.run.folder import holds_code_of, read_config
+from recjax.utils import strict_json
+from recjax.utils.files import jsonable, write_whole
 
 _PREFIX = "recjax: error: "
 
@@ -35,14 +35,14 @@ def result(run: Run) -> dict[str, Any]:
         "index": run.index,
         "status": "open",
         "swept": run.swept,
-        "config_hash": machinery.config_hash(run.config),
+        "config_hash": settings.config_hash(run.config),
         "command": run.command,
         "out": str(run.out),
     }
     try:
         if not holds_code_of(run.out, run.config):
             return known
-        if machinery.config_hash(read_config(run.out, type(run.config))) != known["config_hash"]:
+        if settings.config_hash(read_config(run.out, type(run.config))) != known["config_hash"]:
             return known
         summary = strict_json.parse((run.out / "summary.json").read_bytes())
         lines = [
@@ -134,7 +134,7 @@ class _Signals:
 def _train(run: Run, label: str, signals: _Signals) -> str | None:
     """Trains in a process of its own, with its progress on our standard error; returns why it failed, if it did."""
     # -P: as for the command `recjax`, Python files in the working folder are nobody's modules.
-    command = [sys.executable, "-P", "-m", "recjax.cli", *run.arguments, "--json"]
+    command = [sys.executable, "-P", "-m", "recjax.cli.main", *run.arguments, "--json"]
     last: deque[str] = deque(maxlen=1)
     said = None
     # Its result is read from its folder: a run that was done by another call is read in the same way.

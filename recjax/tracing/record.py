@@ -20,23 +20,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax import config as machinery
-from recjax import distributed
-from recjax.bench import on_paper
-from recjax.bench.parts import scopes
+from recjax import settings
+from recjax.bench import compile_report
+from recjax.bench.breakdown import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
 from recjax.comms.dependencies import dependencies
 from recjax.comms.trace import ITEM_BYTES, Event, Trace, checked
-from recjax.config_values import written
-from recjax.embedding import route
-from recjax.embedding.capacity import grow
-from recjax.embedding.route import GroupRouting
-from recjax.embedding.splits import EXCHANGES, sent_bytes
+from recjax.config.run import RunConfig
+from recjax.embedding.routing import host
+from recjax.embedding.routing.capacity import grow
+from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.errors import ConfigError
-from recjax.presets import RunConfig
+from recjax.parallel import distributed
+from recjax.settings.values import written
 from recjax.tracing.times import Timeline
-from recjax.train.abstract import abstract_inputs, abstract_state, compile_step
+from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.loop import Cursor, counted, training
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
@@ -138,7 +138,7 @@ def compiled(config: RunConfig) -> Trace:
     """The trace of a first step that is compiled, not run: sizes and dependencies without times.
 
     For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are in it
-    if the ids of all devices' shares could be counted (see `recjax.bench.on_paper.sample`), else padded sizes alone.
+    if the ids of all devices' shares could be counted (see `compile_report.sample`), else padded sizes alone.
 
     Raises:
       ConfigError: several processes, or what `make_setup` refuses.
@@ -147,7 +147,7 @@ def compiled(config: RunConfig) -> Trace:
     if distributed.processes() > 1:
         raise ConfigError("--compile is for one process, which compiles for all devices. Start it by itself.")
     setup = make_setup(config, splits=("train",), weights=False)
-    found = on_paper.sample(setup)
+    found = compile_report.sample(setup)
     _tell(f"compiling for {setup.bound.all_devices} device(s)")
     text = compile_step(setup, found.capacities).as_text() or ""
     counted_all = found.devices == setup.bound.all_devices
@@ -200,12 +200,12 @@ def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines
     }
 
 
-def true_counts(setup: Setup, counted: route.Counted) -> dict[str, GroupRouting]:
+def true_counts(setup: Setup, counted: host.Counted) -> dict[str, GroupRouting]:
     """The counts of a batch's routing, whoever routed it."""
     if not counted.keys:
         train, share = setup.config.train, setup.router.share
-        counted = route.count(counted.batch, setup.bound, train.batch_size, train.accumulate, share)
-    return {g.name: route.true_counts(g, counted) for g in setup.bound.groups if g.sharding != "copies"}
+        counted = host.count(counted.batch, setup.bound, train.batch_size, train.accumulate, share)
+    return {g.name: host.true_counts(g, counted) for g in setup.bound.groups if g.sharding != "copies"}
 
 
 def compiled_text(setup: Setup, capacities: dict[str, int]) -> str:
@@ -273,7 +273,7 @@ def _about(setup: Setup, steps: int, alone: bool) -> dict[str, Any]:
     return {
         "source": "recjax",
         "model": config.model.kind,
-        "config": {key: written(value) for key, value in machinery.flatten(config).items()},
+        "config": {key: written(value) for key, value in settings.flatten(config).items()},
         "devices": setup.bound.all_devices,
         "hosts": config.mesh.hosts,
         "batch_size": config.train.batch_size,

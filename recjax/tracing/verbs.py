@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import distributed
-from recjax.config_values import either
 from recjax.errors import ConfigError, DataError, DeviceError
-from recjax.paths import expanded
+from recjax.parallel import distributed
+from recjax.settings.values import either
+from recjax.utils.paths import expanded
 
 Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
 FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
@@ -84,9 +84,9 @@ def joined(arguments: Sequence[str]) -> list[str]:
 
 def trace(options: argparse.Namespace) -> Shown:
     """Records a preset, or several variants of it."""
-    from recjax import presets
     from recjax.comms import show
-    from recjax.comms.study import figures
+    from recjax.comms.statistics import figures
+    from recjax.config import presets
     from recjax.tracing.record import compiled, record
 
     if options.compile and (options.alone or options.steps is not None):
@@ -140,7 +140,7 @@ def write(recorded: Any, folder: Path, format: str) -> None:
     """Writes a trace; files of ranks that an earlier one had there go."""
     from recjax.comms.formats import FORMATS
     from recjax.comms.formats.files import rank_files
-    from recjax.train.files import write_whole
+    from recjax.utils.files import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)
     files = FORMATS[format].write(recorded)
@@ -159,8 +159,8 @@ def report(options: argparse.Namespace) -> Shown:
     """Shows the figures of some traces."""
     from recjax.comms import show
     from recjax.comms.formats import read_trace
-    from recjax.comms.study import figures
-    from recjax.train.files import write_whole
+    from recjax.comms.statistics import figures
+    from recjax.utils.files import write_whole
 
     makers = {".html": lambda found: show.page(found).encode(), ".png": show.picture}
     for path in options.out:
@@ -180,7 +180,7 @@ def replay(options: argparse.Namespace) -> Shown:
     if options.sweep == (options.folder is not None):
         raise ConfigError("replay needs either the folder of a trace, or --sweep.")
     from recjax.comms import show
-    from recjax.train.files import write_json
+    from recjax.utils.files import write_json
 
     result = _sweep(options) if options.sweep else _replay(options)
     if options.out and distributed.is_main():
@@ -192,9 +192,9 @@ def replay(options: argparse.Namespace) -> Shown:
 def _replay(options: argparse.Namespace) -> dict[str, Any]:
     from recjax.comms import replay as replays
     from recjax.comms.formats import read_trace
-    from recjax.comms.replayed import figures
-    from recjax.comms.slots import shrink, slots
-    from recjax.mesh import MeshConfig, make_mesh
+    from recjax.comms.program import shrink, slots
+    from recjax.comms.replay_report import figures
+    from recjax.parallel.mesh import MeshConfig, make_mesh
 
     given = read_trace(options.folder, options.format)
     if options.shrink is not None:
@@ -216,10 +216,10 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sweep(options: argparse.Namespace) -> dict[str, Any]:
+    from recjax.comms.microbenchmark import KINDS, sweep
     from recjax.comms.replay import ranks_mesh
-    from recjax.comms.sweep import KINDS, sweep
-    from recjax.mesh import MeshConfig, make_mesh
-    from recjax.train.memory import available_bytes
+    from recjax.parallel.mesh import MeshConfig, make_mesh
+    from recjax.utils.host_memory import available_bytes
 
     kinds = tuple(options.collective or KINDS)
     if wrong := [kind for kind in kinds if kind not in KINDS]:

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax import watch
-from recjax.embedding.route import Counted
-from recjax.mesh import Share, put_share, replicated
+from recjax.embedding.routing.host import Counted
+from recjax.parallel import watchdog
+from recjax.parallel.mesh import Share, put_share, replicated
 
 _STOP, _SAVE = "\0stop", "\0save"  # beside the names of capacities
 
@@ -73,9 +73,9 @@ def agreed(
 
     waiting: tuple[Counted, list[str], jax.Array] | None = None
     while True:
-        watch.phase("input" if waiting else "start")  # the first batch may have to be fetched from far away
+        watchdog.phase("input" if waiting else "start")  # the first batch may have to be fetched from far away
         item = next(stream, None)
-        watch.phase("wait")
+        watchdog.phase("wait")
         if item is None:
             break
         before, waiting = waiting, begin(item)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recjax import own_code
+from recjax.config import own_code
+from recjax.config.code_identity import Source, difference, gather
+from recjax.config.preset_files import class_path, find_class
+from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
-from recjax.preset_files import class_path, find_class
-from recjax.presets import RunConfig
-from recjax.source import Source, difference, gather
-from recjax.train.files import disk_error, write_whole
+from recjax.utils.files import disk_error, write_whole
 
 COPY = "source"  # folder of a run folder
 NO_RESUME = "Put the code back to resume it, or give another --out to start anew."

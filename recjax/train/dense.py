@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,10 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from recjax.config.train import Held
 from recjax.errors import ConfigError
-from recjax.mesh import BATCH_AXES
+from recjax.parallel.mesh import BATCH_AXES
 
-Held = Literal["replicated", "sharded"]
 Sums: TypeAlias = tuple[Any, jax.Array, jax.Array]  # gradients as they are held, sum of w*l, sum of w
 
 
@@ -93,7 +93,7 @@ class Replicated:
 class Sharded:
     """A device holds 1/N of each parameter and of its optimizer state: flat, padded with zeros to a multiple of N.
 
-    The optimizer sees these shards, so it must work on each value by itself. All those of `recjax.train.options` do,
+    The optimizer sees these shards, so it must work on each value by itself. All those of `recjax.config.train` do,
     and `Sharded.of` refuses what does not.
 
     Attributes:

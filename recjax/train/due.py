@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from recjax import distributed
-from recjax.train.options import TrainConfig
+from recjax.config.train import TrainConfig
+from recjax.parallel import distributed
 
 _FIRST_S = 60.0  # of training by one process, after which there is a checkpoint whatever the config says
 

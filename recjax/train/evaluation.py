@@ -12,17 +12,17 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from recjax.columns import aligned
 from recjax.data.batch import Batch
-from recjax.data.meaning import meaning
 from recjax.data.pipeline import batches
+from recjax.data.row_labels import meaning
 from recjax.errors import ConfigError
-from recjax.train import calibration
 from recjax.train.agreement import never
-from recjax.train.binned import Binned, Exact
+from recjax.train.metrics import calibration
+from recjax.train.metrics.binned import Binned, Exact
+from recjax.train.metrics.slices import Groups, Slices, find_feature
 from recjax.train.setup import Setup
-from recjax.train.slices import Groups, Slices, find_feature
 from recjax.train.state import TrainState
+from recjax.utils.text import aligned
 
 EXACT_ROWS = 10_000_000  # samples that are kept for an exact AUC: about 1.2 GB of memory at the end
 _PART_ROWS = 10_000_000  # samples of a part that groups are worked on in

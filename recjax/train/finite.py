@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bound import BoundPlan, Group
-from recjax.train.options import TrainConfig
+from recjax.config.train import TrainConfig
+from recjax.embedding.layout import BoundPlan, Group
 
 Pairs = Sequence[tuple[jax.Array, jax.Array]]
 

@@ -12,23 +12,24 @@ from typing import Any
 
 import jax
 
-from recjax import config as machinery
-from recjax import distributed, waiting, watch
-from recjax.embedding import capacity, route, rows
+from recjax import settings
+from recjax.config.run import FREE_ON_RESUME
+from recjax.embedding import row_order
+from recjax.embedding.routing import capacity, host
 from recjax.errors import ConfigError, DataError, TrainingError
-from recjax.lazy import load
-from recjax.presets import FREE_ON_RESUME
-from recjax.stopping import Stop
+from recjax.parallel import distributed, waiting, watchdog
+from recjax.parallel.stopping import Stop
 from recjax.train import evaluation, routers
 from recjax.train import state as states
 from recjax.train.agreement import AskedToStop, never
-from recjax.train.array_store import size_bytes
-from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.checkpoint.array_store import size_bytes
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.due import Due
 from recjax.train.finite import explain
-from recjax.train.memory import available_bytes
+from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
 from recjax.train.setup import Setup
-from recjax.train.writers import MetricsFile, NoMetrics, Progress
+from recjax.utils.host_memory import available_bytes
+from recjax.utils.lazy_arrays import load
 
 
 @dataclasses.dataclass
@@ -187,7 +188,7 @@ class Loop:
         """
 
         def read(alone: bool) -> None:
-            watch.phase("wait")
+            watchdog.phase("wait")
             ok = bool(result["ok"])
             self.stop.training = True
             self.starting.close()
@@ -246,7 +247,7 @@ class Loop:
     def _save(self, state: states.TrainState, cursor: Cursor) -> None:
         # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
         best = cursor.end["best_step"] if cursor.end else cursor.best_step
-        with self.progress.paused(), watch.during("checkpoint"):
+        with self.progress.paused(), watchdog.during("checkpoint"):
             self.checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
             arrays = states.export(state, self.setup.bound, self.setup.dense)
             if self.copies is None:
@@ -259,7 +260,7 @@ class Loop:
         self.due.saved()
 
     def _saved(self) -> None:
-        with watch.during("checkpoint"):
+        with watchdog.during("checkpoint"):
             self.checkpoints.wait()
 
     def _copies(self, needed_bytes: int) -> bool:
@@ -283,7 +284,7 @@ def training(
     cursor: Cursor,
     stop: Callable[[], int] = never,
     save: Callable[[], int] = never,
-) -> Iterator[tuple[states.TrainState, route.Counted, dict[str, jax.Array]]]:
+) -> Iterator[tuple[states.TrainState, host.Counted, dict[str, jax.Array]]]:
     """The steps of a training from `cursor` on, which moves along; it never ends.
 
     What a step needs is read and counted ahead by worker threads, laid out and sent off; its results are not awaited.
@@ -306,7 +307,7 @@ def training(
 
     for begun in routers.ahead(setup.router, stream, sizes):
         cursor.capacities, cursor.peaks = capacity.advance(cursor.step, cursor.capacities, cursor.peaks, begun.needs)
-        watch.phase("dispatch")
+        watchdog.phase("dispatch")
         with jax.profiler.TraceAnnotation("place"):
             inputs = setup.router.finish(begun, cursor.capacities)
         with jax.profiler.TraceAnnotation("dispatch"):
@@ -320,7 +321,7 @@ def training(
 
 def counted(
     setup: Setup, position: int = 0, stop: Callable[[], int] = never, save: Callable[[], int] = never
-) -> Iterator[route.Counted]:
+) -> Iterator[host.Counted]:
     """The counted batches of a training from a sample on, without end; `stop` and `save` as for `Setup.counted`."""
     train = setup.config.train
     return setup.counted(
@@ -353,8 +354,8 @@ def describe(setup: Setup, cursor: Cursor) -> dict[str, Any]:
         layout["replicas"] = bound.replicas
     return {
         "cursor": dataclasses.asdict(cursor),
-        "config_hash": machinery.config_hash(setup.config, ignore=FREE_ON_RESUME),
-        "row_order": rows.NAME,
+        "config_hash": settings.config_hash(setup.config, ignore=FREE_ON_RESUME),
+        "row_order": row_order.NAME,
         "layout": layout,
         "tables": {
             table.spec.name: {
@@ -390,10 +391,10 @@ def resume(setup: Setup, restored: Restored) -> tuple[states.TrainState, Cursor]
             f"{place} was written by a run of config {meta['config_hash']}, but this is {now['config_hash']}. "
             "Use the config.json beside it, or start anew in another --out."
         )
-    if meta["row_order"] != rows.NAME:
+    if meta["row_order"] != row_order.NAME:
         raise TrainingError(
-            f"{place} stores rows in the order {meta['row_order']!r}, but this version of recjax knows {rows.NAME!r}. "
-            "Resume it with the version that wrote it."
+            f"{place} stores rows in the order {meta['row_order']!r}, but this version of recjax knows "
+            f"{row_order.NAME!r}. Resume it with the version that wrote it."
         )
     cursor = Cursor(**meta["cursor"])
     if meta.get("layout") != now["layout"]:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from recjax import distributed
 from recjax.errors import ConfigError, RecjaxError, out_of_memory
+from recjax.parallel import distributed
 
 # Packages whose lines are not the user's, in a traceback that ends in one of them.
 _LIBRARIES = {"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_module_names}

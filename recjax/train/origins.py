@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recjax import strict_json
-from recjax.data.manifest import MANIFEST, prepare_again
-from recjax.data.places import is_remote
+from recjax.config.run import RunConfig
+from recjax.data.storage.manifest import MANIFEST, prepare_again
+from recjax.data.storage.uris import is_remote
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, DataError
-from recjax.paths import located
-from recjax.presets import RunConfig
-from recjax.train.files import write_json
+from recjax.utils import strict_json
+from recjax.utils.files import write_json
+from recjax.utils.paths import located
 
 FILE, PLAN = "paths.json", "plan.json"  # in a run folder
 

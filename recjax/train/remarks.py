@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from recjax import config as machinery
-from recjax.config_values import written
+from recjax import settings
+from recjax.config.run import RunConfig
 from recjax.data.source import SPLITS
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import RunConfig
+from recjax.settings.values import written
 from recjax.train.setup import Setup
 
 
@@ -31,7 +31,7 @@ def _smaller(config: RunConfig, setup: Setup) -> list[str]:
             f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples: each "
             "step takes all of them"
         ]
-    instead = [f"{key}={written(new)}" for key, old, new in machinery.diff(config, setup.config) if new is not None]
+    instead = [f"{key}={written(new)}" for key, old, new in settings.diff(config, setup.config) if new is not None]
     return [
         f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
         f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "

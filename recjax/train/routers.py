@@ -16,9 +16,9 @@ import jax
 from jax.sharding import Mesh
 
 from recjax.data.batch import Batch
-from recjax.embedding import capacity, route, route_device
-from recjax.embedding.bound import BoundPlan
-from recjax.mesh import Share
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.routing import capacity, device, host
+from recjax.parallel.mesh import Share
 from recjax.train.step import Inputs, place
 
 # Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
@@ -36,7 +36,7 @@ class Begun:
       found: further names of `Counted.needs` -> int32 [], on the devices.
     """
 
-    counted: route.Counted
+    counted: host.Counted
     inputs: Any = None
     located: Any = None
     found: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
@@ -61,11 +61,11 @@ class HostRouter:
         """The devices that it routes for."""
         return Share.of(self.mesh)
 
-    def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
+    def count(self, batch: Batch, batch_size: int, parts: int) -> host.Counted:
         """See `route.count`."""
-        return route.count(batch, self.bound, batch_size, parts, self.share)
+        return host.count(batch, self.bound, batch_size, parts, self.share)
 
-    def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
+    def begin(self, counted: host.Counted, capacities: dict[str, int]) -> Begun:
         """Nothing: all needs are known."""
         del capacities
         return Begun(counted)
@@ -74,7 +74,7 @@ class HostRouter:
         """Lays the batch out on the mesh."""
         counted = begun.counted
         with jax.profiler.TraceAnnotation("route"):
-            routing = route.pad(counted, self.bound, capacities, self.dtype)
+            routing = host.pad(counted, self.bound, capacities, self.dtype)
         return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
 
 
@@ -92,15 +92,15 @@ class DeviceRouter:
         """The devices whose samples it lays out."""
         return Share.of(self.mesh)
 
-    def count(self, batch: Batch, batch_size: int, parts: int) -> route.Counted:
+    def count(self, batch: Batch, batch_size: int, parts: int) -> host.Counted:
         """See `route_device.measure`."""
-        return route_device.measure(batch, self.bound, batch_size, parts, self.share)
+        return device.measure(batch, self.bound, batch_size, parts, self.share)
 
-    def begin(self, counted: route.Counted, capacities: dict[str, int]) -> Begun:
+    def begin(self, counted: host.Counted, capacities: dict[str, int]) -> Begun:
         """Sends the batch off and has it sorted."""
         with jax.profiler.TraceAnnotation("route"):
-            features = route_device.lay_out(counted, self.bound, capacities, self.dtype)
-        routing = route.Routing({}, features)
+            features = device.lay_out(counted, self.bound, capacities, self.dtype)
+        routing = host.Routing({}, features)
         inputs = place(counted.batch, routing, counted.local, self.mesh, self.dtype)
         located, needs = self._sort(inputs.routing.features)
         for need in needs.values():
@@ -110,23 +110,23 @@ class DeviceRouter:
     def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
         """Writes the routing."""
         capacity.require(capacities, begun.needs)
-        sizes, inputs = route_device.sizes(self.bound, capacities), begun.inputs
+        sizes, inputs = device.sizes(self.bound, capacities), begun.inputs
         return dataclasses.replace(inputs, routing=self._layout(inputs.routing.features, begun.located, sizes))
 
     @functools.cached_property
     def _sort(self) -> Any:
-        return route_device.make_sort(self.bound, self.mesh)
+        return device.make_sort(self.bound, self.mesh)
 
     @functools.cached_property
     def _layout(self) -> Any:
-        return route_device.make_layout(self.bound, self.mesh)
+        return device.make_layout(self.bound, self.mesh)
 
 
 Router = HostRouter | DeviceRouter
 
 
 def ahead(
-    router: Router, stream: Iterator[route.Counted], capacities: Callable[[Sequence[dict[str, int]]], dict[str, int]]
+    router: Router, stream: Iterator[host.Counted], capacities: Callable[[Sequence[dict[str, int]]], dict[str, int]]
 ) -> Iterator[Begun]:
     """The batches of a stream, each begun `depth` batches before it is given.
 

@@ -15,24 +15,25 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from recjax import watch
-from recjax.config_values import either
+from recjax.config.run import FeatureConfig, RunConfig, TableConfig
 from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
-from recjax.embedding import replicas, route
-from recjax.embedding.bound import BoundPlan, bind
-from recjax.embedding.capacity import grow
+from recjax.embedding import replica_groups
+from recjax.embedding.layout import BoundPlan, bind
 from recjax.embedding.plan import EXACT, Plan, make_plan
+from recjax.embedding.routing import host
+from recjax.embedding.routing.capacity import grow
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.mesh import AXES, make_mesh, whole
 from recjax.models.layers import LINEAR
-from recjax.presets import FeatureConfig, RunConfig, TableConfig
+from recjax.parallel import watchdog
+from recjax.parallel.mesh import AXES, make_mesh, whole
+from recjax.settings.values import either
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import AskedToStop, agreed, never
-from recjax.train.checkpoint import Restored
+from recjax.train.checkpoint.checkpoints import Restored
 from recjax.train.dense import Dense, make_dense
 from recjax.train.module import built
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
@@ -181,7 +182,7 @@ class Setup:
 
     @functools.cached_property
     def _average(self) -> Any:
-        return replicas.make_average(self.bound, self.mesh)
+        return replica_groups.make_average(self.bound, self.mesh)
 
     @functools.cached_property
     def predict(self) -> jax.stages.Wrapped:
@@ -208,7 +209,7 @@ class Setup:
         stop: Callable[[], int] = never,
         save: Callable[[], int] = never,
         **options: Any,
-    ) -> Iterator[route.Counted]:
+    ) -> Iterator[host.Counted]:
         """Batches of a split, checked and counted by worker threads ahead of time.
 
         Args:
@@ -221,9 +222,9 @@ class Setup:
           **options: further arguments of `batches`.
         """
         share = self.router.share
-        mine = route.samples_of(share, batch_size, parts)
+        mine = host.samples_of(share, batch_size, parts)
 
-        def count(batch: Batch) -> route.Counted:
+        def count(batch: Batch) -> host.Counted:
             with jax.profiler.TraceAnnotation("count"):
                 if not whole or share.count == share.total:
                     return self.router.count(batch, batch_size, parts)
@@ -235,7 +236,7 @@ class Setup:
         stream = batches(self.source, split, batch_size, transform=count, workers=workers, part=part, **options)
         return agreed(stream, self.mesh, stop, save)
 
-    def place(self, counted: route.Counted, capacities: dict[str, int]) -> Inputs:
+    def place(self, counted: host.Counted, capacities: dict[str, int]) -> Inputs:
         """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
         begun = self.router.begin(counted, grow(capacities, counted.needs))
         return self.router.finish(begun, grow(capacities, begun.needs))
@@ -251,7 +252,7 @@ class Setup:
         size = min(self.config.train.eval_batch_size, max(1, int(self.source.row_counts(split).sum())))
         return self.logits(state, self.counted(split, size, whole=True, epochs=1, stop=stop))
 
-    def logits(self, state: states.TrainState, stream: Iterable[route.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
+    def logits(self, state: states.TrainState, stream: Iterable[host.Counted]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each counted batch of a stream, whole, and its logits: float64 [B]."""
         sizes: dict[str, int] = {}
         before: tuple[Batch, jax.Array] | None = None  # a prediction under way while the next one is prepared
@@ -259,15 +260,15 @@ class Setup:
             if begun.counted.stop:
                 raise AskedToStop(begun.counted.stop)
             sizes.update(grow(sizes, begun.needs))
-            watch.phase("dispatch")
+            watchdog.phase("dispatch")
             counted, prediction = begun.counted, self.predict(state, self.router.finish(begun, sizes))
-            watch.phase("wait")
+            watchdog.phase("wait")
             if before:
                 yield _rows(*before)
             before = counted.whole or counted.batch, prediction
         if before:
             yield _rows(*before)
-        watch.phase("report")  # what is made of them is each process's own work
+        watchdog.phase("report")  # what is made of them is each process's own work
 
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:

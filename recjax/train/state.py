@@ -12,12 +12,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from recjax.embedding.bound import BoundPlan
 from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise, mean_tables
+from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
-from recjax.lazy import LazyArray, as_lazy, load
-from recjax.mesh import put, replicated, whole
+from recjax.parallel.mesh import put, replicated, whole
 from recjax.train.dense import REPLICATED, Dense
+from recjax.utils.lazy_arrays import LazyArray, as_lazy, load
 
 
 @jax.tree_util.register_dataclass

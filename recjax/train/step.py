@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bound import BoundPlan, Group
 from recjax.embedding.collection import Tables
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lookup import Proposed, at_home, fetch, propose, send_gradients, update
 from recjax.embedding.pooling import pool
-from recjax.embedding.route import Routing
-from recjax.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
+from recjax.embedding.routing.host import Routing
+from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
 from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.finite import slotted, spoilt
 from recjax.train.module import logits
@@ -39,7 +39,7 @@ class StepOptions:
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be counted with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
-      seed: of stochastic rounding; see `narrow.py`.
+      seed: of stochastic rounding; see `low_precision.py`.
     """
 
     clip_norm: float = 0.0
@@ -197,7 +197,7 @@ def make_train_step(
             clipped = scale * clip
         else:
             clipped = scale
-        if bound.independent:  # see `replicas.py`
+        if bound.independent:  # see `replica_groups.py`
             clipped = clipped * bound.replicas
 
         # Everything that an update writes is made before the devices agree that it may be written.

@@ -15,14 +15,14 @@ import pytest
 from recjax import kernels
 from recjax.bench.peer import Peer
 from recjax.bench.report import to_text
-from recjax.bench.rounds import Ours
-from recjax.data.zipf_stream import ZipfStream
+from recjax.bench.timing import Ours
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.mesh import MeshConfig
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.train.setup import make_setup
 
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer
@@ -37,11 +37,11 @@ CONFIG = RunConfig(
 DCN = dataclasses.replace(CONFIG, model=DCNv2Config(bottom=(16, 8), cross_layers=2, rank=4, top=(16, 1)))
 
 PRESET = """
-from recjax.data.zipf_stream import ZipfStream
-from recjax.mesh import MeshConfig
+from recjax.data.synthetic.stream import ZipfStream
+from recjax.parallel.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
-from recjax.train.options import TrainConfig
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import TrainConfig
 
 config = RunConfig(
     data=ZipfStream(rows=(1000, 300), ids_per_bag=(1, 5), distinct_blocks=4, dense=3),

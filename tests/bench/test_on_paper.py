@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from commands import assert_refused, inside
 
-from recjax.bench import on_paper
-from recjax.data.synthetic import Synthetic
-from recjax.data.zipf_stream import ZipfStream
-from recjax.embedding import capacity
+from recjax.bench import compile_report
+from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam, RowWiseAdagrad
-from recjax.mesh import MeshConfig
+from recjax.embedding.routing import capacity
 from recjax.models.dlrm import DLRMConfig
-from recjax.named import Named
-from recjax.presets import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
-from recjax.train.abstract import abstract_inputs, abstract_state
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.parallel.mesh import MeshConfig
+from recjax.settings.named import Named
+from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.setup import make_setup
 
 N, D, B = 4, 8, 512
@@ -39,7 +39,7 @@ def all_devices() -> None:
 
 @pytest.fixture(scope="module")
 def found(all_devices: None) -> dict[str, Any]:
-    return on_paper.on_paper(CONFIG, memory_gib=1)
+    return compile_report.on_paper(CONFIG, memory_gib=1)
 
 
 def test_memory_is_that_of_closed_forms(found: dict[str, Any]) -> None:
@@ -90,15 +90,15 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
 
 def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = make_setup(CONFIG, weights=False)
-    whole = on_paper.sample(setup)
+    whole = compile_report.sample(setup)
     assert (whole.devices, whole.samples, whole.ids) == (N, B, B * 7)
-    monkeypatch.setattr(on_paper, "COUNTED_IDS", 2 * (B // N) * 7 + 1)
-    some = on_paper.sample(setup)
+    monkeypatch.setattr(compile_report, "COUNTED_IDS", 2 * (B // N) * 7 + 1)
+    some = compile_report.sample(setup)
     assert (some.devices, some.samples, some.ids) == (2, B // 2, B // 2 * 7)
     for name, counts in whole.counts.items():
         np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
-    monkeypatch.setattr(on_paper, "COUNTED_IDS", 1)
-    assert on_paper.sample(setup).devices == 1
+    monkeypatch.setattr(compile_report, "COUNTED_IDS", 1)
+    assert compile_report.sample(setup).devices == 1
 
 
 def test_the_shapes_are_those_of_a_training() -> None:
@@ -156,7 +156,7 @@ def test_mistakes(options: tuple[str, ...], status: int, patterns: list[str]) ->
 
 
 def test_the_presets_shape_is_the_published_one() -> None:
-    from recjax import presets
+    from recjax.config import presets
 
     config = presets.load("bench_model_a")
     schema = config.data.open().schema

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from recjax.bench.parts import hidden_share, part_of, scopes, split
+from recjax.bench.breakdown import hidden_share, part_of, scopes, split
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import time
 import jax
 import pytest
 
-from recjax.bench.quiet import Others
-from recjax.bench.rounds import Ours, spread
-from recjax.data.zipf_stream import ZipfStream
-from recjax.mesh import MeshConfig
+from recjax.bench.machine_load import Others
+from recjax.bench.timing import Ours, spread
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import TrainConfig
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.train.loop import Cursor, training
-from recjax.train.options import TrainConfig
 from recjax.train.setup import make_setup
 
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer

@@ -2,8 +2,8 @@
 
 import textwrap
 
+from recjax.bench.overlap import flights
 from recjax.bench.report import flights as table
-from recjax.bench.schedule import flights
 
 PROGRAM = textwrap.dedent("""
     HloModule jit_train_step, is_scheduled=true

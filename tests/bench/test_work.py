@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 
 from recjax import kernels
-from recjax.bench import work
+from recjax.bench import roofline
+from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.data.batch import Batch
-from recjax.data.zipf_stream import ZipfStream
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import bind
+from recjax.data.synthetic.stream import ZipfStream
+from recjax.embedding.layout import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
+from recjax.embedding.routing import capacity, host
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.setup import specs
 
 
 def test_flops_of_products_alone_and_in_loops() -> None:
     a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
-    assert work.matmul_flops(jax.make_jaxpr(lambda: a @ b)().jaxpr) == 2 * 3 * 5 * 7
+    assert roofline.matmul_flops(jax.make_jaxpr(lambda: a @ b)().jaxpr) == 2 * 3 * 5 * 7
     batched = jax.make_jaxpr(lambda x: jnp.einsum("bid,bjd->bij", x, x))(jnp.ones((4, 3, 6))).jaxpr
-    assert work.matmul_flops(batched) == 2 * 4 * 3 * 3 * 6
+    assert roofline.matmul_flops(batched) == 2 * 4 * 3 * 3 * 6
 
     def looped(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, _: (c @ b @ b.T, None), x, length=9)[0]
 
-    assert work.matmul_flops(jax.make_jaxpr(jax.jit(looped))(a).jaxpr) == 9 * (2 * 3 * 5 * 7) * 2
+    assert roofline.matmul_flops(jax.make_jaxpr(jax.jit(looped))(a).jaxpr) == 9 * (2 * 3 * 5 * 7) * 2
 
 
 @pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
@@ -36,7 +36,7 @@ def test_a_dense_layer_counts_the_same_with_the_kernels() -> None:
 
     def of(wanted: tuple[int, ...]) -> int:
         grads = jax.grad(lambda *given: kernels.dense(*given, relu=True).sum(), wanted)
-        return work.matmul_flops(jax.make_jaxpr(lambda: grads(x, weights, bias))().jaxpr)
+        return roofline.matmul_flops(jax.make_jaxpr(lambda: grads(x, weights, bias))().jaxpr)
 
     assert of((0, 1, 2)) == 3 * (2 * 6 * 5 * 7)
 
@@ -48,8 +48,8 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
     config = RunConfig(embedding=EmbeddingConfig(8, "sum", RowWiseAdagrad()))
     tables, features = specs(config, source.schema)
     bound = bind(make_plan("row_wise", tables), tables, features, devices)
-    counted = route.count(batch, bound, 4096)
-    routing = route.pad(counted, bound, capacity.grow({}, counted.needs))
+    counted = host.count(batch, bound, 4096)
+    routing = host.pad(counted, bound, capacity.grow({}, counted.needs))
 
     pairs = set()  # (device that asks, device that has it, table, row)
     (group,) = bound.groups
@@ -69,14 +69,14 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
         'metadata={op_name="jit(train_step)/dense_grads/psum"}'
     )
     scatter = reduce.replace("all-reduce", "reduce-scatter")
-    rows, grads, shards = work.wire_bytes(f"{line}\n{reduce}\n{scatter}", bound, routing, item_bytes=4)
+    rows, grads, shards = roofline.wire_bytes(f"{line}\n{reduce}\n{scatter}", bound, routing, item_bytes=4)
     assert rows["useful_bytes"] == pytest.approx(away * 8 * 4 / devices)
     assert rows["padded_bytes"] == pytest.approx(2 / 3 * 3 * 704 * 8 * 4)
     assert (grads["kind"], grads["count"]) == ("all-reduce", 1)
     assert grads["useful_bytes"] == grads["padded_bytes"] == pytest.approx(4 / 3 * 10 * 4)
     assert shards["useful_bytes"] == shards["padded_bytes"] == pytest.approx(2 * 10 * 4)  # of 30, a third stays at home
     # each id's row and each bag's result, in float32
-    assert work.lookup_bytes(bound, routing, 4096) == 4096 * (1 + 4 + 2) * 8 * 4
+    assert roofline.lookup_bytes(bound, routing, 4096) == 4096 * (1 + 4 + 2) * 8 * 4
 
 
 def test_what_crosses_hosts_is_read_from_the_groups() -> None:
@@ -94,5 +94,5 @@ def test_what_crosses_hosts_is_read_from_the_groups() -> None:
         ("all-gather", "[2,2]<=[2,2]T(1,0)"): ("hosts", 0.5 * 40, 0.5 * 40),
     }
     for case, expected in cases.items():
-        (line,) = work.wire_bytes(template.format(*case), bound, route.Routing({}, {}), item_bytes=4)
+        (line,) = roofline.wire_bytes(template.format(*case), bound, host.Routing({}, {}), item_bytes=4)
         assert (line["between"], line["padded_bytes"], line["across_padded_bytes"]) == expected

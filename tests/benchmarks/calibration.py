@@ -42,11 +42,11 @@ from typing import Any
 
 import numpy as np
 
-from recjax import presets
 from recjax.comms.formats import read_trace
+from recjax.comms.microbenchmark import Sweep
 from recjax.comms.replay import ranks_mesh
-from recjax.comms.sweep import Sweep
-from recjax.mesh import MeshConfig, make_mesh
+from recjax.config import presets
+from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.simulate.calibrated import play, read_sweep
 from recjax.tracing.record import Recording
 from recjax.tracing.verbs import write

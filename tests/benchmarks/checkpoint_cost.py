@@ -18,9 +18,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from recjax.lazy import load
-from recjax.train.array_store import Arrays
-from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.checkpoint.array_store import Arrays
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
+from recjax.utils.lazy_arrays import load
 
 
 def state(mib: int) -> Arrays:

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from recjax.data import draws
-from recjax.data.synthetic import expected_auc
-from recjax.data.zipf import BoundedZipf
-from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS as ROWS
+from recjax.data import counter_rng
+from recjax.data.synthetic.clicks import expected_auc
+from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS as ROWS
+from recjax.data.synthetic.zipf import BoundedZipf
 
 MISSING_INTEGERS = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.77, 0.22)
 MISSING_CATEGORIES = {3: 0.034, 4: 0.034, 6: 0.12, 12: 0.034, 16: 0.034, 19: 0.44, 20: 0.44, 21: 0.034, 22: 0.76,
@@ -64,7 +64,7 @@ def table(first: int, count: int, zipf: list[BoundedZipf], seed: int, signal: bo
     columns: dict[str, Any] = {"label": None}
     integers, categories = [], []
     for i in range(13):
-        u = draws.uniform(2 * count, seed, 2, first, i)
+        u = counter_rng.uniform(2 * count, seed, 2, first, i)
         values = np.minimum(np.floor(np.expm1(-np.log1p(-u[:count]) * np.log1p(SCALE_OF_INTEGERS[i]))), 2_070_000)
         if i == 1:
             values -= 2
@@ -72,7 +72,7 @@ def table(first: int, count: int, zipf: list[BoundedZipf], seed: int, signal: bo
         columns[f"I{i + 1}"] = pa.array(values.astype(np.int32), mask=missing)
         integers.append(np.where(missing, 0, values))
     for f in range(26):
-        u = draws.uniform(2 * count, seed, 3, first, f)
+        u = counter_rng.uniform(2 * count, seed, 3, first, f)
         ids = zipf[f].ids(u[:count])
         values = hashes(f, ids)
         digits = np.stack([_HEX4[values >> 16], _HEX4[values & 0xFFFF]], axis=1)
@@ -83,7 +83,7 @@ def table(first: int, count: int, zipf: list[BoundedZipf], seed: int, signal: bo
         buffers = [pa.py_buffer(present), pa.py_buffer(offsets), pa.py_buffer(digits)]
         columns[f"C{f + 1}"] = pa.Array.from_buffers(pa.string(), count, buffers)
     p = probabilities(integers, categories) if signal else np.full(count, CLICK_RATE)
-    columns["label"] = pa.array((draws.uniform(count, seed, 1, first) < p).astype(np.int8))
+    columns["label"] = pa.array((counter_rng.uniform(count, seed, 1, first) < p).astype(np.int8))
     return pa.table(columns), p
 
 

@@ -15,12 +15,12 @@ import time
 from typing import Any
 
 import recjax
-from recjax.bench import work
-from recjax.bench.rounds import Ours
-from recjax.presets import load
+from recjax.bench import roofline
+from recjax.bench.timing import Ours
+from recjax.config.presets import load
+from recjax.train.run.summary import versions
 from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
-from recjax.train.summary import versions
 
 DATA = {
     "movietweetings": ("movietweetings",),
@@ -60,7 +60,7 @@ class Contestant:
         counted = next(self.setup.counted("train", self.setup.config.train.batch_size))
         inputs = self.setup.place(counted, self.ours.capacities)
         hlo = self.setup.train_step.lower(self.state, inputs).compile().as_text() or ""
-        lines: list[dict[str, Any]] = work.wire_bytes(hlo, self.setup.bound, inputs.routing, 4)
+        lines: list[dict[str, Any]] = roofline.wire_bytes(hlo, self.setup.bound, inputs.routing, 4)
         found = [x for x in lines if x["phase"] in ("id_exchange", "row_exchange", "grad_exchange")]
         return sum(x["useful_bytes"] for x in found) / 1024, sum(x["padded_bytes"] for x in found) / 1024
 

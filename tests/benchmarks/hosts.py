@@ -17,21 +17,22 @@ import argparse
 
 import numpy as np
 
-from recjax.columns import aligned
+from recjax.config.presets import load
+from recjax.config.run import RunConfig
 from recjax.data.pipeline import batches
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import ACROSS, BoundPlan, bind
+from recjax.embedding.layout import ACROSS, BoundPlan, bind
 from recjax.embedding.plan import make_plan
-from recjax.presets import RunConfig, load
+from recjax.embedding.routing import capacity, host
 from recjax.train.setup import specs
+from recjax.utils.text import aligned
 
 
-def crossing(counted: route.Counted, bound: BoundPlan, hosts: int) -> tuple[int, int]:
+def crossing(counted: host.Counted, bound: BoundPlan, hosts: int) -> tuple[int, int]:
     """Useful and padded bytes of the rows that leave their host, where the devices stand in so many."""
     capacities = capacity.grow({}, counted.needs)
     useful = padded = 0
     for group in bound.groups:
-        counts_NxO = route.true_counts(group, counted).counts_NxO
+        counts_NxO = host.true_counts(group, counted).counts_NxO
         per_host, owners = group.devices // hosts, counts_NxO.shape[1]
         host_N, host_O = np.arange(group.devices) // per_host, np.arange(owners) // (owners // hosts)
         away_NxO = host_N[:, None] != host_O
@@ -49,7 +50,7 @@ def counts(config: RunConfig, devices: int, hosts: int) -> list[tuple[int, int]]
     found = []
     for known in (1, hosts):
         bound = bind(make_plan("row_wise", tables), tables, features, devices, hosts=known)
-        found.append(crossing(route.count(batch, bound, train.batch_size), bound, hosts))
+        found.append(crossing(host.count(batch, bound, train.batch_size), bound, hosts))
     return found
 
 

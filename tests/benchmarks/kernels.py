@@ -28,7 +28,7 @@ import numpy as np
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags
 from recjax.models.layers import dense, dot_interaction
-from recjax.train.summary import versions
+from recjax.train.run.summary import versions
 
 TABLES, ROWS, IDS = 26, 1_000_000, 10
 LAYERS = [(13, 512), (512, 256), (256, 64), (367, 512), (256, 1), (415, 1024), (1024, 1024), (1024, 512), (512, 512)]

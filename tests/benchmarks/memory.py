@@ -22,9 +22,10 @@ from typing import Any
 import jax
 
 from recjax import main as runs
-from recjax.presets import load
-from recjax.train import loop, metrics
+from recjax.config.presets import load
+from recjax.train import loop
 from recjax.train import setup as setups
+from recjax.train.metrics import measures
 
 GIB = 2**30
 SHARES = (10, 3, 2, 1)  # of the tables, in sixteenths: one has over half of all bytes
@@ -103,7 +104,7 @@ def run(what: str, folder: Path, options: argparse.Namespace) -> None:
     phases.watch(loop.Loop, "_save", "save")
     phases.watch(loop.Loop, "_evaluate", "evaluate")
     phases.watch(loop.Loop, "fit", "train")
-    phases.watch(metrics, "evaluate", "evaluate")
+    phases.watch(measures, "evaluate", "evaluate")
     if what == "evaluate":
         runs.evaluate(folder)
     else:

@@ -38,11 +38,12 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from recjax import kernels, presets
+from recjax import kernels
+from recjax.bench.overlap import flights
 from recjax.bench.report import flights as table
-from recjax.bench.schedule import flights
-from recjax.embedding import capacity
-from recjax.mesh import AXES
+from recjax.config import presets
+from recjax.embedding.routing import capacity
+from recjax.parallel.mesh import AXES
 from recjax.train.setup import make_setup
 
 

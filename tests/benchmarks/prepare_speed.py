@@ -20,12 +20,12 @@ from pathlib import Path
 
 import criteo_like
 
-from recjax.data import prepare as engine
-from recjax.data.blocks import open_prepared
-from recjax.data.criteo import CriteoKaggle, open_raw
-from recjax.data.ids import Frequency
-from recjax.data.options import prepare_as
-from recjax.data.progress import PrepareProgress
+from recjax.data.datasets.criteo import CriteoKaggle, open_raw
+from recjax.data.datasets.options import prepare_as
+from recjax.data.prepare import prepare as engine
+from recjax.data.prepare.ids import Frequency
+from recjax.data.prepare.progress import PrepareProgress
+from recjax.data.storage.blocks import open_prepared
 
 
 def peak_gib() -> float:

@@ -17,16 +17,16 @@ import optax
 from flax import nnx
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding import route
-from recjax.embedding.bound import bind
+from recjax.embedding.layout import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
+from recjax.embedding.routing import host
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.mesh import MeshConfig, make_mesh
 from recjax.models.dlrm import DLRMConfig
+from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.train import state as states
+from recjax.train.run.summary import versions
 from recjax.train.step import make_train_step, place
-from recjax.train.summary import versions
 
 TABLES, DIM, DENSE = 4, 16, 13
 
@@ -52,10 +52,10 @@ class Runner:
             bags = {n: Bags((rng.zipf(1.1, (batch_size, 1)) - 1) % 10_000) for n in names}
             dense = rng.standard_normal((batch_size, DENSE)).astype(np.float32)
             labels = (rng.random(batch_size) < 0.3).astype(np.float32)
-            counted.append(route.count(Batch(dense, bags, labels, np.ones_like(labels)), bound, batch_size))
+            counted.append(host.count(Batch(dense, bags, labels, np.ones_like(labels)), bound, batch_size))
         # One capacity for every table size, or the sizes would exchange different amounts of padding.
         capacities = {bound.groups[0].name: batch_size * TABLES // devices}
-        self.inputs = [place(c.batch, route.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
+        self.inputs = [place(c.batch, host.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
         self.run(8)
 
     def run(self, steps: int) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recjax.data.synthetic import expected_auc
+from recjax.data.synthetic.clicks import expected_auc
 
 
 def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> np.ndarray:

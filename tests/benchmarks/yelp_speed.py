@@ -17,8 +17,8 @@ from pathlib import Path
 import yelp_like
 from prepare_speed import peak_gib
 
-from recjax.data.options import prepare_as
-from recjax.data.yelp import Yelp, open_raw
+from recjax.data.datasets.options import prepare_as
+from recjax.data.datasets.yelp import Yelp, open_raw
 
 
 def measure(folder: Path, out: Path, reviews: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recjax.comms.quantize import decode, encode, encoded_bytes
+from recjax.embedding.quantize import decode, encode, encoded_bytes
 
 REDUCED = ("bfloat16", "float16", "int8")
 M, D = 3, 5

@@ -11,9 +11,9 @@ from trace_support import ALL, HALVES, by_hand
 from recjax.comms import replay as replays
 from recjax.comms.compiled import collectives, members
 from recjax.comms.dependencies import dependencies
-from recjax.comms.replayed import figures
-from recjax.comms.slots import shrink, slots
-from recjax.comms.sweep import chain, fit, sweep
+from recjax.comms.microbenchmark import chain, fit, sweep
+from recjax.comms.program import shrink, slots
+from recjax.comms.replay_report import figures
 from recjax.comms.trace import COMPUTE, Event, Trace
 from recjax.errors import ConfigError, DataError
 

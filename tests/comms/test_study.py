@@ -8,7 +8,7 @@ from trace_support import by_hand
 from recjax.comms import show
 from recjax.comms.bus import bus_factor
 from recjax.comms.dependencies import dependencies
-from recjax.comms.study import figures, imbalance, labels
+from recjax.comms.statistics import figures, imbalance, labels
 from recjax.comms.trace import COMPUTE, Event, Trace
 
 ALL = (0, 1)

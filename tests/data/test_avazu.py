@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.avazu import Avazu, open_raw, read_unlabelled
-from recjax.data.chunk import check_chunk
-from recjax.data.fields import Faults
+from recjax.data.datasets.avazu import Avazu, open_raw, read_unlabelled
+from recjax.data.prepare.chunk import check_chunk
+from recjax.data.text.fields import Faults
 from recjax.errors import DataError
 from recjax.serving.faults import RowFaults
 
@@ -126,7 +126,7 @@ def test_another_header_is_refused(tmp_path, head):
 
 
 def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.table._PIECE_BYTES", 300)
+    monkeypatch.setattr("recjax.data.text.table._PIECE_BYTES", 300)
     raw = write(tmp_path / "raw", [*ROWS[:2], line(click=3), *ROWS[2:]])
     whole = read(raw, skip=True)
     assert len(whole) > 3 and sum(chunk.rows for chunk in whole) == 6

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.data.baselines import auc, mean_baselines, references
-from recjax.data.synthetic import Synthetic, best_auc
+from recjax.data.synthetic.clicks import Synthetic, best_auc
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=15))

@@ -19,16 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yelp_support import many
 
-from recjax import config as machinery
-from recjax.data import beam, datasets
-from recjax.data import beam_steps as steps
-from recjax.data.blocks import open_prepared
-from recjax.data.criteo import CriteoReader
-from recjax.data.ids import Frequency
-from recjax.data.manifest import MANIFEST
-from recjax.data.movietweetings import _FILES, _SHIPPED
-from recjax.data.places import place
-from recjax.data.textfile import find, read_bytes
+from recjax import settings as machinery
+from recjax.data import catalog
+from recjax.data.datasets.criteo import CriteoReader
+from recjax.data.datasets.movietweetings import _FILES, _SHIPPED
+from recjax.data.prepare import beam
+from recjax.data.prepare import beam_steps as steps
+from recjax.data.prepare.ids import Frequency
+from recjax.data.storage.blocks import open_prepared
+from recjax.data.storage.manifest import MANIFEST
+from recjax.data.storage.uris import place
+from recjax.data.text.source_files import find, read_bytes
 from recjax.errors import DataError
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
@@ -63,7 +64,7 @@ def here(monkeypatch):
 def small(monkeypatch):
     """Many pieces, many tasks, many files."""
     monkeypatch.setattr(CriteoReader.__init__, "__defaults__", (2000,))  # bytes of a piece
-    monkeypatch.setattr("recjax.data.criteo._TASK_PIECES", 3)
+    monkeypatch.setattr("recjax.data.datasets.criteo._TASK_PIECES", 3)
     for module in ("builder", "blocks", "beam_steps"):
         monkeypatch.setattr(f"recjax.data.{module}.BLOCKS_PER_FILE", 2)
     for module in ("prepare", "beam_steps"):
@@ -71,9 +72,9 @@ def small(monkeypatch):
 
 
 def assert_same(kind, raw, folder, *overrides, flags="--runner=DirectRunner"):
-    config = machinery.override(datasets.default(kind), overrides)
-    one = datasets.prepare(config, raw, folder / "one")
-    many = datasets.prepare(config, str(raw), str(folder / "many"), beam=flags)
+    config = machinery.override(catalog.default(kind), overrides)
+    one = catalog.prepare(config, raw, folder / "one")
+    many = catalog.prepare(config, str(raw), str(folder / "many"), beam=flags)
     assert many == one | {"path": many["path"]}
     a, b = (folder / name for name in ("one", "many"))
     assert sorted(os.listdir(folder)) == sorted({"one", "many", *(p for p in os.listdir(folder) if "raw" in p)})
@@ -89,7 +90,7 @@ def assert_same(kind, raw, folder, *overrides, flags="--runner=DirectRunner"):
                 entry["sha256"] = ""
     assert json.dumps(manifests[0]) == json.dumps(manifests[1])
     for each in (a, b):
-        datasets.describe(str(each))
+        catalog.describe(str(each))
     return one
 
 
@@ -130,11 +131,11 @@ def test_malformed_lines_are_counted_or_named(tmp_path):
         file.write(b"2\tx\n")
     made = assert_same("criteo_1tb", raw, tmp_path, "days=0,1,2", "on_error=skip")
     assert made["skipped"] == {"field count": 1}
-    config = machinery.override(datasets.default("criteo_1tb"), ("days=0,1,2",))
+    config = machinery.override(catalog.default("criteo_1tb"), ("days=0,1,2",))
     with pytest.raises(DataError, match=r"day_1:101: the line has 2 field\(s\)"):
-        datasets.prepare(config, str(raw), str(tmp_path / "other"), beam="")
+        catalog.prepare(config, str(raw), str(tmp_path / "other"), beam="")
     with pytest.raises(DataError, match="already holds prepared data"):
-        datasets.prepare(config, str(raw), str(tmp_path / "many"), beam="")
+        catalog.prepare(config, str(raw), str(tmp_path / "many"), beam="")
 
 
 @pytest.mark.usefixtures("here")
@@ -158,9 +159,9 @@ def test_from_a_bucket_to_a_bucket(tmp_path):
     raw = days(tmp_path / "raw", zipped=(2,))
     for file in raw.iterdir():
         (place("gs://b/raw") / file.name).write_bytes(file.read_bytes())
-    config = machinery.override(datasets.default("criteo_1tb"), ("days=0,1,2", "ids.min_count=2"))
-    one = datasets.prepare(config, raw, tmp_path / "one")
-    datasets.prepare(config, "gs://b/raw", "gs://b/made", beam="")
+    config = machinery.override(catalog.default("criteo_1tb"), ("days=0,1,2", "ids.min_count=2"))
+    one = catalog.prepare(config, raw, tmp_path / "one")
+    catalog.prepare(config, "gs://b/raw", "gs://b/made", beam="")
     made = open_prepared("gs://b/made", "criteo_1tb", str(tmp_path / "cache"))
     made.verify()
     assert made.fingerprint == one["fingerprint"] and made.about == open_prepared(tmp_path / "one").about
@@ -200,6 +201,6 @@ def test_errors_through_beam(tmp_path):
     raw = days(tmp_path / "raw")
     with (raw / "day_1").open("ab") as file:
         file.write(b"2\tx\n")
-    config = machinery.override(datasets.default("criteo_1tb"), ("days=0,1,2",))
+    config = machinery.override(catalog.default("criteo_1tb"), ("days=0,1,2",))
     with pytest.raises(DataError, match=r"day_1:101: the line has 2 field\(s\) instead of 40: .* counts them\.$"):
-        datasets.prepare(config, str(raw), str(tmp_path / "many"), beam="--runner=DirectRunner")
+        catalog.prepare(config, str(raw), str(tmp_path / "many"), beam="--runner=DirectRunner")

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recjax.data import stats
+from recjax.data import statistics
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import open_prepared, verify, write_prepared
-from recjax.data.manifest import MANIFEST
 from recjax.data.pipeline import batches
+from recjax.data.storage.blocks import open_prepared, verify, write_prepared
+from recjax.data.storage.manifest import MANIFEST
 from recjax.errors import DataError, TrainingError
 
 SCHEMA = Schema(("a", "b"), (Feature("one", 50), Feature("three", 3, 3, True), Feature("bag", 2**40, None, True)))
@@ -119,7 +119,7 @@ def test_fingerprint_is_of_the_content(tmp_path):
 def test_a_split_that_was_not_written_has_no_rows(tmp_path):
     source = write_prepared(tmp_path / "a", "toy", SCHEMA, {"train": SPLITS["train"]}, {})
     assert source.row_counts("train").sum() > 0 and source.row_counts("validation").tolist() == []
-    assert {name: split["rows"] for name, split in stats.describe(source)["splits"].items()}["test"] == 0
+    assert {name: split["rows"] for name, split in statistics.describe(source)["splits"].items()}["test"] == 0
     with pytest.raises(DataError, match="no split 'tset'"):
         source.row_counts("tset")
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.chunk import Column
-from recjax.data.coding import CodedChunk, code, counts
+from recjax.data.prepare.chunk import Column
+from recjax.data.prepare.coding import CodedChunk, code, counts
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "S2"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data import counting
-from recjax.data.counting import Counter
+from recjax.data.prepare import counting
+from recjax.data.prepare.counting import Counter
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64", "S3"])

@@ -11,12 +11,12 @@ from commands import assert_refused, inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.data.blocks import open_prepared
-from recjax.data.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw
-from recjax.data.ids import Frequency, Hash, Modulo
-from recjax.data.manifest import MANIFEST
-from recjax.data.options import prepare_as
+from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw
+from recjax.data.datasets.options import prepare_as
+from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.source import SPLITS, concatenate
+from recjax.data.storage.blocks import open_prepared
+from recjax.data.storage.manifest import MANIFEST
 from recjax.errors import ConfigError, DataError
 
 ROWS = criteo_support.random_rows(70)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.criteo_text import fault, parse
+from recjax.data.text.criteo_lines import fault, parse
 
 GOOD = (1, list(range(13)), list(range(26)))
 

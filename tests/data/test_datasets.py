@@ -5,55 +5,55 @@ import json
 import numpy as np
 import pytest
 
-from recjax.data import datasets
+from recjax.data import catalog
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import write_prepared
-from recjax.data.movietweetings import MovieTweetings
-from recjax.data.stats import describe
-from recjax.data.synthetic import Synthetic
+from recjax.data.datasets.movietweetings import MovieTweetings
+from recjax.data.statistics import describe
+from recjax.data.storage.blocks import write_prepared
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.errors import ConfigError, DataError
 
 
 def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown dataset 'movietweeting'. Did you mean movietweetings?"):
-        datasets.default("movietweeting")
+        catalog.default("movietweeting")
     with pytest.raises(ConfigError, match="The datasets are movietweetings, movielens, .*synthetic"):
-        datasets.describe("ml-100k")
+        catalog.describe("ml-100k")
 
 
 def test_every_dataset_opens_under_its_name_or_says_how_to_prepare_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path))
-    for name in set(datasets.DATASETS) - {"prepared"}:  # which needs a path; see test_prepared.py
+    for name in set(catalog.DATASETS) - {"prepared"}:  # which needs a path; see test_prepared.py
         if name in ("movietweetings", "synthetic", "zipf_stream"):
-            assert datasets.default(name).open().name == name
+            assert catalog.default(name).open().name == name
         else:
             with pytest.raises(DataError, match=f"recjax data prepare {name} --from PATH --out DIR"):
-                datasets.default(name).open()
+                catalog.default(name).open()
 
 
 def test_prepare_tells_what_it_made(tmp_path):
-    made = datasets.prepare(MovieTweetings(), None, tmp_path / "out")
+    made = catalog.prepare(MovieTweetings(), None, tmp_path / "out")
     assert json.loads(json.dumps(made)) == made
     assert made["rows"] == {"train": 79_104, "validation": 896, "test": 20_000}
-    described = datasets.describe(str(tmp_path / "out"))
+    described = catalog.describe(str(tmp_path / "out"))
     assert described["fingerprint"] == made["fingerprint"]
     with pytest.raises(ConfigError, match="Leave out 'threshold=5'"):
-        datasets.describe(str(tmp_path / "out"), ["threshold=5"])
+        catalog.describe(str(tmp_path / "out"), ["threshold=5"])
 
 
 def test_synthetic_data_need_no_preparation(tmp_path):
     with pytest.raises(ConfigError, match="nothing to prepare"):
-        datasets.prepare(datasets.default("synthetic"), None, tmp_path)
+        catalog.prepare(catalog.default("synthetic"), None, tmp_path)
 
 
 def test_describe_verifies_checksums(tmp_path):
-    datasets.prepare(MovieTweetings(), None, tmp_path / "out")
+    catalog.prepare(MovieTweetings(), None, tmp_path / "out")
     file = next((tmp_path / "out").glob("blocks/*/*-test.array_record*"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match=f"Damaged: {file}"):
-        datasets.describe(str(tmp_path / "out"))
+        catalog.describe(str(tmp_path / "out"))
 
 
 def test_counts_by_hand(tmp_path):
@@ -87,17 +87,17 @@ def test_counts_by_hand(tmp_path):
     }  # fmt: skip
     assert (y["ids"], y["distinct_ids"], y["mean_bag"], y["top_id_share"]) == (3, 1, 0.3, 1.0)
     assert found["references"] == {"mean": 0.5}
-    text = datasets.table(found)
+    text = catalog.table(found)
     assert "mean         0.5000" in text and "57.14%" in text and "jagged, mean 0.30" in text
 
 
 def test_synthetic_data_tell_the_best_auc_of_every_split():
-    found = datasets.describe("synthetic", ["train_rows=5000", "test_rows=3000", "shuffle_labels=true"])
+    found = catalog.describe("synthetic", ["train_rows=5000", "test_rows=3000", "shuffle_labels=true"])
     assert json.loads(json.dumps(found)) == found
     assert [split["best_auc"] for split in found["splits"].values()] == [0.5, 0.5, 0.5]
-    plain = datasets.describe("synthetic", ["train_rows=5000", "test_rows=3000"])
+    plain = catalog.describe("synthetic", ["train_rows=5000", "test_rows=3000"])
     assert plain["references"]["best possible"] == plain["splits"]["test"]["best_auc"] > 0.75
-    assert "best AUC" in datasets.table(plain)
+    assert "best AUC" in catalog.table(plain)
 
 
 def test_large_data_are_counted_in_parts():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.dense import DenseEncoder, DenseStats, Line
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Line
 
 NAN = float("nan")
 VALUES = st.lists(st.just(NAN) | st.floats(-1e6, 1e6), max_size=30)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from recjax.data.batch import Bags, Batch, Feature, Schema, validate
-from recjax.data.blocks import open_prepared, write_prepared
+from recjax.data.datasets.prepared import Prepared
 from recjax.data.given import fitted
-from recjax.data.prepared import Prepared
 from recjax.data.source import take
-from recjax.embedding.bound import bind
+from recjax.data.storage.blocks import open_prepared, write_prepared
+from recjax.embedding.layout import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
-from recjax.embedding.route import count, pad
+from recjax.embedding.routing.host import count, pad
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import DataError
 

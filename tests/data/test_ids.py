@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.chunk import RawFeature
-from recjax.data.ids import Frequency, Hash, Modulo, computed_map, reduced, stable_hash
+from recjax.data.prepare.chunk import RawFeature
+from recjax.data.prepare.ids import Frequency, Hash, Modulo, computed_map, reduced, stable_hash
 from recjax.errors import ConfigError
 
 OPTIONAL, PLAIN = RawFeature("x", optional=True), RawFeature("x")

@@ -7,9 +7,9 @@ import pytest
 from shop import Reader, prepare_shop
 
 from recjax.data.batch import Schema
-from recjax.data.ids import Hash
-from recjax.data.kept import other_encoding
-from recjax.data.synthetic import Synthetic
+from recjax.data.prepare.ids import Hash
+from recjax.data.storage.run_snapshot import other_encoding
+from recjax.data.synthetic.clicks import Synthetic
 
 
 @pytest.fixture(scope="module")

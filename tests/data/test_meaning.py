@@ -5,12 +5,12 @@ import collections
 import pytest
 from shop import Reader, prepare_shop, rows
 
-from recjax.data.blocks import open_prepared
-from recjax.data.criteo import CriteoKaggle, open_raw
-from recjax.data.ids import Frequency, Hash
-from recjax.data.meaning import meaning
-from recjax.data.options import prepare_as
-from recjax.data.synthetic import Synthetic
+from recjax.data.datasets.criteo import CriteoKaggle, open_raw
+from recjax.data.datasets.options import prepare_as
+from recjax.data.prepare.ids import Frequency, Hash
+from recjax.data.row_labels import meaning
+from recjax.data.storage.blocks import open_prepared
+from recjax.data.synthetic.clicks import Synthetic
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data import movielens
-from recjax.data import ratings as ratings_module
-from recjax.data.chunk import check_chunk
-from recjax.data.dense import DenseEncoder, DenseStats
-from recjax.data.movielens import MovieLens
+from recjax.data.datasets import movielens
+from recjax.data.datasets import ratings as ratings_module
+from recjax.data.datasets.movielens import MovieLens
+from recjax.data.prepare.chunk import check_chunk
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.errors import ConfigError, DataError
 
 # user, movie, rating, time; two ratings at 4000, which keep their order of lines

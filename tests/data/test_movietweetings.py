@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from recjax.data.batch import validate
-from recjax.data.blocks import open_prepared
-from recjax.data.manifest import MANIFEST
-from recjax.data.movietweetings import MovieTweetings, open_raw
-from recjax.data.ratings import DENSE, prepare_ratings
+from recjax.data.datasets.movietweetings import MovieTweetings, open_raw
+from recjax.data.datasets.ratings import DENSE, prepare_ratings
 from recjax.data.source import SPLITS, concatenate
+from recjax.data.storage.blocks import open_prepared
+from recjax.data.storage.manifest import MANIFEST
 from recjax.errors import ConfigError, DataError, TrainingError
 
 MOVIES = """\

@@ -244,7 +244,7 @@ def test_a_position_at_the_end_gives_nothing():
 @pytest.mark.full
 def test_no_tensorflow_torch_or_matplotlib():
     code = (
-        "import sys, recjax.data.pipeline, recjax.data.synthetic as s, recjax.data.pipeline as p;"
+        "import sys, recjax.data.pipeline, recjax.data.synthetic.clicks as s, recjax.data.pipeline as p;"
         "next(p.batches(s.Synthetic(train_rows=10).open(), 'train', 4));"
         "assert not {'tensorflow', 'torch', 'matplotlib'} & set(sys.modules)"
     )

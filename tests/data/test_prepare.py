@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.data import prepare as engine
-from recjax.data.blocks import open_prepared, write_prepared
-from recjax.data.chunk import Chunk, Column, RawFeature
-from recjax.data.encoder import open_encoder
-from recjax.data.ids import Frequency, Hash
-from recjax.data.manifest import MANIFEST
-from recjax.data.prepare import prepare_data
+from recjax.data.prepare import prepare as engine
+from recjax.data.prepare.chunk import Chunk, Column, RawFeature
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.ids import Frequency, Hash
+from recjax.data.prepare.prepare import prepare_data
 from recjax.data.source import BLOCK_ROWS, SPLITS, concatenate
+from recjax.data.storage.blocks import open_prepared, write_prepared
+from recjax.data.storage.manifest import MANIFEST
 from recjax.errors import ConfigError, DataError, TrainingError
 
 # A row: label, dense or None, word or None, tags (a bag), split.

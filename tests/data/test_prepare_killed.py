@@ -9,17 +9,17 @@ from commands import start
 
 KILL = """
 import os, signal
-from recjax.data import prepare, work
+from recjax.data.prepare import prepare, work_folder
 after = {after}
-original = work.WorkFolder.{method}
+original = work_folder.WorkFolder.{method}
 def method(self, *arguments, **options):
     global after
     after -= 1
     if after < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, *arguments, **options)
-work.WorkFolder.{method} = method
-from recjax.data import criteo
+work_folder.WorkFolder.{method} = method
+from recjax.data.datasets import criteo
 criteo._PIECE_BYTES = 2000
 criteo.CriteoReader.__init__.__defaults__ = (2000,)
 """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import write_prepared
-from recjax.data.prepared import Prepared
+from recjax.data.datasets.prepared import Prepared
+from recjax.data.storage.blocks import write_prepared
 from recjax.errors import DataError
 
 

@@ -12,14 +12,14 @@ import pytest
 import shop
 from commands import assert_refused, inside
 
-from recjax.data import manifest as manifests
 from recjax.data.batch import Batch, Schema
-from recjax.data.blocks import open_prepared, write_prepared
-from recjax.data.encoder import open_encoder
-from recjax.data.kept import keep, open_kept
-from recjax.data.manifest import MANIFEST
-from recjax.data.places import escapes, is_remote, place
-from recjax.data.remote import put_folder
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.storage import manifest as manifests
+from recjax.data.storage.blocks import open_prepared, write_prepared
+from recjax.data.storage.manifest import MANIFEST
+from recjax.data.storage.remote import put_folder
+from recjax.data.storage.run_snapshot import keep, open_kept
+from recjax.data.storage.uris import escapes, is_remote, place
 from recjax.errors import ConfigError, DataError
 
 URL = "gs://shop/prepared"
@@ -80,7 +80,7 @@ def test_the_second_file_of_a_split_is_found(gs, tmp_path, monkeypatch):
     def one(i):
         return Batch(np.full((1, 1), i, np.float32), {}, np.zeros(1, np.float32), np.ones(1, np.float32))
 
-    for module in ("recjax.data.builder", "recjax.data.blocks"):
+    for module in ("recjax.data.storage.builder", "recjax.data.storage.blocks"):
         monkeypatch.setattr(f"{module}.BLOCKS_PER_FILE", 2)
     made = write_prepared(tmp_path / "here", "x", schema, {"train": map(one, range(5))}, {})
     put_folder(made.path, place(URL), MANIFEST)
@@ -154,9 +154,9 @@ def test_processes_share_a_cache(tmp_path):
     made = shop.prepare_shop(tmp_path / "here")
     code = f"""
         import bucket
-        from recjax.data.blocks import open_prepared
-        from recjax.data.places import place
-        from recjax.data.remote import put_folder
+        from recjax.data.storage.blocks import open_prepared
+        from recjax.data.storage.uris import place
+        from recjax.data.storage.remote import put_folder
         from pathlib import Path
         bucket.install()
         put_folder(Path({str(made.path)!r}), place({URL!r}), "recjax.json")

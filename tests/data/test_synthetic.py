@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from recjax.data.batch import validate
 from recjax.data.source import SPLITS, concatenate
-from recjax.data.synthetic import Synthetic, best_auc, expected_auc
-from recjax.data.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import Synthetic, best_auc, expected_auc
+from recjax.data.synthetic.zipf import BoundedZipf
 from recjax.errors import ConfigError, DataError
 
 MIXED = Synthetic(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data import table
-from recjax.data.fields import Faults
-from recjax.data.table import Form, read_rows
+from recjax.data.text import table
+from recjax.data.text.fields import Faults
+from recjax.data.text.table import Form, read_rows
 from recjax.errors import DataError
 
 PLAIN = Form(("a", "b"), "\t")

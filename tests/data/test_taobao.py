@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.chunk import check_chunk
-from recjax.data.taobao import Taobao, open_raw
+from recjax.data.datasets.taobao import Taobao, open_raw
+from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import DataError
 
 NAMES = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
@@ -144,7 +144,7 @@ def test_files_that_cannot_be_used(tmp_path, files, message):
 
 
 def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.table._PIECE_BYTES", 128)
+    monkeypatch.setattr("recjax.data.text.table._PIECE_BYTES", 128)
     raw = write(tmp_path / "raw", ["1,2,3\n", *ROWS], ads=ADS + "63,1,1,1,1,1\n")
     whole = read(raw, skip=True)
     assert len(whole) == 2 and whole[0].skipped == {"number of fields": 1, "adgroup_id": 1}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.textchunks import pieces, scan
+from recjax.data.text.chunks import pieces, scan
 from recjax.errors import DataError
 
 

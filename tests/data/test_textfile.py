@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from recjax.data.textfile import find, read_bytes, sha256
+from recjax.data.text.source_files import find, read_bytes, sha256
 from recjax.errors import DataError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from recjax.data.chunk import check_chunk
-from recjax.data.tfds import Tfds, open_raw
+from recjax.data.datasets.tfds import Tfds, open_raw
+from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import ConfigError, DataError
 
 COLUMNS = ("user:id", "genres:jagged", "words:jagged", "age:dense", "level:id", "member:dense")

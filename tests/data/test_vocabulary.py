@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.vocabulary import Vocabulary
+from recjax.data.prepare.vocabulary import Vocabulary
 
 
 def test_by_hand():

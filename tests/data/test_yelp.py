@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yelp_support import BUSINESSES, NAMES, REVIEWS, USERS, lines, many, review, write
 
-from recjax.data.chunk import check_chunk
-from recjax.data.yelp import Yelp, open_raw
+from recjax.data.datasets.yelp import Yelp, open_raw
+from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import DataError
 
 
@@ -84,7 +84,7 @@ def test_only_strictly_older_reviews_are_history(tmp_path_factory, drawn):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_harmless_differences_make_none(tmp_path, change, zipped, monkeypatch):
     [plain] = read(write(tmp_path / "raw"))
-    monkeypatch.setattr("recjax.data.objects._PIECE_BYTES", 100)
+    monkeypatch.setattr("recjax.data.text.json_lines._PIECE_BYTES", 100)
     for name in NAMES:
         file = tmp_path / "raw" / name
         file.write_bytes(change(file.read_bytes()))
@@ -152,7 +152,7 @@ def test_damaged_files(tmp_path, name, break_it):
 
 
 def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.yelp._CHUNK_ROWS", 2)
+    monkeypatch.setattr("recjax.data.datasets.yelp._CHUNK_ROWS", 2)
     raw = write(tmp_path / "raw", lines(REVIEWS) + "x\n")
     whole = read(raw, skip=True)
     assert [chunk.rows for chunk in whole] == [2, 2, 1] and [c.skipped for c in whole] == [{"JSON": 1}, {}, {}]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recjax.data.pipeline import batches
-from recjax.data.zipf_stream import ZipfStream
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.bound import ACROSS, BoundPlan, bind
+from recjax.embedding.layout import ACROSS, BoundPlan, bind
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec

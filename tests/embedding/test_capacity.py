@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.embedding.capacity import grow, largest, rung, shrink
+from recjax.embedding.routing.capacity import grow, largest, rung, shrink
 
 needs = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 10**9), max_size=4)
 

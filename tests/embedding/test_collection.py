@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from support import mesh_of
 
-from recjax import lazy
 from recjax.embedding import collection
-from recjax.embedding.bound import BoundPlan, bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
+from recjax.embedding.layout import BoundPlan, bind
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
-from recjax.lazy import LazyArray, load
+from recjax.utils import lazy_arrays
+from recjax.utils.lazy_arrays import LazyArray, load
 
 ADAGRAD = RowWiseAdagrad(0.1, initial_accumulator=0.25)
 USER = TableSpec("user", 1003, 6, ADAGRAD)
@@ -223,7 +223,7 @@ def test_parts_are_all_that_an_export_reads_and_an_import_takes(devices, plan, m
     saved, mesh = some_tables(), mesh_of(devices)
     bound = bound_to(TABLES, plan, devices)
     whole = load(export_tables(bound, *import_tables(bound, mesh, saved)))
-    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    monkeypatch.setattr(lazy_arrays, "PART_BYTES", 1000)
     read = []
 
     def stored(array: np.ndarray, block: tuple[int, ...]) -> LazyArray:

@@ -11,16 +11,16 @@ from jax.sharding import PartitionSpec as P
 from support import mesh_of
 
 import recjax
-from recjax.bench import work
+from recjax.bench import roofline
 from recjax.comms.compiled import collectives
-from recjax.comms.quantize import decode, encode
-from recjax.data.synthetic import Synthetic
-from recjax.embedding.bound import Group, bind
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.layout import Group, bind
 from recjax.embedding.lookup import fetch, send_gradients
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import EXACT, Exchange, Plan, Segment, make_plan
-from recjax.embedding.report import describe_plan, plan_table
-from recjax.embedding.route import GroupRouting, Routing
+from recjax.embedding.plan_report import describe_plan, plan_table
+from recjax.embedding.quantize import decode, encode
+from recjax.embedding.routing.host import GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.train.setup import make_setup
@@ -189,10 +189,10 @@ def test_useful_bytes_know_the_precision():
         bound = dataclasses.replace(bind(make_plan(placement, (TABLE,)), (TABLE,), (FEATURE,), 2), groups=(group,))
         asked = counts if placement == "row_wise" else np.array([[4], [4]], np.int32)
         routing = Routing({group.name: GroupRouting(np.zeros((2, len(asked[0]), C)), asked)}, {})
-        useful = {phase: size for (phase, *_), size in work._useful(bound, routing, 4).items()}
+        useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4).items()}
         assert useful == {"id_exchange": 16, "row_exchange": 4 * (columns + 8), "grad_exchange": 4 * (columns + 1) * 2}
     narrow = dataclasses.replace(TABLE, dtype="bfloat16")  # whose rows are narrow as they are, and its gradients not
     bound = bind(make_plan("row_wise", (narrow,)), (narrow,), (FEATURE,), 2)
     routing = Routing({bound.groups[0].name: GroupRouting(np.zeros((2, 2, C)), counts)}, {})
-    useful = {phase: size for (phase, *_), size in work._useful(bound, routing, 4).items()}
+    useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4).items()}
     assert useful == {"id_exchange": 16, "row_exchange": 8 * D, "grad_exchange": 16 * D}

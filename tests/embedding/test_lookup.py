@@ -14,17 +14,17 @@ from jax.sharding import PartitionSpec as P
 from support import ON_ONE_HOST, mesh_of
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import BoundPlan, Group, bind
+from recjax.embedding.layout import BoundPlan, Group, bind
 from recjax.embedding.lookup import coalesce, fetch, propose, send_gradients, update
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
-from recjax.embedding.route import FeatureRouting
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing.host import FeatureRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.mesh import BATCH_AXES, sharded
+from recjax.parallel.mesh import BATCH_AXES, sharded
 
 D = 3
 
@@ -107,7 +107,7 @@ FEATURES = (
 )
 
 
-def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan, Batch, route.Counted, route.Routing]:
+def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan, Batch, host.Counted, host.Routing]:
     rng = np.random.default_rng(size)
     bound = bind(make_plan(plan, TABLES), TABLES, FEATURES, devices)
     bags = {}
@@ -117,8 +117,8 @@ def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan
         ids = rng.integers(0, 5, shape)  # of 7 and 11 rows: some stay untouched
         bags[f.name] = Bags(ids, lengths, rng.normal(size=shape).astype(np.float32) if f.weighted else None)
     batch = Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
-    counted = route.count(batch, bound, batch_size)
-    return bound, batch, counted, route.pad(counted, bound, capacity.grow({}, counted.needs))
+    counted = host.count(batch, bound, batch_size)
+    return bound, batch, counted, host.pad(counted, bound, capacity.grow({}, counted.needs))
 
 
 def buffer_of(group: Group, tables: dict[str, np.ndarray], padding: float) -> np.ndarray:

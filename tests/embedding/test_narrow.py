@@ -18,15 +18,15 @@ from support import mesh_of, problem
 
 import recjax
 from recjax.comms.compiled import collectives
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import Group, bind
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
+from recjax.embedding.layout import Group, bind
 from recjax.embedding.lookup import fetch, propose, update
-from recjax.embedding.narrow import nearest, stochastic, values, write
+from recjax.embedding.low_precision import nearest, stochastic, values, write
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
-from recjax.embedding.route import GroupRouting
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
@@ -262,11 +262,11 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
         bound = bind(plan, tables, made.features, 2)
         model, mesh = made.build(np.float32), mesh_of(2)
         state = states.create(model, bound, mesh, made.tx, 0, np.float32)
-        counted = [route.count(b, bound, 64) for b in made.batches]
+        counted = [host.count(b, bound, 64) for b in made.batches]
         capacities: dict[str, int] = {}
         for c in counted:
             capacities = capacity.grow(capacities, c.needs)
-        inputs = [place(c.batch, route.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
+        inputs = [place(c.batch, host.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
         step = make_train_step(nnx.graphdef(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
         before = {n: np.asarray(x) for n, x in state.tables.items()}
         losses = []

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.embedding.pooling import pool, sum_bags
-from recjax.embedding.route import FeatureRouting
+from recjax.embedding.routing.host import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
 D = 3

@@ -7,12 +7,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support import mesh_of
 
-from recjax.embedding.bound import Group, bind
+from recjax.embedding.layout import Group, bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
-from recjax.embedding.relay import hand_in, hand_out, merge
+from recjax.embedding.routing.hierarchical import hand_in, hand_out, merge
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.mesh import BATCH_AXES, sharded
+from recjax.parallel.mesh import BATCH_AXES, sharded
 
 H, E, C, K, D = 2, 3, 5, 7, 3
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from routing_support import THIRD, build, make_batch
 
 from recjax.data.batch import Bags, Batch
-from recjax.data.zipf_stream import CRITEO_KAGGLE_ROWS, ZipfStream
-from recjax.embedding import capacity
-from recjax.embedding.bound import ACROSS, BoundPlan, Group, bind
+from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
+from recjax.embedding.layout import ACROSS, BoundPlan, Group, bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import PLACEMENTS, make_plan
-from recjax.embedding.route import Routing, count, pad
-from recjax.embedding.sorting import distinct
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing.host import Routing, count, pad
+from recjax.embedding.routing.sorting import distinct
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 LARGEST = 2**31 - 1

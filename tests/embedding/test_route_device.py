@@ -9,9 +9,10 @@ import pytest
 from routing_support import THIRD, build, make_batch
 from support import mesh_of
 
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import BoundPlan
-from recjax.mesh import sharded
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing import host as route
+from recjax.parallel.mesh import sharded
 from recjax.train.routers import DeviceRouter, HostRouter
 
 TABLES = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recjax.data.zipf import BoundedZipf
-from recjax.embedding.rows import RowOrder, Split, row_at
+from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.embedding.row_order import RowOrder, Split, row_at
 
 LARGEST = 2**31 - 1
 EDGES = [1, 2, 3, 4, 5, 7, 4095, 4096, 4097, 5000, 8191, 8192, 8193, 12_289, 100_003]

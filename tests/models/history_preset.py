@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.data.synthetic import Synthetic
+from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig
+from recjax.config.train import TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.pooling import Sequence
-from recjax.mesh import MeshConfig
 from recjax.models.layers import Mlp
-from recjax.named import Named
-from recjax.presets import EmbeddingConfig, FeatureConfig, RunConfig
-from recjax.train.options import TrainConfig
+from recjax.parallel.mesh import MeshConfig
+from recjax.settings.named import Named
 
 ITEM, HISTORY = "sparse_0", "sparse_1"
 

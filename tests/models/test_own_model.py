@@ -14,14 +14,15 @@ import pytest
 from commands import assert_refused, inside, lines_of, outside
 
 import recjax
-from recjax import config as machinery
-from recjax.bench.on_paper import sample
+from recjax import settings as machinery
+from recjax.bench.compile_report import sample
+from recjax.config.preset_files import class_path, find_class
+from recjax.config.presets import default_out
+from recjax.config.run import RunConfig
 from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
-from recjax.preset_files import class_path, find_class
-from recjax.presets import RunConfig, default_out
-from recjax.train.abstract import abstract_inputs, abstract_state
-from recjax.train.folder import read_config
+from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.run.folder import read_config
 from recjax.train.setup import make_setup
 
 PRESET = Path(__file__).with_name("history_preset.py")
@@ -89,8 +90,8 @@ def test_its_config_is_a_config_like_any_other(tmp_path, history):
     assert default_out(config) != default_out(recjax.load(str(PRESET)))
     with pytest.raises(ConfigError, match=r"Did you mean model\.sharpness"):
         recjax.load(str(PRESET), "model.sharpnes=2")
-    assert class_path(RunConfig) == "recjax.presets:RunConfig"
-    assert find_class("recjax.presets:RunConfig") is RunConfig
+    assert class_path(RunConfig) == "recjax.config.presets:RunConfig"
+    assert find_class("recjax.config.presets:RunConfig") is RunConfig
     assert find_class(class_path(type(config))).__qualname__ == "HistoryRun"
 
 
@@ -100,8 +101,8 @@ def test_its_config_is_a_config_like_any_other(tmp_path, history):
         ("/nowhere/gone.py:Run", "cannot read the preset /nowhere/gone.py"),
         ("gone.py:Run", "a run folder must not bring its own code"),
         ("recjax.no_such:Run", "module 'recjax.no_such' cannot be imported"),
-        ("recjax.presets:Gone", "recjax.presets has no class 'Gone'"),
-        ("recjax.presets:load", "recjax.presets has no class 'load'"),
+        ("recjax.config.presets:Gone", "recjax.config.presets has no class 'Gone'"),
+        ("recjax.config.presets:load", "recjax.config.presets has no class 'load'"),
         ("recjax.errors:ConfigError", "is no RunConfig"),
         ("", "module '' cannot be imported"),
         (5, "module '' cannot be imported"),
@@ -120,7 +121,7 @@ def test_a_class_of_a_module_is_found_by_import(tmp_path):
     (tmp_path / "mine.py").write_text(PRESET.read_text())
     program = (
         "import json, mine, pathlib\n"
-        "from recjax.train.folder import RunFolder, read_config\n"
+        "from recjax.train.run.folder import RunFolder, read_config\n"
         "with RunFolder(pathlib.Path('run'), mine.config) as folder:\n"
         "    folder.claim()\n"
         "assert json.loads(folder.config_file.read_text())['class'] == 'mine:HistoryRun'\n"

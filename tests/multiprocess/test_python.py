@@ -18,7 +18,7 @@ PROGRAM = """
 import os, signal, sys
 import jax
 import recjax
-from recjax import distributed
+from recjax.parallel import distributed
 from recjax.train import loop
 
 preset, out, fate, how = sys.argv[1:5]

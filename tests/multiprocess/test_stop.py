@@ -8,7 +8,7 @@ import pytest
 from commands import write_preset
 from process_support import Job
 
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 

@@ -13,10 +13,10 @@ from shop import ROWS, Reader, prepare_shop, rows
 
 import recjax
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.blocks import open_prepared, write_prepared
-from recjax.data.chunk import Column
+from recjax.data.prepare.chunk import Column
+from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.serving.predict import predict
-from recjax.train.saved import open_run
+from recjax.train.run.open_run import open_run
 
 pytestmark = pytest.mark.full
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from shop import prepare_shop
 
-from recjax.data import avazu, criteo, movietweetings
-from recjax.data.criteo_text import CATEGORIES, DENSE
-from recjax.data.encoder import open_encoder
-from recjax.data.ids import Frequency, Hash, Modulo
-from recjax.data.options import prepare_as
-from recjax.data.ratings import prepare_ratings
+from recjax.data.datasets import avazu, criteo, movietweetings
+from recjax.data.datasets.options import prepare_as
+from recjax.data.datasets.ratings import prepare_ratings
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.source import between, concatenate
+from recjax.data.text.criteo_lines import CATEGORIES, DENSE
 from recjax.errors import ConfigError, DataError
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults

@@ -12,15 +12,15 @@ from commands import inside
 import recjax
 from recjax.comms.compiled import collectives
 from recjax.data.source import BlockSource, concatenate
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity
-from recjax.embedding.bound import SUMMED
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.layout import SUMMED
+from recjax.embedding.routing import capacity
 from recjax.errors import ConfigError
-from recjax.study import replicas
-from recjax.study.arranged import Arranged, Parts
-from recjax.study.cost import sync_bytes
-from recjax.study.training import Arm, configured
-from recjax.train.abstract import compile_step
+from recjax.studies.replica_groups import study
+from recjax.studies.replica_groups.arranged import Arranged, Parts
+from recjax.studies.replica_groups.cost import sync_bytes
+from recjax.studies.replica_groups.training import Arm, configured
+from recjax.train.compile_only import compile_step
 from recjax.train.setup import make_setup
 
 GROUPS, SIZE, EPOCHS = 3, 50, 2
@@ -98,7 +98,7 @@ def test_claims_are_read_off_the_measures() -> None:
 
     one = training(1, [0.5, 0.6, 0.7, 0.65])
     two = training(2, [0.5, 0.7, 0.8, 0.8], own_accuracy=[0.5, 0.6, 0.6, 0.6], distance=[0.0, 4.0, 5.0, 5.5])
-    found = replicas.claims([one, two])
+    found = study.claims([one, two])
     assert found["accuracy_of_one_group"] == 0.7
     assert found["iterations_to_reach"]["2, samples random"] == {"mean": 10, "own": None}
     assert found["distance"]["2, samples random"] == {"thirds": [4.0, 5.0, 5.5], "last_growth_over_first": 0.125}
@@ -106,7 +106,7 @@ def test_claims_are_read_off_the_measures() -> None:
 
 @pytest.mark.full
 def test_a_short_study_has_all_its_figures(preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "GROUPS", (1, 2))
+    monkeypatch.setattr(study, "GROUPS", (1, 2))
     done = inside("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",
                   "--iterations", "4", "--every", "2", "--timed", "0", "--json")  # fmt: skip
     assert done.status == 0, done.err

@@ -8,9 +8,9 @@ from commands import assert_refused, inside
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax import presets
-from recjax.config import config_hash
+from recjax.config import presets
 from recjax.errors import ConfigError
+from recjax.settings.overrides import config_hash
 from recjax.sweep.file import read_sweep
 
 FULL = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recjax.presets import load
+from recjax.config.presets import load
 from recjax.sweep import report
 from recjax.sweep.file import Axis, Run, Sweep
 

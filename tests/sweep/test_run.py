@@ -10,10 +10,10 @@ import time
 import pytest
 from commands import inside, outside, start
 
-from recjax import config as machinery
+from recjax import settings
 from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
@@ -107,7 +107,7 @@ def test_a_run_with_a_test_split_too_large_to_be_kept_is_done(file, tmp_path):
     """Its test AUC comes with bounds, which that of a smaller validation split does not have."""
     run = read_sweep(file, tmp_path / "out").runs[0]
     run.out.mkdir(parents=True)
-    (run.out / "config.json").write_text(machinery.to_json(run.config))
+    (run.out / "config.json").write_text(settings.to_json(run.config))
     measures = {"auc": 0.7, "logloss": 0.5, "ne": 0.9, "calibration": 1.0, "samples": 600}
     test = measures | {"auc_low": 0.69, "auc_high": 0.71, "samples": 11_000_000}
     plain = {"steps": 5, "eval_step": 5, "samples_per_s": 1.0, "seconds": 1.0, "devices": 1, "versions": {}}

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from recjax.comms.trace import Event
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity
-from recjax.embedding.bound import ACROSS
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import Exchange
-from recjax.mesh import MeshConfig
+from recjax.embedding.routing import capacity
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.tracing.record import Recording, step_events, true_counts
-from recjax.train.abstract import compile_step
-from recjax.train.options import TrainConfig
+from recjax.train.compile_only import compile_step
 from recjax.train.setup import make_setup
 
 pytestmark = pytest.mark.full

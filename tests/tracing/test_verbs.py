@@ -6,7 +6,7 @@ import pytest
 from commands import assert_refused, inside, outside
 from trace_support import by_hand
 
-from recjax.comms.slots import shrink
+from recjax.comms.program import shrink
 from recjax.tracing.verbs import write
 
 pytestmark = pytest.mark.full

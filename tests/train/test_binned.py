@@ -1,4 +1,4 @@
-"""Streamed measures: the histogram's bounds against the exact AUC, everything else against metrics.py."""
+"""Streamed measures: the histogram's bounds against the exact AUC, everything else against measures.py."""
 
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.errors import DataError, TrainingError
-from recjax.train import metrics
-from recjax.train.binned import Binned, Exact, Histogram
+from recjax.train.metrics import measures
+from recjax.train.metrics.binned import Binned, Exact, Histogram
 
 MEASURES = ("auc", "logloss", "ne", "calibration", "samples")
 
@@ -30,7 +30,7 @@ def fill(accumulator, labels, logits, weights, cut):
 
 @given(samples, st.integers(1, 200), st.integers(0, 60))
 def test_the_true_auc_lies_within_the_bounds(rows, bins, cut):
-    true = metrics.evaluate(*columns(rows))["auc"]
+    true = measures.evaluate(*columns(rows))["auc"]
     got = fill(Binned(bins), *columns(rows), cut)
     if math.isnan(true):
         assert math.isnan(got["auc"]) and math.isnan(got["auc_low"]) and math.isnan(got["auc_high"])
@@ -42,7 +42,7 @@ def test_the_true_auc_lies_within_the_bounds(rows, bins, cut):
 
 @given(samples, st.integers(1, 200), st.integers(0, 60))
 def test_the_other_measures_are_those_of_all_samples_at_once(rows, bins, cut):
-    true = metrics.evaluate(*columns(rows))
+    true = measures.evaluate(*columns(rows))
     binned, exact = Binned(bins), Exact()
     got, kept = fill(binned, *columns(rows), cut), fill(exact, *columns(rows), cut)
     assert kept == pytest.approx(true, rel=0, abs=0, nan_ok=True)
@@ -73,7 +73,7 @@ def test_the_bounds_are_reached():
         binned = Binned(2)
         binned.add(labels, logits, np.ones(4))
         result = binned.result()
-        assert metrics.auc(labels, logits) == (result["auc_low"], result["auc_high"])[bound]
+        assert measures.auc(labels, logits) == (result["auc_low"], result["auc_high"])[bound]
 
 
 def test_the_bounds_of_a_million_samples_are_tight():

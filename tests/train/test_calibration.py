@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.train import metrics
-from recjax.train.binned import Histogram
-from recjax.train.calibration import curve, draw, expected_error, predictions
+from recjax.train.metrics import measures
+from recjax.train.metrics.binned import Histogram
+from recjax.train.metrics.calibration import curve, draw, expected_error, predictions
 
 
 def odds(*probabilities):
@@ -72,7 +72,7 @@ def test_every_sample_is_in_one_bin(rows, bins, by):
     made = curve(counts, bins, by)
     assert len(made) <= bins
     assert sum(point["samples"] for point in made) == len(rows)
-    for key, total in (("predicted", metrics.probabilities(logits)), ("observed", labels)):
+    for key, total in (("predicted", measures.probabilities(logits)), ("observed", labels)):
         assert sum(point["weight"] * point[key] for point in made) == pytest.approx(np.sum(weights * total))
     predicted = [point["predicted"] for point in made]
     assert predicted == sorted(predicted)
@@ -81,14 +81,14 @@ def test_every_sample_is_in_one_bin(rows, bins, by):
 def test_a_calibrated_model_has_a_small_error_and_a_skewed_one_has_not():
     rng = np.random.default_rng(1)
     logits = rng.normal(-1, 1, 200_000)
-    labels = (rng.random(len(logits)) < metrics.probabilities(logits)).astype(np.float64)
+    labels = (rng.random(len(logits)) < measures.probabilities(logits)).astype(np.float64)
     errors = []
     for shift in (0, 0.5):
         counts = Histogram()
         counts.add(labels, logits + shift, np.ones(len(labels)))
         errors.append(expected_error(curve(counts, 20, "quantile")))
     assert errors[0] < 0.006  # about sqrt(p (1 - p) / 10,000) a bin
-    shifted = np.mean(metrics.probabilities(logits + 0.5) - metrics.probabilities(logits))
+    shifted = np.mean(measures.probabilities(logits + 0.5) - measures.probabilities(logits))
     assert errors[1] == pytest.approx(shifted, abs=0.003)
 
 

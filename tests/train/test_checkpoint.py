@@ -14,11 +14,11 @@ import orbax.checkpoint as ocp
 import pytest
 from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
-from recjax import lazy
 from recjax.errors import TrainingError
-from recjax.lazy import LazyArray, block_of
-from recjax.train import array_store, manifest
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint import array_store, manifest
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.utils import lazy_arrays
+from recjax.utils.lazy_arrays import LazyArray, block_of
 
 
 def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path):
@@ -54,14 +54,14 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path):
 
 
 def test_arrays_larger_than_a_chunk_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    monkeypatch.setattr(lazy_arrays, "PART_BYTES", 1000)
     save(tmp_path, 1)
     assert_same(Checkpoints(tmp_path, 2).newest(no_report, in_memory).arrays, state(1)[0])
 
 
 def test_lazy_arrays_are_written_and_read_by_parts(tmp_path, monkeypatch):
     """Two parts are under way at most, and they are read in order; the files are those of the same arrays in memory."""
-    monkeypatch.setattr(lazy, "PART_BYTES", 1000)
+    monkeypatch.setattr(lazy_arrays, "PART_BYTES", 1000)
     rows, read = np.random.default_rng(0).normal(size=(211, 16)).astype(np.float32), []
 
     def part(index):
@@ -96,7 +96,7 @@ def test_orbax_reads_ours_and_we_read_orbax_s(tmp_path):
     ocp.PyTreeCheckpointer().save(tmp_path / "theirs", arrays, save_args=chunks)
     read = array_store.read(tmp_path / "theirs", array_store.describe(arrays))
     assert read["tables"]["user"].block == (1, 8)
-    assert_same(lazy.load(read), arrays)
+    assert_same(lazy_arrays.load(read), arrays)
 
 
 def test_restored_arrays_are_the_caller_s_own(tmp_path):

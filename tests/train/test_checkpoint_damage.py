@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
-from recjax import distributed, lazy
 from recjax.errors import TrainingError
-from recjax.lazy import LazyArray, Spread
-from recjax.train import array_store, manifest, messages
-from recjax.train.checkpoint import Checkpoints
+from recjax.parallel import distributed
+from recjax.train.checkpoint import array_store, manifest, save_protocol
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.utils import lazy_arrays
+from recjax.utils.lazy_arrays import LazyArray, Spread
 
 
 def files_of(folder):
@@ -251,7 +252,7 @@ def test_arrays_that_the_store_drops_without_a_word_are_no_checkpoint(tmp_path, 
 @pytest.mark.parametrize("at", [0, -1])
 def test_a_row_that_the_store_gives_back_otherwise_is_no_checkpoint(tmp_path, monkeypatch, at):
     save(tmp_path, 10)
-    monkeypatch.setattr(lazy, "PART_BYTES", 400)  # several parts of each array
+    monkeypatch.setattr(lazy_arrays, "PART_BYTES", 400)  # several parts of each array
     opened = array_store._opened
 
     def altered(*arguments):
@@ -289,7 +290,7 @@ def test_of_another_type_or_shape_it_is_no_checkpoint(tmp_path, monkeypatch):
 def spread(rows, process):
     """What one of two processes holds of an array [8, 2]: half of its rows."""
     whole = np.arange(16, dtype=np.float32).reshape(8, 2)
-    piece = lazy.as_lazy(whole[process * 4 : process * 4 + rows])
+    piece = lazy_arrays.as_lazy(whole[process * 4 : process * 4 + rows])
     return {"tables": {"user": Spread((8, 2), whole.dtype, (((process * 4, 0), piece),))}, "step": np.array(20)}
 
 
@@ -298,10 +299,10 @@ def test_a_part_of_another_process_is_read_back_too(tmp_path, monkeypatch, wrong
     save(tmp_path, 10)
     said, compare = {}, array_store.compare
     content = {"step": 20, "pinned": None, "arrays": array_store.describe(spread(4, 0)), "meta": {}}
-    monkeypatch.setattr(messages, "post", lambda turn, topic, text: said.setdefault(topic, text))
-    monkeypatch.setattr(messages, "said", lambda turn, topic: said[topic])
-    monkeypatch.setattr(messages, "tell", lambda turn, what: said.update(part=what))
-    monkeypatch.setattr(messages, "forget", lambda turn: None)
+    monkeypatch.setattr(save_protocol, "post", lambda turn, topic, text: said.setdefault(topic, text))
+    monkeypatch.setattr(save_protocol, "said", lambda turn, topic: said[topic])
+    monkeypatch.setattr(save_protocol, "tell", lambda turn, what: said.update(part=what))
+    monkeypatch.setattr(save_protocol, "forget", lambda turn: None)
     monkeypatch.setattr(distributed, "processes", lambda: 2)
 
     def other(folder, arrays, samples):
@@ -321,7 +322,7 @@ def test_a_part_of_another_process_is_read_back_too(tmp_path, monkeypatch, wrong
             shutil.rmtree(tmp_path / said["folder"] / "part-00001")
         return said["part"]
 
-    monkeypatch.setattr(messages, "told", told)
+    monkeypatch.setattr(save_protocol, "told", told)
     with pytest.raises(TrainingError) as error, Checkpoints(tmp_path, 2) as checkpoints:
         checkpoints._save(1, 20, spread(4, 0), content)
     text = str(error.value)

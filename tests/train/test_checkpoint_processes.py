@@ -12,8 +12,8 @@ import checkpoint_support
 import pytest
 from checkpoint_support import assert_same, in_memory, names, no_report, save, state
 
-from recjax.train import array_store
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint import array_store
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.full
 
@@ -24,13 +24,13 @@ WRITER = """
 import os, pathlib, shutil, sys, threading
 sys.path.insert(0, sys.argv[2])
 from checkpoint_support import Checkpoints, state
-from recjax.train import checkpoint
+from recjax.train.checkpoint import checkpoints
 
 def here(*_):
     print("there", flush=True)
     threading.Event().wait()
 
-def half(folder, arrays, write=checkpoint.array_store.write):
+def half(folder, arrays, write=checkpoints.array_store.write):
     write(folder, {"tables": arrays["tables"]})
     here()
 
@@ -180,16 +180,16 @@ def test_nothing_writes_on_or_complains_after_a_save_that_failed(tmp_path):
 LARGE = """
 import pathlib, sys
 import jax
-from recjax import lazy
+from recjax.utils import lazy_arrays
 from recjax.embedding.collection import export_tables, import_tables, initialise
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.bound import bind
+from recjax.embedding.layout import bind
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.mesh import MeshConfig, make_mesh
-from recjax.train.checkpoint import Checkpoints
+from recjax.parallel.mesh import MeshConfig, make_mesh
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
-lazy.PART_BYTES = 2**23
+lazy_arrays.PART_BYTES = 2**23
 MIB = 2**20
 rows = int(sys.argv[2]) * MIB // (17 * 4)
 tables = tuple(TableSpec(f"t{i}", rows * share // 16, 16, RowWiseAdagrad()) for i, share in enumerate((11, 5)))

@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recjax
-from recjax import config as machinery
-from recjax import own_code, preflight
+from recjax import settings as machinery
+from recjax.config import own_code
+from recjax.config.presets import default_out
+from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
-from recjax.presets import RunConfig, default_out
 from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
-from recjax.train.folder import RunFolder, read_config
+from recjax.train import preflight
+from recjax.train.run.folder import RunFolder, read_config
 
 FACTOR, BIAS = ("FACTOR = 1.0", "FACTOR = 0.0"), ("+ bias", "- bias")  # edits of the preset, and of its helper
 
@@ -140,7 +142,7 @@ def test_fitting_in_a_notebook_after_an_edit(tmp_path, file, monkeypatch):
     assert "FACTOR = 1.0" in (default_out(old) / "source/mine.py").read_text()
     with pytest.raises(ConfigError, match=r"mine\.py changed"):
         recjax.fit(old, default_out(new))
-    assert own_code.source_of(type(recjax.presets.override(old, ["seed=1"]))) == own_code.source_of(type(old))
+    assert own_code.source_of(type(recjax.config.presets.override(old, ["seed=1"]))) == own_code.source_of(type(old))
 
 
 # Who may run what.
@@ -293,7 +295,7 @@ def test_a_folder_of_another_class(tmp_path, file):
         RunFolder(claimed(built_in, tmp_path / "built-in"), mine)
     # The same settings, but by a class whose methods may be others.
     own_model.write(tmp_path / "code").write_text(
-        "from recjax.presets import RunConfig\nclass Mine(RunConfig):\n    pass\nconfig = Mine()\n"
+        "from recjax.config.run import RunConfig\nclass Mine(RunConfig):\n    pass\nconfig = Mine()\n"
     )
     with pytest.raises(ConfigError, match="holds a run of the class RunConfig, not Mine"):
         RunFolder(claimed(RunConfig(), tmp_path / "plain"), load(file))
@@ -460,10 +462,10 @@ def test_a_sweep_skips_only_runs_of_the_same_code(tmp_path, file):
 
 
 def test_settings_alone_name_the_folder_of_a_built_in_model(tmp_path):
-    (tmp_path / "plain.py").write_text("from recjax.presets import RunConfig\nX = 1\nconfig = RunConfig()\n")
+    (tmp_path / "plain.py").write_text("from recjax.config.run import RunConfig\nX = 1\nconfig = RunConfig()\n")
     config = load(tmp_path / "plain.py")
     assert own_code.source_of(type(config)) is None
-    assert default_out(config).name.endswith(machinery.config_hash(config, recjax.presets.FREE_ON_RESUME))
+    assert default_out(config).name.endswith(machinery.config_hash(config, recjax.config.presets.FREE_ON_RESUME))
     kept = json.loads((claimed(config, tmp_path / "run") / "config.json").read_text())
     assert "source" not in kept and "class" not in kept and not (tmp_path / "run/source").exists()
 

@@ -15,17 +15,18 @@ import pytest
 from flax import nnx
 from support import Problem, mesh_of, problem
 
-from recjax.bench.work import wire_bytes
+from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import ACROSS, BoundPlan, bind
+from recjax.config.train import DenseAdagrad, TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.layout import ACROSS, BoundPlan, bind
 from recjax.embedding.optim import Adagrad, Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment, make_plan
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing import host as route
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.finite import explain
-from recjax.train.options import DenseAdagrad, TrainConfig
 from recjax.train.state import TrainState
 from recjax.train.step import PLAIN, Inputs, StepOptions, make_predict, make_train_step, place
 

@@ -19,16 +19,16 @@ import pytest
 from flax import nnx
 from support import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
 
+from recjax.config.schedule import Polynomial
+from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.bound import bind
+from recjax.embedding.layout import bind
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.pooling import Sequence
-from recjax.embedding.rows import RowOrder
+from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train import state as states
-from recjax.train.options import DenseAdagrad
-from recjax.train.schedule import Polynomial
 from recjax.train.step import StepOptions
 
 pytestmark = pytest.mark.full

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from recjax.errors import TrainingError
-from recjax.train import curves
-from recjax.train.writers import MetricsFile
+from recjax.train.run import curves
+from recjax.train.run.writers import MetricsFile
 
 
 def write_run(path, with_auc=True):
@@ -111,7 +111,7 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path):
 
 def test_plotting_is_imported_only_when_drawing():
     code = (
-        "import sys, recjax.train.curves, recjax.train.writers, recjax.train.metrics\n"
+        "import sys, recjax.train.run.curves, recjax.train.run.writers, recjax.train.metrics.measures\n"
         "assert not {'matplotlib', 'torch', 'tensorflow', 'jax'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,20 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Problem, Result, compare, mesh_of, problem, run_oracle
 
-from recjax.bench.parts import part_of, scopes
+from recjax.bench.breakdown import part_of, scopes
 from recjax.comms.compiled import collectives
-from recjax.config import config_hash
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity, route
-from recjax.embedding.bound import bind
+from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.config.train import DenseAdagrad, Held, TrainConfig
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.layout import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing import host as route
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.presets import FREE_ON_RESUME, RunConfig
+from recjax.settings.overrides import config_hash
 from recjax.train import state as states
-from recjax.train.dense import Held, Sharded, _elementwise, buckets, make_dense, order_made
-from recjax.train.options import DenseAdagrad, TrainConfig
+from recjax.train.dense import Sharded, _elementwise, buckets, make_dense, order_made
 from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
 
 pytestmark = pytest.mark.full

@@ -2,11 +2,11 @@
 
 import pytest
 
-from recjax import config as machinery
+from recjax import settings
+from recjax.config.presets import load
+from recjax.config.train import TrainConfig
 from recjax.errors import ConfigError
-from recjax.presets import load
 from recjax.train.due import Due
-from recjax.train.options import TrainConfig
 
 
 def asked_at(every: int | str, seconds: int, evaluated_at: tuple[int, ...] = ()) -> list[int]:
@@ -56,6 +56,6 @@ def test_what_is_no_step_and_no_time_is_refused(every):
 def test_a_config_keeps_it_and_old_configs_stay_what_they_were(text, value):
     config = load("synthetic", (f"train.checkpoint_every={text}",))
     assert config.train.checkpoint_every == value
-    assert machinery.from_json(type(config), machinery.to_json(config), source="here") == config
+    assert settings.from_json(type(config), settings.to_json(config), source="here") == config
     plain = load("synthetic")
-    assert (machinery.config_hash(config) == machinery.config_hash(plain)) == (text == "0")
+    assert (settings.config_hash(config) == settings.config_hash(plain)) == (text == "0")

@@ -8,10 +8,11 @@ import pytest
 from commands import assert_refused, inside
 
 import recjax
-from recjax.data import blocks
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.train import evaluation, metrics, slices
-from recjax.train.saved import open_run
+from recjax.data.storage import blocks
+from recjax.train import evaluation
+from recjax.train.metrics import measures, slices
+from recjax.train.run.open_run import open_run
 
 pytestmark = pytest.mark.full
 
@@ -55,7 +56,7 @@ def truth(run):
 
 
 def pick(samples, chosen):
-    return metrics.evaluate(*(column[np.array(chosen)] for column in samples))
+    return measures.evaluate(*(column[np.array(chosen)] for column in samples))
 
 
 def test_several_splits_at_once(run):
@@ -74,7 +75,7 @@ def test_several_splits_at_once(run):
 def test_slices_and_groups(run, truth):
     samples, users, tags = truth
     result = inside("eval", run, "--by", "user", "--by", "tags", "--top", "3", "--group", "user", "--json").result
-    assert {name: result[name] for name in PLAIN} == metrics.evaluate(*samples)
+    assert {name: result[name] for name in PLAIN} == measures.evaluate(*samples)
     assert result["auc_method"] == "exact" and "auc_low" not in result
     assert [row["value"] for row in result["by"]["user"]][3:] == ["rest"]
     for row in result["by"]["user"][:3]:
@@ -87,7 +88,7 @@ def test_slices_and_groups(run, truth):
     labels, logits, weights = samples
     won = total = 0.0
     for user in range(30):
-        auc, weight = metrics.auc(*(c[users == user] for c in samples)), weights[users == user].sum()
+        auc, weight = measures.auc(*(c[users == user] for c in samples)), weights[users == user].sum()
         if not np.isnan(auc):
             won, total = won + auc * weight, total + weight
     assert result["grouped"]["gauc"] == pytest.approx(won / total)
@@ -109,7 +110,7 @@ def test_groups_are_worked_on_in_parts(run, monkeypatch):
 
 def test_a_split_too_large_to_be_kept(run, truth):
     samples, _, _ = truth
-    exact = metrics.evaluate(*samples)
+    exact = measures.evaluate(*samples)
     result = inside("eval", run, "--exact-rows", "99", "--by", "user", "--group", "user", "--json").result
     assert result["auc_method"] == "binned"
     assert result["auc_low"] <= exact["auc"] <= result["auc_high"] < result["auc_low"] + 1e-3
@@ -129,7 +130,7 @@ def test_a_split_too_large_to_be_kept(run, truth):
 def test_the_calibration_curve(run, truth):
     (labels, logits, weights), _, _ = truth
     result = inside("eval", run, "--calibration-bins", "4", "--calibration-by", "width", "--json").result
-    curve, probabilities = result["calibration_curve"], metrics.probabilities(logits)
+    curve, probabilities = result["calibration_curve"], measures.probabilities(logits)
     bins = np.floor(probabilities * 4).astype(int)
     expected = []
     for number in np.unique(bins[weights > 0]):
@@ -160,7 +161,7 @@ def test_a_run_folder_that_cannot_be_written_is_evaluated_all_the_same(run, monk
     def refuse(path, data):
         raise recjax.errors.TrainingError(f"cannot write {path}: Read-only file system.")
 
-    monkeypatch.setattr("recjax.train.calibration.write_whole", refuse)
+    monkeypatch.setattr("recjax.train.metrics.calibration.write_whole", refuse)
     done = inside("eval", run, "--json")
     assert done.result["samples"] == json.loads((run / "summary.json").read_text())["eval"]["samples"]
     assert "there is no picture of the calibration: cannot write" in done.err

@@ -15,8 +15,8 @@ import pytest
 from support import ON_ONE_HOST, Problem, Result, compare, problem, run_oracle, run_sharded
 
 import recjax
-from recjax.data.movietweetings import MovieTweetings
-from recjax.data.synthetic import Synthetic
+from recjax.data.datasets.movietweetings import MovieTweetings
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.models.dlrm import DLRMConfig

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recjax.errors import TrainingError
-from recjax.train import files
+from recjax.utils import files
 
 
 def test_write_json_writes_numbers_that_any_reader_takes(tmp_path):

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from recjax.data.synthetic import Synthetic
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.presets import EmbeddingConfig, RunConfig
 from recjax.train.setup import dims, specs
 
 DATA = Synthetic(rows=(50, 20), ids_per_bag=(1, 0), weighted=(False, True), train_rows=300)

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 import recjax
+from recjax.config.presets import load
 from recjax.data.batch import Batch
-from recjax.data.synthetic import SyntheticSource
-from recjax.embedding import capacity
+from recjax.data.synthetic.clicks import SyntheticSource
+from recjax.embedding.routing import capacity
 from recjax.errors import ConfigError, DataError
-from recjax.lazy import load as load_arrays
-from recjax.presets import load
 from recjax.train import loop as loops
 from recjax.train import state as states
-from recjax.train.checkpoint import Checkpoints, Restored
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Cursor, Loop, describe, resume
+from recjax.train.run.writers import MetricsFile
 from recjax.train.setup import Setup, make_setup
-from recjax.train.writers import MetricsFile
+from recjax.utils.lazy_arrays import load as load_arrays
 
 pytestmark = pytest.mark.full
 

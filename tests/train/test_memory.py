@@ -1,6 +1,6 @@
 """How much memory is left, told from files such as Linux shows."""
 
-from recjax.train.memory import available_bytes
+from recjax.utils.host_memory import available_bytes
 
 MEMINFO = "MemTotal:       24684032 kB\nMemFree:        20455000 kB\nMemAvailable:   22429000 kB\n"
 

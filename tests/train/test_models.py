@@ -10,8 +10,10 @@ import optax
 import pytest
 from support import Problem, compare, problem, run_oracle, run_sharded
 
-from recjax import config, presets
-from recjax.data.synthetic import Synthetic
+from recjax import settings
+from recjax.config import presets
+from recjax.config.run import RunConfig
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.deepfm import DeepFMConfig
@@ -52,7 +54,7 @@ def test_float64_equals_the_oracle(model: str, dense: int) -> None:
 def test_models_and_the_optimizer_of_first_order_weights_are_chosen_by_name() -> None:
     chosen = presets.load("synthetic", ["model=deepfm", "model.linear=sgd", "model.linear.learning_rate=0.25"])
     assert chosen.model == DeepFMConfig(linear=Sgd(0.25))
-    assert config.from_json(presets.RunConfig, config.to_json(chosen)) == chosen
+    assert settings.from_json(RunConfig, settings.to_json(chosen)) == chosen
     assert presets.load("synthetic", ["model=wide_deep", "model.deep=8-1"]).model == WideDeepConfig((8, 1))
     assert presets.load("synthetic", ["model=dcnv2", "model.structure=parallel"]).model == DCNv2Config(
         structure="parallel"

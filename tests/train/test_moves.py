@@ -17,7 +17,7 @@ from path_support import measures, train
 
 from recjax import main
 from recjax.errors import RecjaxError
-from recjax.train import manifest
+from recjax.train.checkpoint import manifest
 
 pytestmark = pytest.mark.full
 

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from recjax.config.train import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
 from recjax.embedding.optim import Adagrad, Adam, At, Sgd
 from recjax.errors import ConfigError
-from recjax.train.options import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
 
 PAIRS = {
     "sgd": (DenseSgd(0.3), Sgd(0.3)),

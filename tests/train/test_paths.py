@@ -12,9 +12,9 @@ from path_support import measures, train
 
 import recjax
 from recjax import main
-from recjax.data.blocks import open_prepared, write_prepared
+from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.errors import ConfigError
-from recjax.paths import Plain, expanded, located
+from recjax.utils.paths import Plain, expanded, located
 
 pytestmark = pytest.mark.full
 

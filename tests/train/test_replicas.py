@@ -18,21 +18,22 @@ from support import Problem, compare, mesh_of, problem, run_oracle, run_sharded
 import recjax
 from recjax.comms.compiled import collectives, members
 from recjax.data.source import between
-from recjax.data.synthetic import Synthetic
-from recjax.embedding import capacity, route, route_device
-from recjax.embedding.bound import SUMMED, bind
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.collection import export_tables, initialise
+from recjax.embedding.layout import SUMMED, bind
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
-from recjax.embedding.replicas import make_average, make_distance
-from recjax.embedding.splits import sent_bytes
+from recjax.embedding.replica_groups import make_average, make_distance
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing import device as route_device
+from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
-from recjax.lazy import load
-from recjax.mesh import MeshConfig
 from recjax.models.dlrm import DLRMConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.train import state as states
 from recjax.train.setup import make_setup
 from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step, place
+from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
 
@@ -76,7 +77,7 @@ class Built:
         self.model = problem.build(dtype)
         self.step = make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, problem.tx, options)
         self.predict = make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
-        self.counted = [route.count(b, self.bound, B) for b in problem.batches]
+        self.counted = [host.count(b, self.bound, B) for b in problem.batches]
         self.capacities: dict[str, int] = {}
         for c in self.counted:
             self.capacities = capacity.grow(self.capacities, c.needs)
@@ -90,7 +91,7 @@ class Built:
 
     def inputs(self, i: int) -> Any:
         c = self.counted[i]
-        return place(c.batch, route.pad(c, self.bound, self.capacities, self.dtype), c.local, self.mesh, self.dtype)
+        return place(c.batch, host.pad(c, self.bound, self.capacities, self.dtype), c.local, self.mesh, self.dtype)
 
     def steps(self, state: Any, first: int = 0, last: int | None = None) -> Any:
         for i in range(first, len(self.counted) if last is None else last):
@@ -165,7 +166,7 @@ def test_devices_route_to_owners_of_their_own_group(devices: int, hosts: int, pl
     capacities = capacity.grow(built.capacities, {name: int(need) for name, need in needs.items()})
     sizes = route_device.sizes(built.bound, capacities)
     found = route_device.make_layout(built.bound, built.mesh)(features, located, sizes)
-    truth = route.pad(built.counted[1], built.bound, capacities)
+    truth = host.pad(built.counted[1], built.bound, capacities)
     jax.tree.map(np.testing.assert_array_equal, found, truth)
 
 
@@ -190,11 +191,11 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
         if n // 4 == m // 4 and (not group.two_step or n % group.per_host == m % group.per_host):
             asker = n // group.per_host if group.two_step else n
             truth[n, m] = len(of_host[asker, 0 if plan == "column_wise" else m % 4])
-    found = sent_bytes(group, route.true_counts(group, counted), "id_exchange", 4)
+    found = sent_bytes(group, host.true_counts(group, counted), "id_exchange", 4)
     assert truth[:4, :4].any() and truth[4:, 4:].any()
     np.testing.assert_array_equal(found, truth * 4)
     (columns,) = {int(group.columns.start(1))}
-    rows = sent_bytes(group, route.true_counts(group, counted), "row_exchange", 4)
+    rows = sent_bytes(group, host.true_counts(group, counted), "row_exchange", 4)
     np.testing.assert_array_equal(rows, truth.T * columns * 4)
 
 

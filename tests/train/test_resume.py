@@ -24,7 +24,7 @@ from commands import (
     steps_of,
 )
 
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
@@ -132,15 +132,16 @@ def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
 # Here every checkpoint is complete before the next step; elsewhere training goes on while it is written.
 DIES = """
 import os, signal
-from recjax.train import checkpoint, writers
+from recjax.train.checkpoint import checkpoints
+from recjax.train.run import writers
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def save(self, *arguments, start=checkpoint.Checkpoints.save, **options):
+def save(self, *arguments, start=checkpoints.Checkpoints.save, **options):
     start(self, *arguments, **options)
     self.wait()
-checkpoint.Checkpoints.save = save
+checkpoints.Checkpoints.save = save
 
 def at_rename(number, done, rename=os.rename):
     # of a checkpoint's folder: an unfinished one gets its name, or an old one loses it
@@ -234,16 +235,16 @@ def test_sigterm_does_not_wait_for_the_end_of_an_evaluation(preset, undisturbed,
 # Python that a command runs first: its save of a number goes no further than the middle of the arrays, and says so.
 BLOCKS = """
 import pathlib, threading
-from recjax.train import checkpoint
+from recjax.train.checkpoint import checkpoints
 
-def write(folder, arrays, count=[0], plain=checkpoint.array_store.write):
+def write(folder, arrays, count=[0], plain=checkpoints.array_store.write):
     count[0] += 1
     if count[0] == {number}:
         plain(folder, {{key: arrays[key] for key in list(arrays)[:1]}})
         pathlib.Path({marker!r}).touch()
         threading.Event().wait()
     return plain(folder, arrays)
-checkpoint.array_store.write = write
+checkpoints.array_store.write = write
 """
 
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from recjax.embedding import capacity
-from recjax.presets import load
+from recjax.config.presets import load
+from recjax.embedding.routing import capacity
 from recjax.train.loop import Cursor, training
 from recjax.train.setup import Setup, make_setup
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from recjax.config.schedule import Constant, Polynomial, StepDecay
 from recjax.errors import ConfigError
-from recjax.train.schedule import Constant, Polynomial, StepDecay
 
 
 def factors(schedule, steps):

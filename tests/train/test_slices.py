@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import between
 from recjax.errors import ConfigError
-from recjax.train import metrics
-from recjax.train.slices import Groups, Slices, find_feature
+from recjax.train.metrics import measures
+from recjax.train.metrics.slices import Groups, Slices, find_feature
 
 # A sample: label, logit, weight, the ids of a jagged bag, the id of a bag of one.
 samples = st.lists(
@@ -46,7 +46,7 @@ def parts(rows, cut):
 
 def measured(rows):
     labels, logits, weights = (np.array([row[n] for row in rows], np.float64) for n in range(3))
-    return metrics.evaluate(labels, logits, weights)
+    return measures.evaluate(labels, logits, weights)
 
 
 def values(row, feature):

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 from commands import inside
 
-from recjax import presets
-from recjax.config import from_json, to_json
+from recjax.config import presets
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.schedule import Constant, Polynomial
+from recjax.config.small_data import SmallData
+from recjax.config.train import DenseAdagrad, DenseSgd, TrainConfig
 from recjax.embedding.optim import Adagrad, Adam, Sgd
 from recjax.errors import ConfigError
-from recjax.presets import EmbeddingConfig, RunConfig
+from recjax.settings.overrides import from_json, to_json
 from recjax.sweep.file import read_sweep
-from recjax.train.options import DenseAdagrad, DenseSgd, TrainConfig
-from recjax.train.schedule import Constant, Polynomial
-from recjax.train.small import SmallData
 
 RECIPE = RunConfig(
     embedding=EmbeddingConfig(optimizer=Sgd(18.0)),

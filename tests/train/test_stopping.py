@@ -10,11 +10,11 @@ from commands import arrays, assert_refused, assert_same_arrays, inside, lines_o
 
 import recjax
 from recjax import main as runs
-from recjax import stopping
+from recjax.config.run import RunConfig
 from recjax.errors import Interrupted, RecjaxError, StoppedError
-from recjax.presets import RunConfig
+from recjax.parallel import stopping
 from recjax.train import loop as loops
-from recjax.train.checkpoint import Checkpoints
+from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.setup import Setup
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("heeded")]

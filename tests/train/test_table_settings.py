@@ -10,16 +10,16 @@ from commands import SMALL, assert_refused, inside, write_preset
 from support import compare, problem, run_oracle, run_sharded
 
 import recjax
+from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
 from recjax.data.batch import Feature, Schema
-from recjax.data.synthetic import Synthetic
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.named import Named
-from recjax.presets import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
-from recjax.train.folder import changes
+from recjax.settings.named import Named
+from recjax.train.run.folder import changes
 from recjax.train.setup import dims, specs
 
 SCHEMA = Schema((), (Feature("C1", 50), Feature("C3", 50, None), Feature("user.id", 20, 2)))

@@ -8,8 +8,8 @@ import pytest
 from commands import assert_refused, inside
 
 from recjax.errors import ConfigError, TrainingError
-from recjax.train.tensorboard import EventFile
-from recjax.train.writers import MetricsFile
+from recjax.train.run.tensorboard import EventFile
+from recjax.train.run.writers import MetricsFile
 
 
 def scalars(folder):

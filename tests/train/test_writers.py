@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.errors import TrainingError
-from recjax.train.writers import MetricsFile, Progress, results_table
+from recjax.train.run.writers import MetricsFile, Progress, results_table
 
 
 def read(path):

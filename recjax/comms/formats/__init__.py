@@ -10,8 +10,8 @@ from recjax.comms.formats import chakra_et, chakra_protobuf, param_basic, recjax
 from recjax.comms.formats.fields import parse
 from recjax.comms.formats.files import load, rank_files
 from recjax.comms.trace import Trace, checked
-from recjax.config_values import either
 from recjax.errors import ConfigError, DataError
+from recjax.settings.values import either
 
 FORMATS: dict[str, ModuleType] = {
     "recjax": recjax_json,

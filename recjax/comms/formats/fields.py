@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recjax import strict_json
 from recjax.comms.trace import MAX_RANKS
 from recjax.errors import DataError
+from recjax.utils import strict_json
 
 _MISSING: Any = object()
 _LARGEST = 2**63 - 1

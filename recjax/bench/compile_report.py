@@ -1,0 +1,219 @@
+"""`recjax plan PRESET --compile`: what the compiled training step takes of each device, and what it sends.
+
+The program is the config's own (`Setup.train_step`), for as many devices as the config says, whether or not anybody
+owns them: see `recjax/train/compile_only.py`. Its sizes come from ids that were really drawn or read: those of the
+first batch, or where these are more than COUNTED_IDS, those of the first devices' shares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax.bench.roofline import named, wire_bytes
+from recjax.config.run import RunConfig
+from recjax.data.batch import Batch
+from recjax.data.pipeline import batches
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing.host import GroupRouting, Routing
+from recjax.errors import ConfigError
+from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
+from recjax.train.setup import Setup, make_setup
+from recjax.utils.text import aligned
+
+COUNTED_IDS = 2**24  # so many are counted in seconds; the shares of further devices are left alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the first batch asks for, as far as it was counted.
+
+    Attributes:
+      devices: whose shares were counted: the first so many.
+      samples, ids: in these shares.
+      capacities: that a training's first step has, if no share that was not counted needs more.
+      counts: group name -> the counts of its routing, of these devices.
+    """
+
+    devices: int
+    samples: int
+    ids: int
+    capacities: dict[str, int]
+    counts: dict[str, GroupRouting]
+
+
+def sample(setup: Setup) -> Sample:
+    """Counts the first batch of a training, or of a large one the shares of some devices."""
+    train, bound = setup.config.train, setup.bound
+    b = host.local_samples(train.batch_size, bound.all_devices, train.accumulate)
+    ids_per_sample = _ids(block := setup.source.read("train", 0)) / block.size
+    devices = min(bound.all_devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
+    if bound.hosts > 1 or bound.replicas > 1:  # whose devices ask together, or add their gradients
+        together = bound.devices if bound.replicas > 1 else bound.devices // bound.hosts
+        devices = max(1, devices // together) * together
+    stream = batches(
+        setup.source,
+        "train",
+        min(devices * b, train.batch_size),
+        seed=setup.config.seed,
+        shuffle=train.shuffle,
+        shuffle_blocks=train.shuffle_blocks if train.shuffle else 1,  # unshuffled: that reads no more than is counted
+        workers=0,
+    )
+    batch: Batch = next(stream)
+    counted = host.count(batch, bound, train.batch_size, train.accumulate)
+    counts = {group.name: host.true_counts(group, counted) for group in bound.groups}
+    counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
+    return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.needs), counts)
+
+
+def _ids(batch: Batch) -> int:
+    return sum(bags.ids.size for bags in batch.bags.values())
+
+
+def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, Any]:
+    """Compiles a config's training step from shapes alone.
+
+    Args:
+      config: the run's config; `mesh.devices` says for how many devices.
+      memory_gib: what a device has, to be compared with what it needs.
+
+    Returns:
+      JSON values: "devices", "device"; "counted", from which ids the sizes come; "capacities" of the exchanges, in
+      rows; "memory", bytes of one device by what they are, see `_memory`; "fits", None if `memory_gib` is;
+      "collectives" and "phases", bytes that leave a device in a step, see `wire_bytes`; "sent", their totals;
+      "seconds" to count and to compile; "versions".
+
+    Raises:
+      ConfigError, DataError, DeviceError: as `make_setup`, or a memory that is not positive.
+    """
+    if memory_gib is not None and not 0 < memory_gib < math.inf:
+        raise ConfigError(f"--memory-gib is {memory_gib}; give what one device has, for example 80.")
+    setup = make_setup(config, splits=("train",), weights=False)
+    started = time.monotonic()
+    _tell("counting distinct rows")
+    found = sample(setup)
+    counted_s, started = time.monotonic() - started, time.monotonic()
+    _tell(f"compiling for {setup.bound.all_devices} device(s)")
+    compiled = compile_step(setup, found.capacities)
+    compiled_s = time.monotonic() - started
+    item_bytes = np.dtype(setup.dtype).itemsize
+    counts, hosts = Routing(found.counts, {}), setup.config.mesh.hosts
+    lines = wire_bytes(compiled.as_text() or "", setup.bound, counts, item_bytes, hosts)
+    memory = _memory(setup, found.capacities, compiled)
+    kinds = ("padded_bytes", "useful_bytes")
+    phases = {line["phase"]: dict.fromkeys(kinds, 0.0) for line in lines}
+    for line in lines:
+        for kind in kinds:
+            phases[line["phase"]][kind] += line[kind]
+    return {
+        "devices": setup.bound.all_devices,
+        "device": setup.mesh.devices.flat[0].device_kind,
+        "batch_size": setup.config.train.batch_size,
+        "counted": {"devices": found.devices, "samples": found.samples, "ids": found.ids},
+        "capacities": found.capacities,
+        "memory": memory,
+        "memory_gib": memory_gib,
+        "fits": None if memory_gib is None else memory["total"] <= memory_gib * 2**30,
+        "collectives": lines,
+        "phases": phases,
+        "sent": {kind: sum(line[kind] for line in lines) for kind in kinds},
+        "seconds": {"count": counted_s, "compile": compiled_s},
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+
+
+def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes of one device.
+
+    Returns:
+      "tables", "slots" (of their optimizer), "dense" (parameters), "dense_optimizer", "batch": what the step is given;
+      "temporaries": most that it holds beside that at a time, as the compiler says; "total" of all these and of results
+      that take no argument's place. And two parts of the temporaries, each of which may be there more than once (for
+      the way back, say): "fetched_rows", those of all exchanges with their padding, and "pooled", a vector for
+      each sample and feature.
+    """
+    state, inputs = abstract_state(setup), abstract_inputs(setup, capacities)
+    bound, item_bytes = setup.bound, np.dtype(setup.dtype).itemsize
+    stats: Any = compiled.memory_analysis()
+    fetched = sum(g.lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
+    b = inputs.labels_B.shape[0] // bound.all_devices
+    return {
+        "tables": _bytes(state.tables),
+        "slots": _bytes(state.slots),
+        "dense": _bytes(state.dense),
+        "dense_optimizer": _bytes(state.opt),
+        "batch": _bytes(inputs),
+        "temporaries": stats.temp_size_in_bytes,
+        "total": stats.argument_size_in_bytes
+        + stats.temp_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes,
+        "fetched_rows": fetched * item_bytes,
+        "pooled": b * sum(g.dim * len(g.features) for g in bound.groups) * item_bytes,
+    }
+
+
+def _bytes(tree: Any) -> int:
+    """Bytes of one device's part of a tree of placed shapes."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+_NAMES = {
+    "tables": "tables",
+    "slots": "their optimizer's slots",
+    "dense": "dense parameters",
+    "dense_optimizer": "their optimizer's state",
+    "batch": "batch and routing",
+    "temporaries": "temporaries, at most; of these",
+    "fetched_rows": "  fetched rows, once",
+    "pooled": "  pooled vectors, once",
+}
+
+
+def to_text(result: dict[str, Any]) -> str:
+    """The same for people: memory, then collectives."""
+    c, memory, versions = result["counted"], result["memory"], result["versions"]
+    whole = c["devices"] == result["devices"]
+    of = "all of the first batch" if whole else f"the share of {c['devices']} of {result['devices']} devices in it"
+    lines = [
+        f"the training step compiled for {result['devices']} device(s) ({result['device']}), batch "
+        f"{result['batch_size']:,}; Python {versions['python']}, JAX {versions['jax']}",
+        f"sizes of exchanges from {c['ids']:,} ids counted: {of}",
+        f"counting took {result['seconds']['count']:.0f} s, compiling {result['seconds']['compile']:.0f} s",
+        "",
+    ]
+    rows = [["memory of a device", "GiB"], *([text, _gib(memory[name])] for name, text in _NAMES.items())]
+    lines += [*aligned([*rows, ["all", _gib(memory["total"])]]), ""]
+    if result["fits"] is not None:
+        lines += [_fits(result["memory_gib"], memory["total"] / 2**30), ""]
+    wire = [["collectives", "number", "devices", "padded MiB", "useful MiB", "padded / useful"]]
+    for line in result["collectives"]:
+        wire.append([named(line), str(line["count"]), str(line["group_size"]), *_sizes(line)])
+    wire.append(["all, from a device in a step", "", "", *_sizes(result["sent"])])
+    return "\n".join([*lines, *aligned(wire)])
+
+
+def _fits(has: float, needs: float) -> str:
+    word = "fits" if needs <= has else "does not fit"
+    return f"{word} into {has:,g} GiB: {needs:,.3f} GiB are {needs / has:.2f} times that"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.3f}"
+
+
+def _sizes(line: dict[str, Any]) -> list[str]:
+    padded, useful = line["padded_bytes"], line["useful_bytes"]
+    return [f"{padded / 2**20:,.3f}", f"{useful / 2**20:,.3f}", f"{padded / useful:.3f}" if useful else "-"]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,176 @@
+"""What a step has to do, counted and not timed: floating-point operations, looked-up bytes, bytes on the wire."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import numpy as np
+
+from recjax.comms.compiled import collectives, members
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.routing.host import Routing
+
+# What a ring sends, in units of (N - 1) / N of the result.
+_RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
+# Calls of recjax.kernels.dense: where among the operands and results stand one of [B, ...] and one of [K, N].
+_DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
+
+
+def matmul_flops(jaxpr: Any) -> int:
+    """Operations of all matrix products in a jaxpr, on one device where it is mapped over a mesh: 2 m n k each.
+
+    Dense layers of the optional kernels count as their products do; the kernels' interactions do not count.
+
+    A loop's body counts once for each turn of a scan, and once for a while loop, whose turns are not known.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
+        if eqn.primitive.name == "ffi_call" and eqn.params["target_name"] in _DENSE:
+            batch, kernel = _DENSE[eqn.params["target_name"]]
+            shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
+            total += 2 * shapes[batch][0] * math.prod(shapes[kernel])
+        turns = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    total += turns * matmul_flops(inner)
+    return total
+
+
+def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
+    """Bytes that a pooled lookup without dedup moves: a row for each id, a result for each bag.
+
+    A backward pass counts twice that. Here each device reads a distinct row once, so the true traffic is less.
+
+    Args:
+      bound: the bound plan.
+      routing: of one batch, as the step takes it.
+      samples: B.
+    """
+    total = 0
+    for group in bound.groups:
+        for feature in group.features:
+            inverse = np.asarray(routing.features[feature.name].inverse)
+            nothing = _fetched(group, routing)
+            item_bytes = 2 if group.dtype == "bfloat16" else 4
+            total += (int(np.count_nonzero(inverse < nothing)) * item_bytes + samples * 4) * group.dim
+    return total
+
+
+def _fetched(group: Group, routing: Routing) -> int:
+    """Rows that each device fetches for itself, with padding: the index that stands for nothing."""
+    of = routing.groups[group.name]
+    lists = of.slots_NxOxC if of.inside_NxExC is None else of.inside_NxExC
+    return group.lists * int(lists.shape[2])
+
+
+def wire_bytes(
+    hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int, hosts: int | None = None
+) -> list[dict[str, Any]]:
+    """The collectives of a compiled step and the bytes that leave a device for another one, the mean over devices.
+
+    Whether they cross hosts is read from the collectives' groups of devices.
+
+    Args:
+      hlo: text of the compiled step.
+      bound: the bound plan.
+      routing: of one batch, which tells what of an exchange is useful; counts of the first devices alone will do.
+      item_bytes: size of a table's element, if that is not bfloat16.
+      hosts: in which all devices stand; None: the bound plan's, which are those of one replica group.
+
+    Returns:
+      For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
+      host, "hosts", one device of each, or "both"): "phase", "kind", "group_size", "between", "count",
+      "padded_bytes" as compiled, "useful_bytes" (equal where nothing is padded), and "across_padded_bytes" and
+      "across_useful_bytes", those that leave the host. Reductions count what a ring sends that goes round host by
+      host: an all-reduce 2 (N - 1) / N of its result, a reduce-scatter N - 1 times its result, 1/N of what it reduces.
+    """
+    useful = _useful(bound, routing, item_bytes)
+    hosts = hosts or bound.hosts
+    per_host = bound.all_devices // hosts
+    found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    for collective in collectives(hlo):
+        group = members(collective.groups, bound.all_devices)[0]  # all are alike
+        size, spanned = len(group), 1 if hosts == 1 else len({n // per_host for n in group})
+        between = "devices" if spanned == 1 else "hosts" if spanned == size else "both"
+        away = (size - 1) / size * _RING.get(collective.kind, lambda size: 1)(size)
+        key = collective.phase, collective.kind, between, size
+        new = {"phase": key[0], "kind": key[1], "group_size": size, "between": between, "count": 0}
+        line = found.setdefault(key, new | {"padded_bytes": 0.0, "across_padded_bytes": 0.0})
+        line["count"] += 1
+        line["padded_bytes"] += collective.result_bytes * away
+        if collective.kind in _RING:
+            crossing = spanned / size if spanned > 1 else 0.0  # of the ring's links
+        else:
+            crossing = (size - size // spanned) / max(1, size - 1)  # of the other devices
+        line["across_padded_bytes"] += collective.result_bytes * away * crossing
+    for (phase, kind, between, _), line in found.items():
+        least = useful.get((phase, kind, between))
+        if least is None:
+            line["useful_bytes"], line["across_useful_bytes"] = line["padded_bytes"], line["across_padded_bytes"]
+        else:
+            line["useful_bytes"], line["across_useful_bytes"] = least, least if line["between"] == "hosts" else 0.0
+    return list(found.values())
+
+
+def named(line: dict[str, Any]) -> str:
+    """What a line of `wire_bytes` is called."""
+    across = " across hosts" if line["between"] == "hosts" else ""
+    return f"{line['phase'] or 'elsewhere'} ({line['kind']}{across})"
+
+
+def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[str, str, str], float]:
+    """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
+    total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
+    for group in bound.groups:
+        if group.sharding == "copies":
+            continue
+        of = routing.groups[group.name]
+        counts_NxA = np.asarray(of.counts_NxO, np.int64)
+        # E exchanges with owners go on side by side, and device n is number n // E in its own.
+        E = group.per_host if group.two_step else 1
+        device_N = np.arange(len(counts_NxA))
+        of_group_N = device_N % group.devices
+        counted: dict[tuple[str, str, str], float] = {}
+        if group.sharding == "rows":
+            ids = int(counts_NxA.sum() - counts_NxA[device_N, of_group_N // E].sum())
+            values = ids * group.dim
+        else:  # every device sends all others its ids, and gets their columns
+            ids = int(counts_NxA.sum()) * (group.devices // E - 1)
+            values = int(counts_NxA[:, 0] @ _columns(group, away=True)[of_group_N])
+        outer = "hosts" if group.hosts > 1 else "devices"
+        counted["id_exchange", "all-to-all" if group.sharding == "rows" else "all-gather", outer] = ids * 4
+        held_bytes = 2 if group.dtype == "bfloat16" else item_bytes
+        for phase, precision, size in (
+            ("row_exchange", group.exchange.forward, held_bytes),
+            ("grad_exchange", group.exchange.backward, item_bytes),
+        ):
+            sent_bytes = ids * encoded_bytes(values / ids, precision, size) if ids else 0.0
+            counted[phase, "all-to-all", outer] = sent_bytes
+        if group.two_step:
+            handed_NxE = np.asarray(of.handed_NxE, np.int64)
+            away_N = handed_NxE.sum(axis=1) - handed_NxE[device_N, device_N % E]
+            columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[of_group_N]
+            for phase in ("row_exchange", "grad_exchange"):  # decoded already, or not yet encoded
+                counted[phase, "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
+        for key, sent in counted.items():
+            total[key] += sent / len(counts_NxA)
+    return total
+
+
+def _columns(group: Group, away: bool) -> np.ndarray:
+    """How many columns of a row each device gets in an exchange where columns are spread: [N]; or those from away."""
+    starts = [int(group.columns.start(k)) for k in range(group.columns.owners + 1)]
+    widths = np.diff(starts)[[group.place(n)[1] for n in range(group.devices)]]
+    if not group.two_step:
+        return group.dim - widths * away
+    of_relays = widths.reshape(group.hosts, group.per_host)  # a relay's are those of its number on all hosts
+    return (of_relays.sum(axis=0) - of_relays * away).ravel()

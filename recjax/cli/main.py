@@ -1,0 +1,296 @@
+"""The command line: `recjax VERB ...`. Parses, calls, prints; all work is elsewhere.
+
+Results go to standard output, progress and errors to standard error. Nothing heavy is imported
+before a verb runs, so `recjax --help` is quick and starts no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from recjax import __version__
+from recjax.cli import usage, verbs
+from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
+from recjax.parallel import distributed, job, stopping, supervisor, watchdog
+from recjax.parallel.malloc import restart_with_tunables
+from recjax.simulate import command as simulation
+from recjax.studies import command as studies
+from recjax.tracing import verbs as tracing
+from recjax.tracing.workload import read_workload
+from recjax.utils.paths import expanded
+from recjax.utils.redact import masked
+
+STATUS = (
+    "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM "
+    "(train: both after a checkpoint), 1 anything else"
+)
+_ASKED = (Interrupted.exit_status, StoppedError.exit_status)
+_INTERRUPTED = "stopped by Ctrl-C, without a result."  # unless a verb says otherwise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      arguments: as in `sys.argv[1:]`; None takes those.
+
+    Returns:
+      The exit status, see `STATUS`. A command that was stopped by a signal does not return, unless `arguments` were
+      given: nothing more of the process may wait, or be interrupted once more.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
+            setattr(sys, name, open(os.devnull, "w"))  # until the process ends
+        elif reconfigure := getattr(getattr(sys, name), "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a path may have characters that the terminal has not
+    parser = _parser()
+    # argparse takes positional arguments in one run only: overrides may also stand behind an option
+    given = tracing.joined(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options, rest = parser.parse_known_args(given)
+    except ConfigError as error:  # a path that cannot be one
+        return _fail(str(error), error.exit_status)
+    strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
+    if strange:
+        usage.refuse(options, strange[0], given)
+    if rest:
+        options.overrides += rest
+    try:
+        place = distributed.place()
+    except ConfigError as error:
+        return _fail(str(error), error.exit_status)
+    if place is not None and "together" not in options:
+        return _fail("this verb runs in one process: unset RECJAX_PROCESSES and RECJAX_CLUSTER for it.", 2)
+    if arguments is None and place is not None and supervisor.PIPE not in os.environ:
+        return supervisor.supervise(place)
+    if arguments is None and "tunables" in options:
+        restart_with_tunables()
+    own = arguments is None  # the process is ours
+    hearing = stopping.command_line("saves" in options, options.interrupted) if own else contextlib.nullcontext()
+    with hearing:
+        status = _run(options) if place is None else job.run(place, lambda watching: _run(options, watching))
+        job.settle()
+        if own and status in _ASKED:
+            os._exit(status)
+    return status
+
+
+def _run(options: argparse.Namespace, watching: watchdog.Watch | None = None) -> int:
+    try:
+        with watching.reporting() if watching else contextlib.nullcontext():
+            options.run(options)
+        sys.stdout.flush()
+    except RecjaxError as error:
+        return _fail(str(error), error.exit_status)
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or options.interrupted, Interrupted.exit_status)
+    except BrokenPipeError:  # the reader of our output (head, say) has left
+        return 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _fail(
+            f"out of memory: {' '.join(str(error).split())[:300].rstrip('.')}. The tables with their optimizer state "
+            "and one batch must fit, as `recjax plan` shows them: take more devices (mesh.devices), a smaller "
+            "embedding.dim, fewer rows, or a smaller train.batch_size or train.eval_batch_size.",
+            1,
+        )
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"\nrecjax: error: {masked(message)}", file=sys.stderr)
+    return status
+
+
+def _step(text: str) -> int | str:
+    """The value of --step."""
+    if text != "newest" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `newest`")
+    return text if text == "newest" else int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = usage.Parser(
+        prog="recjax",
+        description="Trains deep learning recommendation models with embedding tables spread over devices.",
+        epilog=f"example: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"recjax {__version__}")
+    names = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(of: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = of.add_parser(
+            name,
+            help=what,
+            description=what[0].upper() + what[1:] + ".",
+            epilog=f"example: recjax {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        added.set_defaults(run=run, parser=added, interrupted=_INTERRUPTED)
+        return added
+
+    def overrides(to: argparse.ArgumentParser) -> None:
+        # With a default argparse does not call them required.
+        to.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
+                        help="settings to change; see `recjax show`")  # fmt: skip
+
+    def trusting(to: argparse.ArgumentParser) -> None:
+        to.add_argument("--trust-code", action="store_true", help="if the file of a model of your own is gone or has "
+                        "changed, run the copy in DIR; only if you trust whoever made DIR")  # fmt: skip
+
+    def checkpoint(to: argparse.ArgumentParser) -> None:
+        to.add_argument("--step", type=_step, metavar="STEP",
+                        help="step of the checkpoint, or newest (default: the one that validation chose, or else the "
+                        "newest)")  # fmt: skip
+
+    preset = "name of a preset in configs/, or the path of one"
+    train = verb(names, "train", verbs.train, "train a preset, or resume the run in --out",
+                 "train movietweetings train.batch_size=512 --out runs/first")  # fmt: skip
+    train.add_argument("preset", help=preset)
+    overrides(train)
+    train.add_argument("--out", type=expanded, help="run folder (default: a folder in runs/ named after the "
+                       "config and the code of a model of your own)")  # fmt: skip
+    train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
+
+    evaluate = verb(names, "eval", verbs.evaluate, "evaluate a checkpoint of a run",
+                    "eval runs/first mesh.devices=1 --split validation --split test --by genres")  # fmt: skip
+    evaluate.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder")
+    evaluate.set_defaults(tunables=True, together=True)
+    overrides(evaluate)
+    trusting(evaluate)
+
+    def detail(name: str, help: str, **more: Any) -> None:  # without a value it is the default of evaluation.Details
+        evaluate.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
+
+    evaluate.add_argument("--split", action="append", choices=("train", "validation", "test"),
+                          help="may be given several times (default: test)")  # fmt: skip
+    checkpoint(evaluate)
+    evaluate.add_argument("--by", action="append", default=[], metavar="FEATURE",
+                          help="also the measures of each value of a feature; may be given several times")  # fmt: skip
+    detail("--top", "values of --by that stand alone, the most frequent ones (default: 20)", type=int, metavar="K")
+    detail("--group", "also the AUC within each value of a feature, such as the user (gAUC)", metavar="FEATURE")
+    detail("--calibration-bins", "points of the calibration curve (default: 20)", type=int, metavar="N")
+    detail("--calibration-by", "bins of equal weight (default) or of equal width", choices=("quantile", "width"))
+    detail("--exact-rows", "samples up to which the AUC is exact; with more it comes from a histogram, with bounds "
+           "(default: 10,000,000)", type=int, metavar="N")  # fmt: skip
+
+    predict = verb(names, "predict", verbs.predict, "write the scores of a file of rows",
+                   "predict runs/first --input rows.jsonl --out scores.csv --columns user,movie")  # fmt: skip
+    predict.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
+    predict.set_defaults(tunables=True)
+    predict.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; on_error=skip leaves "
+                         "malformed rows out of the scores, counts them and names the first")  # fmt: skip
+    trusting(predict)
+    predict.add_argument("--input", type=expanded, required=True, metavar="FILE",
+                         help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
+                         "without labels, also .gz; or a folder of prepared data")  # fmt: skip
+    predict.add_argument("--out", type=expanded, required=True, metavar="FILE",
+                         help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a "
+                         "file of scores")  # fmt: skip
+    predict.add_argument("--columns", default="", metavar="A,B",
+                         help="columns of the input that the scores carry, as they are there, or `all`")  # fmt: skip
+    predict.add_argument("--overwrite", action="store_true", help="replace --out also if it is no file of scores")
+    predict.add_argument("--split", default="test", choices=("train", "validation", "test"),
+                         help="of a folder (default: test)")  # fmt: skip
+    checkpoint(predict)
+
+    show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")
+    show.add_argument("preset", help=preset)
+    overrides(show)
+
+    plan = verb(names, "plan", verbs.plan, "print where every table goes, bytes per device, and why",
+                "plan movietweetings mesh.devices=4 --save plan.json")  # fmt: skip
+    plan.add_argument("preset", help=preset)
+    overrides(plan)
+    plan.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+    plan.add_argument("--compile", action="store_true", help="also compile the step for mesh.devices, owned or not, "
+                      "and print the memory of a device and the bytes of every collective")  # fmt: skip
+    plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
+
+    bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, or against another library",
+                 "bench bench_kaggle16 --against torchrec")  # fmt: skip
+    bench.add_argument("preset", help=preset)
+    bench.set_defaults(tunables=True)
+    overrides(bench)
+    bench.add_argument("--against", choices=("torchrec", "torch"),
+                       help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain")  # fmt: skip
+    bench.add_argument("--rounds", type=int, default=10, metavar="N",
+                       help="rounds, of which the median counts (default: 10)")  # fmt: skip
+    bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
+    bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
+    bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces there")
+
+    check = verb(names, "preflight", verbs.preflight, "check devices, mesh, versions, config and data of all processes",
+                 "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip
+    check.add_argument("preset", help=preset)
+    overrides(check)
+    check.add_argument("--out", type=expanded, help="run folder to be; all processes must see it")
+    check.set_defaults(together=True, tunables=True)
+
+    sweep = verb(names, "sweep", verbs.sweep, "train every run of a sweep file, skipping those that are done",
+                 "sweep size --dry-run")  # fmt: skip
+    sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
+    sweep.add_argument("--out", type=expanded, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    sweep.set_defaults(
+        interrupted="stopped by Ctrl-C. Give the same command to go on: it skips the runs that are done."
+    )
+    which = sweep.add_mutually_exclusive_group()
+    which.add_argument("--dry-run", action="store_true", help="print the line of every run, and do none")
+    which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
+    which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
+
+    studies.add(names, verb, verbs.write_result)
+    data = names.add_parser("data", help="prepare raw files, or describe data")
+    actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
+    prepare = verb(actions, "prepare", verbs.prepare, "turn raw files into prepared blocks",
+                   "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
+    prepare.add_argument("dataset", help="name of a dataset")
+    prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
+    prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
+    prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
+    prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
+                         'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
+    overrides(prepare)
+    prepare.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on from where it was.")
+    info = verb(actions, "info", verbs.info, "print sizes, skew and checksums of data", "data info movietweetings")
+    info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
+    overrides(info)
+
+    weights = names.add_parser("weights", help="take weights from, or give them to, other libraries")
+    ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
+    take = verb(ways, "import", verbs.import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
+                "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip
+    take.add_argument("file", type=expanded, metavar="FILE", help="its state dict as an .npz file")
+    take.add_argument("preset", help=preset)
+    overrides(take)
+    take.add_argument("--out", type=expanded, required=True, help="run folder to make; eval and train go on from there")
+    give = verb(ways, "export", verbs.export_weights, "write the weights of a run as another library's state dict",
+                "weights export runs/first --format facebook --out dlrm.npz")  # fmt: skip
+    give.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder")
+    overrides(give)
+    trusting(give)
+    give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
+    give.add_argument("--out", type=expanded, required=True, metavar="FILE", help=".npz file to write")
+    checkpoint(give)
+
+    def shown(name: str, work: Callable[..., Any], *about: str) -> argparse.ArgumentParser:
+        return verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about)
+
+    tracing.add(shown, overrides, preset)
+    simulation.add(names, verb, verbs.write_result, read_workload)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

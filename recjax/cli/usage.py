@@ -1,0 +1,93 @@
+"""The answer to a command line that cannot be read: one paragraph, with what was meant where that can be told."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from recjax.settings.values import either
+from recjax.utils.redact import masked
+
+STATUS = 2  # of bad usage
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one paragraph, like all of recjax's; the lines of usage are for --help."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with `message`, the verb's example and status 2."""
+        if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += f".{did_you_mean(wrong[1], re.findall(r'[a-z0-9][a-z0-9_ -]*', wrong[2]))}"
+        example = re.search(r"^example: (.*)$", self.epilog or "", re.M)
+        shown = f" For example: {example[1]}." if example and "required" in message else ""
+        end = "" if message.endswith((".", "?")) else "."
+        print(f"\nrecjax: error: {masked(message)}{end}{shown} See `{self.prog} --help`.", file=sys.stderr)
+        raise SystemExit(STATUS)
+
+
+def did_you_mean(given: str, words: Iterable[str]) -> str:
+    """The question whether the nearest of the words was meant, with a space before it; "" where none is near."""
+    near = difflib.get_close_matches(given, list(words), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def refuse(options: argparse.Namespace, argument: str, arguments: Sequence[str]) -> NoReturn:
+    """Ends the program because of an argument that the verb does not know.
+
+    Args:
+      options: what could be read, with the `parser` of the verb.
+      argument: the one that is not known.
+      arguments: all of the command line.
+    """
+    parser: Parser = options.parser
+    hint = ""
+    if "overrides" in options:
+        hint = _as_setting(options, argument, arguments)
+    if not hint and argument.startswith("--"):
+        hint = did_you_mean(argument.partition("=")[0], re.findall(r"--[a-z][a-z-]+", parser.format_usage()))
+    parser.error(f"unrecognized argument: {argument}.{hint}")
+
+
+def _as_setting(options: argparse.Namespace, argument: str, arguments: Sequence[str]) -> str:
+    """How the argument is written as a setting, if there is a setting of that name."""
+    if not argument.startswith("-"):
+        return " Settings are written KEY=VALUE, without spaces around the '='."
+    name, equals, value = argument.lstrip("-").replace("-", "_").partition("=")
+    if equals:
+        value = argument.partition("=")[2]
+    else:
+        place = list(arguments).index(argument) + 1
+        following = arguments[place] if place < len(arguments) else "-"
+        value = "VALUE" if following.startswith("-") or "=" in following else following
+    keys = _keys_like(options, name)
+    return f" A setting is written without dashes: {either([f'{key}={value}' for key in keys])}." if keys else ""
+
+
+def _keys_like(options: argparse.Namespace, name: str) -> list[str]:
+    """The keys of settings that `name` is, or is the last part of; three at most."""
+    from recjax import settings  # which other mistakes need not wait for
+    from recjax.errors import ConfigError
+
+    try:
+        if "dataset" in options:
+            from recjax.data import catalog
+
+            config: object = catalog.default(options.dataset)
+        elif "preset" in options or "run_folder" in options:
+            from recjax.config.run import RunConfig
+
+            config = RunConfig()
+        else:
+            return []  # a verb with settings of its own
+    except ConfigError:
+        return []
+    keys = list(settings.flatten(config))
+    group = name.partition(".")[0]
+    if group != name and any(key.startswith(f"{group}.") for key in keys):
+        return [name]  # which may exist for another kind of data or model; if not, the corrected command says so
+    like = [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
+    return ([key for key in like if not key.startswith("small.")] or like)[:3]

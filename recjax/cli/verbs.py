@@ -1,0 +1,220 @@
+"""What each verb of the command line does: calls, and prints the result. Nothing heavy is imported before one runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from recjax.errors import ConfigError, RecjaxError
+from recjax.parallel import distributed
+from recjax.utils.paths import expanded
+
+
+def train(options: argparse.Namespace) -> None:
+    """Trains a preset, or resumes."""
+    from recjax import main as runs
+    from recjax.config import presets
+    from recjax.train.run.summary import results
+
+    preset = presets.load(options.preset)
+    config = presets.override(preset, options.overrides)
+    if distributed.is_main() and (replaced := presets.consequences(preset, config, options.overrides)):
+        print(f"what you set changes other settings too: {', '.join(replaced)}", file=sys.stderr)
+    out = options.out or presets.default_out(config)
+    summary = runs.train(config, out)
+    write_result(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
+
+
+_DETAILS = ("top", "group", "calibration_bins", "calibration_by", "exact_rows")  # options that are settings of Details
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Evaluates a checkpoint."""
+    from recjax import main as runs
+    from recjax.train import evaluation
+
+    given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
+    details = evaluation.Details(by=tuple(options.by), **given)
+    splits = tuple(dict.fromkeys(options.split or ["test"]))
+    folder, trust = options.run_folder, options.trust_code
+    result = runs.evaluate(folder, options.overrides, splits, options.step, details, trust_code=trust)
+    write_result(options, result, lambda: evaluation.to_text(result))
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Scores rows."""
+    from recjax.serving.predict import predict
+
+    how = (options.overrides, options.split, options.step, options.columns, options.overwrite)
+    result = predict(options.run_folder, options.input, options.out, *how, trust_code=options.trust_code)
+    skipped = f", {result['skipped']:,} left out" if result["skipped"] else ""
+    write_result(
+        options,
+        result,
+        lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}{skipped}: {result['out']}",
+    )
+
+
+def show(options: argparse.Namespace) -> None:
+    """Prints a config."""
+    from recjax import settings
+    from recjax.config import presets
+    from recjax.settings.values import written
+
+    default = presets.load(options.preset)
+    config = presets.override(default, options.overrides)
+    changed = {key: then for key, then, _ in settings.diff(default, config)}
+
+    def text() -> str:
+        lines = []
+        for key, value in settings.flatten(config).items():
+            note = f"   (preset: {written(changed[key])})" if key in changed else ""
+            lines.append(f"{key}={written(value)}{note}")
+        lines += ["", f"for single names: {', '.join(settings.named_keys(config))}"]
+        return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
+
+    write_result(options, json.loads(settings.to_json(config)), text)
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Prints where tables go."""
+    from recjax.config import presets
+    from recjax.embedding.plan import make_plan
+    from recjax.embedding.plan_report import describe_plan, plan_table
+    from recjax.train.setup import specs
+
+    if options.memory_gib is not None and not options.compile:
+        raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
+    config = presets.load(options.preset, options.overrides)
+    source = config.data.open()
+    config = config.for_rows(int(source.row_counts("train").sum()))
+    tables, features = specs(config, source.schema)
+    plan = make_plan(config.plan, tables, config.embedding.exchange)
+    if options.save:
+        try:
+            expanded(options.save).write_text(plan.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
+            ) from error
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    replicas, hosts, each = config.mesh.shape
+    sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
+    described = describe_plan(plan, tables, features, *sizes)
+    if not options.compile:
+        write_result(options, described, lambda: plan_table(described))
+        return
+    from recjax.bench import compile_report
+
+    found = compile_report.on_paper(config, options.memory_gib)
+    write_result(
+        options, described | {"compiled": found}, lambda: f"{plan_table(described)}\n\n{compile_report.to_text(found)}"
+    )
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Measures the step."""
+    from recjax.bench import report
+    from recjax.bench.run import Options, bench
+    from recjax.config import presets
+
+    config = presets.load(options.preset, options.overrides)
+    how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
+    result = bench(config, how)
+    write_result(options, result, lambda: report.to_text(result))
+
+
+def preflight(options: argparse.Namespace) -> None:
+    """Compares the processes."""
+    from recjax.config import presets
+    from recjax.train.preflight import preflight, to_text
+
+    result = preflight(presets.load(options.preset, options.overrides), options.out)
+    write_result(options, result, lambda: to_text(result))
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Trains the runs of a sweep."""
+    from recjax.config import preset_files
+    from recjax.sweep import report, run
+    from recjax.sweep.file import read_sweep
+    from recjax.utils.files import write_whole
+
+    sweep = read_sweep(preset_files.find_sweep(options.file), options.out)
+    if options.dry_run:
+        lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
+        write_result(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))
+        return
+    runs, results_file = sweep.runs, sweep.out / "results.jsonl"
+    if options.index is not None:
+        if not 0 <= options.index < len(runs):
+            raise ConfigError(f"--index {options.index}: {sweep.file} has the runs 0 to {len(runs) - 1}.")
+        results = run.train_all(runs[options.index : options.index + 1])
+    elif options.results:
+        results = [run.result(r) for r in runs]
+    else:
+        results = run.train_all(runs, results_file)
+    result: dict[str, Any] = {"out": str(sweep.out), "runs": report.ordered(sweep, results)}
+    text = report.table(sweep, results)
+    if options.index is None and sweep.out.is_dir():  # tasks that share the folder leave these files to --results
+        write_whole(results_file, run.results_text(results))
+        if report.draw(sweep, results, sweep.out / "sweep.png"):
+            text += f"\n\npicture: {sweep.out}/sweep.png"
+    write_result(options, result, lambda: text)
+    if failed := [str(r["index"]) for r in results if r["status"] == "failed"]:
+        raise RecjaxError(
+            f"{len(failed)} of {len(results)} runs failed: {', '.join(failed)}. `recjax sweep FILE --dry-run` prints "
+            "their lines, counted from 0; what each said stands above. The same command tries them again, and skips "
+            "those that are done."
+        )
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Prepares raw files."""
+    from recjax import settings
+    from recjax.data import catalog
+
+    config = settings.override(catalog.default(options.dataset), options.overrides)
+    made = catalog.prepare(config, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
+    write_result(options, made, lambda: f"prepared {options.dataset} in {options.out}")
+
+
+def info(options: argparse.Namespace) -> None:
+    """Describes data."""
+    from recjax.data import catalog
+
+    described = catalog.describe(options.dataset, options.overrides)
+    write_result(options, described, lambda: catalog.table(described))
+
+
+def import_weights(options: argparse.Namespace) -> None:
+    """Takes another library's weights."""
+    from recjax.config import presets
+    from recjax.interop import weights
+
+    config = presets.load(options.preset, options.overrides)
+    made = weights.import_weights(options.file, config, options.out)
+    write_result(
+        options, made, lambda: f"{made['format']} weights, {made['values']:,} values, are step 0 of {options.out}"
+    )
+
+
+def export_weights(options: argparse.Namespace) -> None:
+    """Writes weights for another library."""
+    from recjax.interop import weights
+
+    of_run = options.run_folder, options.format, options.out, options.overrides, options.step
+    made = weights.export_weights(*of_run, trust_code=options.trust_code)
+    write_result(options, made, lambda: f"wrote {made['values']:,} values of step {made['step']} to {options.out}")
+
+
+def write_result(options: argparse.Namespace, result: Any, text: Callable[[], str]) -> None:
+    """Prints a result as text or, with --json, as one object; of several processes the first prints."""
+    from recjax.utils.files import jsonable
+
+    if not distributed.is_main():
+        return
+    print(json.dumps(jsonable(result), allow_nan=False) if options.json else text())

@@ -1,0 +1,108 @@
+"""How presets become the config of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax import settings as machinery
+from recjax.config import own_code, preset_files
+from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.config.small_data import REPLACED
+from recjax.errors import ConfigError
+from recjax.models.dlrm import DLRMConfig
+from recjax.settings.values import written
+
+
+def default_out(config: RunConfig) -> Path:
+    """The run folder of a config when none is named: equal configs share it, so a repeated command resumes.
+
+    Where a config has classes of one's own, their code counts too (see `run_hash`).
+    """
+    apart = config.train.replica_sync != "exact" and config.mesh.replicas > 1  # the one part of a mesh that counts
+    groups = f"-{config.mesh.replicas}-replicas" if apart else ""
+    run = f"{config.data.kind}-{config.model.kind}-{run_hash(config, FREE_ON_RESUME)}"
+    return Path("runs") / (run + groups)
+
+
+def run_hash(config: RunConfig, ignore: Collection[str] = ()) -> str:
+    """12 hexadecimal digits for a config and the code of its classes: `config_hash`, if all are of recjax."""
+    digits, source = machinery.config_hash(config, ignore), own_code.source_of(type(config))
+    return digits if source is None else hashlib.sha256(f"{digits} {source.hash}".encode()).hexdigest()[:12]
+
+
+def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a preset with overrides applied.
+
+    Args:
+      preset: a name in configs/, or the path of a Python file that defines `config = RunConfig(...)`.
+      overrides: texts like "train.batch_size=512" or "embedding.optimizer=sgd".
+
+    Raises:
+      ConfigError: unknown preset or key (with the nearest valid names), or a value of the wrong type.
+    """
+    path = preset_files.find_preset(preset)
+    config, _ = preset_files.load_preset_module(path)
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"{path}: `config` is a {type(config).__name__}, not a RunConfig. Start the file with "
+            "`from recjax.config.run import RunConfig` and end it with `config = RunConfig(...)`."
+        )
+    return override(config, overrides)
+
+
+def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A copy of a preset's config with what the user sets, and what follows from it.
+
+    Where embedding.dim is set, or a DLRM takes the place of another model, its bottom MLP ends in that dimension unless
+    model.bottom is set too (`DLRMConfig.ending_in`).
+
+    Where the preset trains otherwise on small data (`RunConfig.small`), what is set for training is set for small data
+    too: a setting that somebody wrote never loses to one of the preset. A setting of `small` that stands beside it
+    keeps its meaning. The config that results says all this itself, so that a run is resumed and hashed as it trains.
+
+    Raises:
+      ConfigError: as `recjax.settings.overrides.override`.
+    """
+    changed = machinery.override(config, overrides)
+    keys = _keys(overrides)
+    if isinstance(changed.model, DLRMConfig) and "model.bottom" not in keys:
+        if "embedding.dim" in keys or not isinstance(config.model, DLRMConfig):
+            changed = dataclasses.replace(changed, model=changed.model.ending_in(changed.embedding.dim))
+    if not changed.small.below_rows:
+        return changed
+    small: dict[str, Any] = {}
+    for name, fields in REPLACED.items():
+        group, _, setting = name.partition(".")
+        apart = [f"small.{field}" for field in fields]
+        if any(machinery.matches(key, [name]) for key in keys) and not any(machinery.matches(k, apart) for k in keys):
+            value = getattr(getattr(changed, group), setting)
+            chosen = dataclasses.is_dataclass(value) and name in keys
+            if chosen and type(value) is type(getattr(getattr(config, group), setting)):
+                # The recipe has this kind already, with values for a whole log. So it is chosen for small data apart.
+                given = [text for text in overrides if text.startswith((f"{name}=", f"{name}."))]
+                texts = [apart[0] + text[len(name) :] for text in given]
+                value = getattr(machinery.override(config, texts).small, fields[0])
+            small[fields[0]] = value
+    return dataclasses.replace(changed, small=dataclasses.replace(changed.small, **small))
+
+
+def consequences(preset: RunConfig, config: RunConfig, overrides: Sequence[str]) -> list[str]:
+    """The settings that overrides have changed without naming them, each as "key=value (preset: value)".
+
+    A choice of another kind does that, and so does embedding.dim. Settings that only one of two kinds has are left out,
+    and so are those of `small`, which says itself what it replaces.
+    """
+    named = _keys(overrides)
+    return [
+        f"{key}={written(new)} (preset: {written(old)})"
+        for key, old, new in machinery.diff(preset, config)
+        if key not in named and None not in (old, new) and not machinery.matches(key, ["small"])
+    ]
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0] for text in overrides}

@@ -1,0 +1,145 @@
+"""The config of a whole run."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Literal, Self
+
+from recjax import settings as machinery
+from recjax.config import own_code
+from recjax.config.small_data import SmallData
+from recjax.config.train import TrainConfig
+from recjax.data.catalog import Dataset
+from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
+from recjax.embedding.plan import EXACT, Exchange, Placement
+from recjax.embedding.spec import Held, Pooling, Rounding
+from recjax.errors import ConfigError
+from recjax.models.dcnv2 import DCNv2Config
+from recjax.models.deepfm import DeepFMConfig
+from recjax.models.dlrm import DLRMConfig
+from recjax.models.wide_deep import WideDeepConfig
+from recjax.parallel.mesh import MeshConfig
+from recjax.settings.named import Named
+from recjax.settings.values import check_ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+    """What one table has for itself; None: as all have it."""
+
+    dim: int | None = None  # D, its columns
+    optimizer: SparseOptimizer | None = None  # what updates it
+    init_scale: float | None = None  # half the width of the uniform distribution of its initial values
+    dtype: Held | None = None  # of its values
+    rounding: Rounding | None = None  # of updated bfloat16 values
+    placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
+
+    def __post_init__(self) -> None:
+        _check_table(self.dim, self.init_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureConfig:
+    """What one categorical feature has for itself; None: as all have it."""
+
+    pooling: Pooling | None = None  # how its bags' rows become one vector
+    share: str | None = None  # another feature of as many rows: look up its table, and have none of one's own
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingConfig:
+    """The embedding tables: one for each categorical feature of the data, unless it shares another's."""
+
+    dim: int = 16  # D, columns of every table
+    pooling: Pooling = "sum"  # how a bag's rows become one vector
+    optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
+    init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
+    dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
+    dtype: Held = "float32"  # of the tables' values; their optimizers' slots stay float32
+    rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
+    exchange: Exchange = EXACT  # precision in which rows and gradients travel between devices; float32 is exact
+    tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
+    features: Named[FeatureConfig] = Named()  # settings of single features
+
+    def __post_init__(self) -> None:
+        _check_table(self.dim, self.init_scale)
+
+
+def _check_table(dim: int | None, init_scale: float | None) -> None:
+    if dim is not None and dim < 1:
+        raise ConfigError(f"dim is {dim}; it must be at least 1.")
+    if init_scale is not None and init_scale < 0:
+        raise ConfigError(f"init_scale is {init_scale}; it must not be negative.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
+
+    seed: int = 0  # of initial weights and of the order of the samples
+    data: Dataset = Synthetic()  # what to train on
+    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
+    embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
+    train: TrainConfig = TrainConfig()  # how to train
+    small: SmallData = SmallData()  # how to train instead on a small training split
+    mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
+    plan: str = (
+        "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number (exchange apart)
+    )
+    compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
+
+    def __init_subclass__(cls) -> None:
+        own_code.remember(cls)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, seed=(0, 2**32 - 1))
+
+    def __repr__(self) -> str:
+        """The settings that are not the defaults, as overrides; `recjax show` prints all."""
+        try:
+            settings = ", ".join(machinery.assignments(self))
+        except ConfigError as error:  # a value of the wrong type, which Python itself lets pass
+            settings = str(error)
+        return textwrap.fill(f"{type(self).__name__}({settings})", 100, subsequent_indent="    ",
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+    def for_rows(self, rows: int) -> Self:
+        """The settings that a training split of `rows` samples is trained with.
+
+        On few rows those of `SmallData`; and a batch holds all rows at most.
+        """
+        embedding, train = self.embedding, self.train
+        if rows < self.small.below_rows:
+            embedding = dataclasses.replace(embedding, optimizer=self.small.tables)
+            train = self.small.train(train, rows)
+        if 0 < rows < train.batch_size:
+            train = dataclasses.replace(train, batch_size=rows, accumulate=min(train.accumulate, rows))
+        if (embedding, train) == (self.embedding, self.train):
+            return self
+        return dataclasses.replace(self, embedding=embedding, train=train)
+
+
+# Settings that may change when a run is resumed: where it runs, how long, and what it writes.
+FREE_ON_RESUME = (
+    "mesh",
+    "plan",
+    "data.path",
+    "data.cache",
+    "embedding.tables.*.placement",
+    "embedding.dedup",
+    "train.steps",
+    "train.epochs",
+    "small.epochs",
+    "train.dense",
+    "train.bucket_mib",
+    "train.eval_batch_size",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.checkpoint_copy",
+    "train.log_every",
+    "train.tensorboard",
+    "train.workers",
+    "train.routing",
+)

@@ -1,0 +1,70 @@
+"""What presets with a published recipe do where there are few data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recjax.config.schedule import Constant, Schedule
+from recjax.config.train import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
+from recjax.embedding.optim import Adagrad, SparseOptimizer
+from recjax.settings.values import check_ranges
+
+# Setting of the recipe -> the fields of SmallData that decide it on small data. The first one takes its values.
+REPLACED = {
+    "train.batch_size": ("batch_size", "steps"),
+    "train.epochs": ("epochs",),
+    "train.optimizer": ("optimizer",),
+    "train.schedule": ("schedule",),
+    "train.eval_every": ("eval_every", "evaluations"),
+    "train.patience": ("patience",),
+    "embedding.optimizer": ("tables",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallData:
+    """How to train on a small training split, instead of by a recipe that is meant for a whole log.
+
+    A recipe for billions of samples makes a handful of steps of 100,000, or takes too small ones. Below `below_rows`
+    train.batch_size is lowered until an epoch has `steps` steps, and the other settings here take the place of
+    train.epochs, .optimizer, .schedule, .eval_every, .patience and embedding.optimizer. What an override gives for one
+    of these is given here too (`presets.override`), so that it holds whatever the data.
+    """
+
+    below_rows: int = 0  # samples of the training split from which on the recipe holds; 0: always
+    batch_size: int | None = None  # B; none: as `steps` gives it, at most train.batch_size
+    steps: int = 400  # of an epoch, at least: the batch is the largest power of two that gives that
+    epochs: int = 3  # at most
+    eval_every: int | None = None  # steps between evaluations, 0: once an epoch; none: as `evaluations` gives it
+    evaluations: int = 4  # of the validation split, in an epoch
+    patience: int = 3  # evaluations without improvement before it stops early; 0 never stops early
+    optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad(0.02)  # of the dense parameters
+    schedule: Schedule = Constant()  # multiplies the learning rates
+    tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            below_rows=(0, None),
+            batch_size=(1, None),
+            steps=(1, None),
+            epochs=(1, None),
+            eval_every=(0, None),
+            evaluations=(1, None),
+            patience=(0, None),
+        )
+
+    def train(self, train: TrainConfig, rows: int) -> TrainConfig:
+        """The settings of training for a training split of `rows` samples, fewer than `below_rows`."""
+        batch_size = self.batch_size or min(train.batch_size, 2 ** max(0, (rows // self.steps).bit_length() - 1))
+        eval_every = max(1, -(-rows // batch_size) // self.evaluations) if self.eval_every is None else self.eval_every
+        return dataclasses.replace(
+            train,
+            batch_size=batch_size,
+            accumulate=min(train.accumulate, batch_size),
+            epochs=self.epochs,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            eval_every=eval_every,
+            patience=self.patience,
+        )

@@ -1,0 +1,183 @@
+"""Settings of training, and the dense optimizers as optax transformations.
+
+Where a dense optimizer has the name of a sparse one (`recjax/embedding/optim.py`), it is the same rule with the same
+meaning of every setting: on a table of which every row is touched both give the same numbers. `l2` and `weight_decay`
+act on all dense parameters, biases too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from recjax.config.schedule import Constant, Schedule
+from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
+from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
+
+Held = Literal["replicated", "sharded"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseRule:
+    """What they share: w = (1 - lr * weight_decay) * w - lr * direction(g + l2 * w)."""
+
+    learning_rate: float = 0.1
+    l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
+    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
+
+    def __post_init__(self) -> None:
+        check_rates(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        raise NotImplementedError
+
+    def build(self) -> optax.GradientTransformation:
+        """The optax transformation, for a schedule's factor of 1.
+
+        All its updates, decoupled decay included, are proportional to the learning rate: a factor multiplies them.
+        """
+        before = (optax.add_decayed_weights(self.l2),) if self.l2 else ()
+        after = (optax.add_decayed_weights(self.weight_decay),) if self.weight_decay else ()
+        return optax.chain(*before, self.direction(), *after, optax.scale_by_learning_rate(self.learning_rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseSgd(DenseRule):
+    """SGD, with heavy-ball momentum if asked for (optax.sgd)."""
+
+    kind: ClassVar[str] = "sgd"
+    momentum: float = 0.0  # 0 keeps no state
+    nesterov: bool = False  # look ahead along the momentum
+
+    def __post_init__(self) -> None:
+        check_rates(self)
+        check_sgd(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        return optax.trace(self.momentum, self.nesterov) if self.momentum else optax.identity()
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseAdagrad(DenseRule):
+    """Element-wise Adagrad: s += g^2; w -= lr * g / (sqrt(s) + eps).
+
+    Not optax.adagrad, which adds eps under the root: that differs from every sparse rule, and from torch.optim.Adagrad.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    learning_rate: float = 0.01
+    initial_accumulator: float = 0.1  # s before the first step
+    eps: float = 1e-7  # added to the root
+
+    def __post_init__(self) -> None:
+        check_rates(self)
+        check_adagrad(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+
+        def init(params: Any) -> optax.ScaleByRssState:
+            return optax.ScaleByRssState(jax.tree.map(lambda w: jnp.full_like(w, self.initial_accumulator), params))
+
+        def update(grads: Any, state: optax.ScaleByRssState, params: Any = None) -> Any:
+            del params
+            sums = jax.tree.map(lambda s, g: s + jnp.square(g), state.sum_of_squares, grads)
+            steps = jax.tree.map(lambda s, g: g / (jnp.sqrt(s) + self.eps), sums, grads)
+            return steps, optax.ScaleByRssState(sums)
+
+        return optax.GradientTransformation(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseAdam(DenseRule):
+    """Adam; with `weight_decay` AdamW (optax.adam, optax.adamw)."""
+
+    kind: ClassVar[str] = "adam"
+    learning_rate: float = 1e-3
+    b1: float = 0.9  # decay of the mean of the gradients
+    b2: float = 0.999  # decay of the mean of their squares
+    eps: float = 1e-8  # added to the root
+
+    def __post_init__(self) -> None:
+        check_rates(self)
+        check_adam(self)
+
+    def direction(self) -> optax.GradientTransformation:
+        """From gradients to what is stepped against."""
+        return optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long and on what a model trains."""
+
+    batch_size: int = 1024  # B, samples per step over all devices
+    epochs: int = 1  # passes over the training split
+    steps: int = 0  # stop after this many steps; 0 means after `epochs`
+    optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad()  # of the dense parameters
+    schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
+    clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
+    accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
+    dense: Held = (
+        "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
+    )
+    bucket_mib: float = (
+        0.0  # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end
+    )
+    replica_sync: Literal["exact", "average", "never"] = (
+        "exact"  # how mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
+    )
+    average_every: int = 100  # steps between averages of all groups' tables, if replica_sync=average
+    shuffle: bool = True  # false: the order of the prepared file
+    shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
+    eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch
+    eval_batch_size: int = 4096  # samples per evaluation step
+    choose_by: Literal["auc", "logloss"] = "auc"  # validation metric that chooses the checkpoint
+    patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
+    # Steps between further checkpoints, or the training time between them: 30s, 5min, 1h. 0: only where there is an
+    # evaluation. The first minute of training brings one in any case.
+    checkpoint_every: int | str = 0
+    keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
+    checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
+    log_every: int = 10  # steps between lines of metrics.jsonl
+    tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
+    workers: int = 2  # threads that read and route ahead
+    routing: Literal["auto", "host", "device"] = "auto"  # who finds a batch's distinct ids; the numbers are the same
+
+    def __post_init__(self) -> None:
+        sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")
+        positive = (*sizes, "log_every", "epochs", "average_every")
+        not_negative = ("steps", "eval_every", "patience", "workers")
+        check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
+        check_not_negative(self, "clip_norm", "bucket_mib")
+        if not self.checkpoint_steps and not self.checkpoint_s and self.checkpoint_every != 0:
+            raise ConfigError(
+                f"checkpoint_every is {self.checkpoint_every}; it must be a number of steps, 0, or a time such as 30s, "
+                "5min or 1h."
+            )
+        if self.accumulate > self.batch_size:
+            raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
+        if self.keep_checkpoints < 2:
+            raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")
+
+    @property
+    def checkpoint_steps(self) -> int:
+        """Steps between checkpoints that no evaluation asks for; 0: their number decides nothing."""
+        return max(0, self.checkpoint_every) if isinstance(self.checkpoint_every, int) else 0
+
+    @property
+    def checkpoint_s(self) -> float:
+        """Seconds of training between checkpoints; 0: time decides nothing."""
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", str(self.checkpoint_every), re.ASCII)
+        return float(parts[1]) * _SECONDS[parts[2]] if parts else 0.0

@@ -1,0 +1,1 @@
+"""One reader a file: raw files of a public dataset to chunks of rows."""

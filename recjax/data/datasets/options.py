@@ -1,0 +1,113 @@
+"""The options of a dataset's config beside those that its prepared data were made with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from recjax import settings
+from recjax.data.prepare.chunk import Reader
+from recjax.data.prepare.dense_columns import DenseTransform, Line
+from recjax.data.prepare.ids import Frequency
+from recjax.data.prepare.prepare import prepare_data
+from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.errors import DataError
+from recjax.settings.values import written
+
+
+class PathConfig(Protocol):
+    """The config of a dataset that is prepared from raw files."""
+
+    kind: ClassVar[str]
+
+    @property
+    def path(self) -> str:
+        """Folder of the prepared data."""
+        ...
+
+    @property
+    def cache(self) -> str:
+        """Folder for copies of what a path on object storage holds; empty: the usual one."""
+        ...
+
+
+def options_of(config: PathConfig) -> dict[str, Any]:
+    """What of a config shapes the prepared data: JSON values by dotted key, all but `path` and `cache`."""
+    options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", "path", "cache")}
+    return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
+
+
+def open_as(config: PathConfig) -> PreparedSource:
+    """The data at `config.path`, which must be of this dataset and made with these options.
+
+    Raises:
+      DataError: there is no path, no intact data, or data of another dataset or other options, with both values.
+    """
+    command = prepare_command(config)
+    if not config.path:
+        raise DataError(
+            f"{config.kind} needs prepared data, and data.path names none. Prepare the raw files once with: {command} "
+            "and give that folder as data.path=DIR."
+        )
+    source = open_prepared(config.path, config.kind, config.cache)
+    check_options(config, source)
+    return source
+
+
+def prepare_as(
+    config: PathConfig,
+    reader: Reader,
+    out: str | os.PathLike[str],
+    *,
+    dense: DenseTransform | tuple[Line, ...] = "none",
+    more: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares what a reader of this dataset reads, with these options; `open_as` then opens it.
+
+    Args:
+      config: the options, with `ids`, `dense` and `missing_indicators` if the dataset leaves these to the user: else
+        every value has a row, dense columns are transformed by `dense`, and no column tells of missing values.
+      reader: of the raw files.
+      out: as for `prepare_data`, which also says what is raised.
+      dense: the dataset's own transform of dense columns, if it does not leave that to the user.
+      more: likewise.
+      overwrite: likewise.
+    """
+    return prepare_data(
+        reader,
+        out,
+        ids=getattr(config, "ids", Frequency()),
+        dense=getattr(config, "dense", dense),
+        missing_indicators=getattr(config, "missing_indicators", False),
+        options=options_of(config),
+        more=more,
+        overwrite=overwrite,
+    )
+
+
+def check_options(config: PathConfig, source: PreparedSource) -> None:
+    """Refuses prepared data that were made with other options: they would silently win over the config.
+
+    Raises:
+      DataError: naming the option and both values.
+    """
+    made_with = source.about.get("options", {})
+    for name, value in options_of(config).items():
+        if made_with.get(name) != value:
+            then = written(made_with.get(name))
+            raise DataError(
+                f"the data at {source.path} were prepared with {name}={then}, but the config says {written(value)}. "
+                f"Set data.{name}={then}, or prepare the data with the options of the config: {prepare_command(config)}"
+            )
+
+
+def prepare_command(config: PathConfig) -> str:
+    """The command that prepares data for a config."""
+    default = type(config)()
+    differing = [(key, value) for key, _, value in settings.diff(default, config) if key not in ("path", "cache")]
+    changed = [f"{key}={written(value)}" for key, value in differing]
+    return " ".join(["recjax data prepare", config.kind, "--from PATH --out DIR", *map(shlex.quote, changed)])

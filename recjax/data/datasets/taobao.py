@@ -1,0 +1,164 @@
+"""Taobao ad display clicks (Alibaba Tianchi, data set 56): eight days of May 2017, three CSV files.
+
+raw_sample.csv has a line for each ad shown; ad_feature.csv tells of the ads and user_profile.csv of the users, and are
+joined to it. About one row in twenty is of a user without a profile: those features are then missing, as are the
+fields that the files leave empty or call NULL. Days, hours and weekdays are those of China (UTC+8). The terms do not
+let recjax ship a row.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from recjax.data.datasets.options import open_as
+from recjax.data.prepare import day_split
+from recjax.data.prepare.chunk import Chunk, Column, RawFeature
+from recjax.data.prepare.dense_columns import DenseTransform
+from recjax.data.prepare.ids import Frequency, Hash, Modulo
+from recjax.data.text.fields import Faults, Rows
+from recjax.data.text.side_tables import read_keyed
+from recjax.data.text.source_files import find, given, sha256
+from recjax.data.text.table import Form, read_rows
+from recjax.settings.values import check_ranges
+
+_UTC_OFFSET = 8 * 3600  # of China, in seconds
+_SAMPLES = ("user", "time_stamp", "adgroup_id", "pid", "clk")
+_AD = ("cate_id", "campaign_id", "customer", "brand")
+_PROFILE = (
+    "cms_segid", "cms_group_id", "final_gender_code", "age_level", "pvalue_level", "shopping_level", "occupation",
+    "new_user_class_level",
+)  # fmt: skip
+
+
+def _form(*columns: str) -> Form:
+    return Form(columns, header=columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taobao:
+    """Config of the Taobao data."""
+
+    kind: ClassVar[str] = "taobao"
+
+    path: str = ""  # folder of prepared data
+    validation_days: int = 1  # days before the test days that validate
+    test_days: int = 1  # last days of the log, which are test
+    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how values become rows of tables
+    dense: DenseTransform = "log1p"  # of the price; see recjax.data.prepare.dense_columns
+    missing_indicators: bool = False  # one more dense column, price_missing: 1 where the price is missing
+    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
+
+    def __post_init__(self) -> None:
+        check_ranges(self, validation_days=(0, None), test_days=(0, None))
+
+    open = open_as
+
+
+def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoReader:
+    """The reader of the raw files.
+
+    Args:
+      config: the options.
+      source: the folder of the three files, each plain or with .gz behind its name.
+
+    Raises:
+      DataError: a file is missing or cannot be read, or there are too few days.
+    """
+    folder = given(config.kind, source)
+    return TaobaoReader(folder, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
+
+
+class TaobaoReader:
+    """Hands the log to the preparation in the order of the file (a `recjax.data.prepare.chunk.Reader`)."""
+
+    name = Taobao.kind
+    label = "the ad was clicked"
+    dense = ("price",)
+    features = (
+        *(RawFeature(name) for name in ("user", "adgroup_id")),
+        RawFeature("pid", values="text"),
+        *(RawFeature(name) for name in ("hour", "weekday")),
+        *(RawFeature(name, optional=True) for name in (*_AD, *_PROFILE)),
+    )
+
+    def __init__(self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
+        """Reads ads and users of the folder `source`, and the times of all rows to see where the splits begin.
+
+        Raises:
+          DataError: a file is missing or cannot be read, or there are too few days.
+        """
+        names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
+        self._files = tuple(find(source, name) for name in names)
+        self._skip = skip_faults
+        self.splits = day_split.in_words(validation_days, test_days)
+        faults = Faults(skip_faults)
+        self._ads = read_keyed(self._files[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
+        self._users = read_keyed(self._files[2], _form("userid", *_PROFILE), "userid", _profile, faults)
+        self._skipped = faults.drain()
+        found, self._rows_in_all = set(), 0
+        for rows in self._rows(faults, ("time_stamp",)):
+            found |= set((_local_time(rows)[rows.ok] // 86400).tolist())
+            self._rows_in_all += len(rows)
+        self._day_splits = day_split.choose(found, validation_days, test_days, self._files[0])
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256 of every raw file."""
+        return {file.name: sha256(file) for file in self._files}
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Chunk number `start` and all later ones."""
+        faults, read = Faults(self._skip), 0
+        for number, rows in enumerate(self._rows(faults, _SAMPLES)):
+            chunk = self._chunk(rows)
+            skipped = collections.Counter(faults.drain())
+            if number == 0:
+                skipped.update(self._skipped)
+            read += len(rows)
+            if number >= start:
+                yield dataclasses.replace(chunk, skipped=skipped, done=read / self._rows_in_all)
+
+    def _rows(self, faults: Faults, columns: tuple[str, ...]) -> Iterator[Rows]:
+        return read_rows(self._files[0], _form(*_SAMPLES), faults, columns)
+
+    def _chunk(self, rows: Rows) -> Chunk:
+        clicks, time = rows.integers("clk", 0, 1), _local_time(rows)
+        users, ads, places = rows.integers("user"), rows.integers("adgroup_id"), rows.text("pid")
+        ok = rows.ok
+        clicks, time, users, ads, places = clicks[ok], time[ok], users[ok], ads[ok], places[ok]
+        day = time // 86400
+        joined = self._ads.of(ads) | self._users.of(users)
+        price = joined.pop("price")
+        weekday = (day + 3) % 7  # 0 is Monday; 1970 began on a Thursday
+        plain = {"user": users, "adgroup_id": ads, "pid": places, "hour": time % 86400 // 3600, "weekday": weekday}
+        return Chunk(
+            labels=clicks.astype(np.float32),
+            dense=np.where(False if price.missing is None else price.missing, np.nan, price.keys)[:, None],
+            columns={name: Column(values) for name, values in plain.items()} | joined,
+            split=self._day_splits.of(day),
+        )
+
+
+def _local_time(rows: Rows) -> np.ndarray:
+    """Seconds since 1970 by the clocks of China: int64 [n]."""
+    return rows.integers("time_stamp") + _UTC_OFFSET
+
+
+def _ad(rows: Rows) -> dict[str, Column]:
+    return _optional(rows, _AD) | {"price": Column(rows.numbers("price", 0, 1e12))}
+
+
+def _profile(rows: Rows) -> dict[str, Column]:
+    return _optional(rows, _PROFILE)
+
+
+def _optional(rows: Rows, names: tuple[str, ...]) -> dict[str, Column]:
+    missing = {name: rows.missing(name, "NULL") for name in names}
+    return {name: Column(rows.integers(name), missing=missing[name]) for name in names}

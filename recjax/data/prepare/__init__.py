@@ -1,0 +1,1 @@
+"""Raw files to prepared blocks: chunks, vocabularies, encoding, work folders, Beam."""

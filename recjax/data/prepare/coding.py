@@ -1,0 +1,95 @@
+"""Dictionary coding of a chunk: every column as its distinct values and small codes, which all later stages work on.
+
+Counting and encoding then cost per distinct value and not per row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recjax.data.prepare.chunk import Chunk, Column
+
+
+@dataclasses.dataclass(frozen=True)
+class Coded:
+    """A column for n rows.
+
+    Attributes:
+      values: the D distinct values, ascending, [D].
+      codes: index into `values` of every entry, D where it is missing; unsigned [n], or [L] if jagged.
+      lengths: int32 [n] if jagged, else None.
+    """
+
+    values: np.ndarray
+    codes: np.ndarray
+    lengths: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedChunk:
+    """A `Chunk` with coded columns; the other fields are as there."""
+
+    labels: np.ndarray
+    dense: np.ndarray
+    columns: dict[str, Coded]
+    split: np.ndarray
+    weights: np.ndarray | None
+
+    def rows(self, split: int) -> CodedChunk:
+        """The rows of one split (an index into SPLITS)."""
+        keep = self.split == split
+        if keep.all():
+            return self
+        columns = {}
+        for name, column in self.columns.items():
+            entries = keep if column.lengths is None else np.repeat(keep, column.lengths)
+            lengths = None if column.lengths is None else column.lengths[keep]
+            columns[name] = Coded(column.values, column.codes[entries], lengths)
+        weights = None if self.weights is None else self.weights[keep]
+        return CodedChunk(self.labels[keep], self.dense[keep], columns, self.split[keep], weights)
+
+
+def code_chunk(chunk: Chunk) -> CodedChunk:
+    """The same rows with coded columns."""
+    columns = {name: code(column) for name, column in chunk.columns.items()}
+    return CodedChunk(chunk.labels, chunk.dense, columns, chunk.split, chunk.weights)
+
+
+def code(column: Column) -> Coded:
+    """The same entries, coded."""
+    if column.keys.dtype.kind == "S":
+        present = column.keys if column.missing is None else column.keys[~column.missing]
+        values, found = np.unique(present, return_inverse=True)
+    else:
+        values, found = _distinct(column.keys if column.missing is None else column.keys[~column.missing])
+    if column.missing is None:
+        return Coded(values, found.astype(_codes_dtype(len(values)), copy=False), column.lengths)
+    codes = np.full(len(column.keys), len(values), _codes_dtype(len(values)))
+    codes[~column.missing] = found
+    return Coded(values, codes, column.lengths)
+
+
+def counts(column: Coded, train: np.ndarray) -> np.ndarray:
+    """Occurrences of every value in the rows where `train` (bool [n]) is true: int64 [D]."""
+    codes = column.codes
+    if not train.all():
+        codes = codes[train if column.lengths is None else np.repeat(train, column.lengths)]
+    return np.bincount(codes, minlength=len(column.values) + 1)[:-1]
+
+
+def _codes_dtype(count: int) -> np.dtype:
+    return np.min_scalar_type(count)  # the code `count` stands for "missing"
+
+
+def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique(keys, return_inverse=True)` for integers, by hashing: three to eight times as fast as by sorting."""
+    import pyarrow  # comes with TFDS; slow to import
+
+    coded = pyarrow.array(keys).dictionary_encode()
+    found, codes = coded.dictionary.to_numpy(), coded.indices.to_numpy()
+    order = np.argsort(found)
+    rank = np.empty(len(found), _codes_dtype(len(found)))
+    rank[order] = np.arange(len(found), dtype=rank.dtype)
+    return found[order], rank[codes]

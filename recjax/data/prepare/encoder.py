@@ -1,0 +1,164 @@
+"""From raw rows to the rows of a batch, with the vocabularies and statistics of one preparation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.prepare.chunk import Chunk, RawFeature, check_chunk
+from recjax.data.prepare.coding import Coded, CodedChunk, code_chunk
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Line
+from recjax.data.prepare.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_map
+from recjax.data.storage.blocks import open_prepared
+from recjax.errors import DataError
+
+VOCABULARY = "vocabulary"  # folder in the prepared data: a folder for each feature, by its number
+
+
+class Encoder:
+    """Encodes raw rows. `open_encoder` makes one for prepared data.
+
+    Attributes:
+      name: of the dataset.
+      features: the categorical columns of the raw rows.
+      dense: names of their dense columns.
+      maps: how the values of each feature become rows.
+      schema: the columns of the batches that it makes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        features: Sequence[RawFeature],
+        dense: Sequence[str],
+        maps: Sequence[IdMap],
+        by: DenseEncoder,
+    ) -> None:
+        """An encoder for raw rows of the dataset `name` with these columns; one map for each feature."""
+        self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
+        self.schema = Schema(
+            dense=by.names(dense),
+            features=tuple(
+                Feature(feature.name, map_.table_rows, None if feature.jagged else 1)
+                for feature, map_ in zip(features, maps, strict=True)
+            ),
+        )
+
+    def encode(self, chunk: Chunk) -> Batch:
+        """The rows of a chunk as a batch, in their order; which split they are of does not matter.
+
+        Values that the vocabulary does not hold get row 0, and missing ones the row that `missing_row` names.
+
+        Raises:
+          DataError: a column is missing, or of another shape or type than the prepared data's.
+        """
+        check_chunk(chunk, self, [f.name for f in self.features if self.missing_row(f.name) is not None])
+        return self.encode_coded(code_chunk(chunk))
+
+    def missing_row(self, name: str) -> int | None:
+        """The table row of a missing value of a feature: that of unknown values where training missed none.
+
+        None if there is neither: ids that are computed, of a feature that is not optional.
+        """
+        feature, map_ = next((f, m) for f, m in zip(self.features, self.maps, strict=True) if f.name == name)
+        if feature.optional:
+            return map_.missing_row
+        return 0 if isinstance(map_, VocabularyMap) else None
+
+    def encode_coded(self, chunk: CodedChunk) -> Batch:
+        """The same for a coded chunk."""
+        bags = {}
+        for feature, map_ in zip(self.features, self.maps, strict=True):
+            column = chunk.columns[feature.name]
+            ids = _rows(column, map_, self.missing_row(feature.name))
+            bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
+        weights = np.ones(len(chunk.labels), np.float32) if chunk.weights is None else chunk.weights
+        return Batch(self._by.encode(chunk.dense), bags, chunk.labels, weights)
+
+
+def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:
+    """The table row of every entry: int32 of the shape of the codes."""
+    rows = np.empty(len(column.values) + 1, np.int32)
+    rows[:-1] = map_.rows_of(column.values)
+    rows[-1] = 0 if missing is None else missing  # the code of missing values, which there are none of then
+    return np.take(rows, column.codes)
+
+
+def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOptions, by: DenseEncoder) -> dict[str, Any]:
+    """What `open_encoder` needs besides the vocabularies, as JSON values."""
+    options = {"kind": ids.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(ids).items()}}
+    return {
+        "features": describe_features(features),
+        "dense": list(dense),
+        "ids": options,
+        "transform": [dataclasses.asdict(line) for line in by.transform]
+        if isinstance(by.transform, tuple)
+        else by.transform,
+        "indicators": by.indicators,
+        "stats": by.stats.to_json(),
+    }
+
+
+def describe_features(features: Sequence[RawFeature]) -> list[dict[str, Any]]:
+    """The raw columns, as JSON values."""
+    return [{"name": f.name, "jagged": f.jagged, "optional": f.optional, "values": f.values} for f in features]
+
+
+def open_encoder(path: str | os.PathLike[str]) -> Encoder:
+    """The encoder of prepared data: what turns raw rows into ids of the tables that were trained on these data.
+
+    Args:
+      path: a folder that `recjax data prepare` wrote.
+
+    Raises:
+      DataError: nothing intact there, or data that were not prepared from raw rows by vocabulary.
+    """
+    source = open_prepared(path)
+    raw: Mapping[str, Any] | None = source.about.get("encoder")
+    if raw is None:
+        raise DataError(
+            f"the data at {path} ({source.name}) do not say how raw rows become ids. Prepare them with a dataset that "
+            "does (recjax data prepare), or encode the rows yourself."
+        )
+    try:
+        return _opened(path, source.name, raw)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"the data at {path} are damaged: what they say of their encoding makes no sense ({type(error).__name__}). "
+            f"Prepare them again: recjax data prepare {source.name} --from PATH --out {path} --overwrite"
+        ) from None
+
+
+def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any]) -> Encoder:
+    if any("values" not in feature for feature in raw["features"]):
+        raise DataError(
+            f"the data at {path} were prepared by an older recjax, which did not keep how raw rows are encoded. "
+            f"Prepare them again: recjax data prepare {name} --from PATH --out {path} --overwrite"
+        )
+    features = [RawFeature(**feature) for feature in raw["features"]]
+    ids = _options(raw["ids"])
+    folder = Path(path) / VOCABULARY
+    try:
+        maps = [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)]
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
+            f"again: recjax data prepare {name} --from PATH --out {path} --overwrite"
+        ) from None
+    transform = raw["transform"]
+    if isinstance(transform, list):
+        transform = tuple(Line(**line) for line in transform)
+    by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
+    return Encoder(name, features, raw["dense"], maps, by)
+
+
+def _options(raw: Mapping[str, Any]) -> IdOptions:
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key != "kind"}
+    kinds: dict[str, Callable[..., IdOptions]] = {kind.kind: kind for kind in (Frequency, Hash, Modulo)}
+    return kinds[raw["kind"]](**fields)

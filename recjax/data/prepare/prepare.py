@@ -1,0 +1,315 @@
+"""Raw files to prepared blocks, in two passes over the rows, with bounded memory; an interrupted one goes on.
+
+1. Parse: the reader's chunks go to the work folder, dictionary coded, each with the counts of its training rows.
+2. Count: the chunks' counts become one vocabulary a feature. Values of other splits are never counted.
+3. Write: every chunk is encoded and written as blocks.
+
+A chunk that is parsed and a vocabulary that is counted are kept until all is done; only the third stage starts anew.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import operator
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from recjax.data.batch import Batch
+from recjax.data.memory import keep_freed_memory
+from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
+from recjax.data.prepare.coding import code_chunk
+from recjax.data.prepare.counting import Counter, Run
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, DenseTransform, Line
+from recjax.data.prepare.encoder import VOCABULARY, Encoder, describe, describe_features
+from recjax.data.prepare.ids import (
+    Frequency,
+    Hash,
+    IdMap,
+    IdOptions,
+    Modulo,
+    VocabularyMap,
+    computed_map,
+    first_row,
+    load_map,
+    reduced,
+)
+from recjax.data.prepare.progress import PrepareProgress
+from recjax.data.prepare.vocabulary import Vocabulary
+from recjax.data.prepare.work_folder import Part, WorkFolder, work_folder
+from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
+from recjax.data.storage.blocks import PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
+from recjax.data.storage.manifest import MANIFEST
+from recjax.data.thread_map import ahead
+from recjax.errors import DataError, TrainingError
+from recjax.utils.paths import located
+
+_VERSION = 2  # of the work folder; raise it when the same files and options start to give other parts
+_THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
+_T = TypeVar("_T")
+_ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed
+
+
+def prepare_data(
+    reader: Reader,
+    out: str | os.PathLike[str],
+    *,
+    ids: IdOptions,
+    dense: DenseTransform | tuple[Line, ...],
+    missing_indicators: bool,
+    options: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares what a reader reads.
+
+    Args:
+      reader: of the raw files.
+      out: the folder to make.
+      ids: how values become rows of tables.
+      dense: the transform of dense values.
+      missing_indicators: whether each dense column gets another that says where it is missing.
+      options: all options by name, these included (`options.options_of`): an opened config is compared with them.
+      more: what else the data shall tell of themselves (`PreparedSource.about`); JSON values.
+      overwrite: replace prepared data of other content.
+
+    Raises:
+      DataError: the raw files are at fault, or `out` holds something else.
+      TrainingError: the disk is full or refuses.
+    """
+    out = located(out)
+    keep_freed_memory()
+    progress = PrepareProgress()
+    if not isinstance(ids, Frequency):
+        _computed(reader, ids)  # refuses bad options before the work
+    about = {"label": reader.label, "splits": reader.splits, "options": dict(options), **(more or {})}
+    progress.stage("checksums")
+    hashing = _in_background(reader.files)
+    refuse_foreign(out)
+    if (out / MANIFEST).exists():
+        about["files"] = dict(hashing.result())
+        if (made := _already(out, reader, about, overwrite)) is not None:
+            progress.note(f"{out} holds these data already")
+            return made
+    try:
+        with work_folder(out) as work:
+            _parse(reader, work, options, hashing, progress)
+            about["files"] = dict(hashing.result())
+            about["skipped"] = dict(sum((collections.Counter(part.skipped) for part in work.parts), _no_faults()))
+            if about["skipped"]:
+                faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
+                progress.note(f"on_error=skip left out malformed lines: {faults}")
+            maps, folder = _count(reader, work, ids, progress)
+            no_rows = DenseStats.of(np.zeros((0, len(reader.dense))))
+            stats = functools.reduce(operator.add, (part.dense for part in work.parts), no_rows)
+            by = DenseEncoder(dense, missing_indicators, stats)
+            about |= describe_encoding(reader, ids, by, maps)
+            files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
+            encoder = Encoder(reader.name, reader.features, reader.dense, maps, by)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                splits = _Blocks(work, encoder, progress, pool).splits()
+                made = write_prepared(
+                    out, reader.name, encoder.schema, splits, about, overwrite=overwrite, attachments=files
+                )
+            work.remove()
+    except OSError as error:
+        raise TrainingError(
+            f"cannot prepare {out}: {error.strerror or error} ({error.filename or out.parent}). What is finished is "
+            f"kept beside it, in .{out.name}.work: make space or mend permissions and give the same command again, or "
+            "remove that folder and choose another place with --out (or RECJAX_CACHE, for data that recjax prepares by "
+            "itself)."
+        ) from error
+    finally:
+        progress.close()
+    return made
+
+
+def describe_encoding(reader: Reader, ids: IdOptions, by: DenseEncoder, maps: Sequence[IdMap]) -> dict[str, Any]:
+    """What prepared data tell of how raw rows became theirs."""
+    vocabularies = {
+        feature.name: {"rows": map_.table_rows, "sha256": map_.vocabulary.sha256()}
+        for feature, map_ in zip(reader.features, maps, strict=True)
+        if isinstance(map_, VocabularyMap)
+    }
+    return {"encoder": describe(reader.features, reader.dense, ids, by), "vocabularies": vocabularies}
+
+
+def _no_faults() -> collections.Counter[str]:
+    return collections.Counter()
+
+
+def _already(out: Path, reader: Reader, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
+    """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
+    try:
+        made = open_prepared(out, reader.name)
+        encoder = made.about.get("encoder", {})  # of another form if an older recjax wrote it
+        same = encoder.get("features") == describe_features(reader.features)
+        if same and all(made.about.get(key) == about[key] for key in about):
+            verify(out)
+            return made
+    except DataError:  # damaged, or another dataset
+        pass
+    if not overwrite:
+        raise DataError(
+            f"{out} already holds prepared data of other content, and a run may depend on them. "
+            "Choose another folder with --out, or replace them with --overwrite."
+        )
+    return None
+
+
+def _in_background(function: Callable[[], _T]) -> Future[_T]:
+    """Calls a function in a thread that an error elsewhere, or the end of the process, need not wait for."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _parse(
+    reader: Reader,
+    work: WorkFolder,
+    options: Mapping[str, Any],
+    hashing: Future[Mapping[str, str]],
+    progress: PrepareProgress,
+) -> None:
+    """Brings the work folder's parts to the end of the reader's chunks.
+
+    Work that is there already waits for the files' checksums, which tell whether it is of these files. New work does
+    not: it can be taken up again from the moment on when they are known.
+    """
+
+    def key() -> dict[str, Any]:
+        parsing = {name: value for name, value in options.items() if name.split(".")[0] not in _ENCODING}
+        files = dict(hashing.result())
+        return {"version": _VERSION, "reader": reader.name, "files": files, "options": parsing}
+
+    if work.claimed:
+        work.resume(key())
+    else:
+        work.clear()
+    rows = sum(sum(part.rows) for part in work.parts)
+    if work.parts:
+        progress.note(f"going on with {rows:,} rows that an interrupted preparation has read")
+    progress.stage("reading", rows, (work.parts[-1].done or 0.0) if work.parts else 0.0)
+
+    def store(numbered: tuple[int, Chunk]) -> Part:
+        index, chunk = numbered
+        check_chunk(chunk, reader)
+        return work.write(index, code_chunk(chunk), chunk.skipped, chunk.done)
+
+    start = len(work.parts)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for part in ahead(pool, _THREADS, store, enumerate(reader.chunks(start), start)):
+                work.finish(part)
+                if hashing.done() and not work.claimed:
+                    work.claim(key())
+                rows += sum(part.rows)
+                progress.update(rows, part.done)
+        if not work.claimed:
+            work.claim(key())
+    except DataError:
+        work.remove()  # of no use to a run on mended files or with other options
+        raise
+
+
+def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PrepareProgress) -> tuple[list[IdMap], Path]:
+    """The map of every feature, and the folder of their vocabularies: a folder for each feature, by its number."""
+    text = json.dumps([ids.kind, vars(ids)], sort_keys=True)
+    folder = work.path / "vocabulary" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    features = reader.features
+    if not isinstance(ids, Frequency):
+        return _computed(reader, ids), folder
+    progress.stage("counting")
+
+    def make(index: int) -> int:
+        if not (folder / str(index)).is_dir():
+            unfinished = folder / f"unfinished-{index}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            vocabulary = _vocabulary(work, index, ids, features[index], unfinished)
+            shutil.rmtree(unfinished)
+            vocabulary.save(unfinished)
+            unfinished.rename(folder / str(index))
+        return index
+
+    rows = sum(sum(part.rows) for part in work.parts)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for index in ahead(pool, _THREADS, make, range(len(features))):
+            done = (index + 1) / len(features)
+            progress.update(round(rows * done), done)
+    return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)], folder
+
+
+def _computed(reader: Reader, ids: Hash | Modulo) -> list[IdMap]:
+    return [computed_map(ids, feature, i, len(reader.features)) for i, feature in enumerate(reader.features)]
+
+
+def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeature, folder: Path) -> Vocabulary:
+    """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
+    counter = Counter(folder)
+    for part in work.parts:
+        counter.add(*counted(work.train_counts(part, index), ids))
+    return Vocabulary.counted(*counter.total(least_count(ids, feature)), 1, first_row(feature))
+
+
+def counted(run: Run, ids: Frequency) -> Run:
+    """The counts of values as the vocabulary counts them: modulo a number, if the options say so."""
+    values, counts = run
+    if ids.modulo and len(values):
+        values, at = np.unique(reduced(values, ids.modulo), return_inverse=True)
+        counts = np.bincount(at, counts, len(values)).astype(np.int64)  # exact below 2^53
+    return values, counts
+
+
+def least_count(ids: Frequency, feature: RawFeature) -> int:
+    """How often a value must occur to get a row of its own."""
+    return max(ids.min_count, feature.min_count)
+
+
+class _Blocks:
+    """The encoded blocks of each split, made in threads a little ahead of their use."""
+
+    def __init__(self, work: WorkFolder, encoder: Encoder, progress: PrepareProgress, pool: Executor) -> None:
+        self._work, self._encoder, self._progress, self._pool = work, encoder, progress, pool
+        self._total = sum(sum(part.rows) for part in work.parts)
+        self._written = 0
+        progress.stage("writing")
+
+    def splits(self) -> dict[str, Iterator[Batch]]:
+        return {name: self._blocks(split) for split, name in enumerate(SPLITS)}
+
+    def _blocks(self, split: int) -> Iterator[Batch]:
+        names = [feature.name for feature in self._encoder.schema.features]
+
+        def encode(part: Part) -> Batch:
+            return self._encoder.encode_coded(self._work.read(part, names).rows(split))
+
+        rest = None
+        for rows in ahead(self._pool, _THREADS, encode, (part for part in self._work.parts if part.rows[split])):
+            rows = rows if rest is None else concatenate([rest, rows])
+            whole = rows.size - rows.size % BLOCK_ROWS
+            for start in range(0, whole, BLOCK_ROWS):
+                yield between(rows, start, start + BLOCK_ROWS)
+                self._written += BLOCK_ROWS
+                self._progress.update(self._written, self._written / self._total)
+            rest = between(rows, whole, rows.size)
+        if rest is not None and rest.size:
+            yield rest
+            self._written += rest.size

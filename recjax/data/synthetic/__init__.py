@@ -1,0 +1,1 @@
+"""Generated click data: with a planted signal, or a stream to measure speed on."""

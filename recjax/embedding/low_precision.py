@@ -1,0 +1,124 @@
+"""Tables that are held in bfloat16: how, and how new values get there.
+
+The buffer of such a table is uint16, the bits of its values: the update must scatter to it in place, and on CPU XLA
+(JAX 0.10) widens the whole operand of a bfloat16 scatter to float32 first. Rows become float32 as soon as they are
+gathered, are updated in float32, with slots in float32, and are rounded when they are written.
+
+Rounding to nearest loses every update of less than half a step of the value (2^-9 to 2^-8 of it), however many there
+are. Stochastic rounding (Gupta et al. 2015; also in FBGEMM) goes to one of the two neighbours at random, to each with a
+probability that is the share of the way there, so that updates arrive in the mean.
+
+The random bits are a function of (seed, step, table, storage position of the row, column) alone: the same on every
+mesh, under every plan, and after a resume. Threefry makes two words of (seed, table, step); integer hashes (the
+finaliser of MurmurHash3, Appleby 2011) make the bits from these, position and column: a few operations for a value.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from recjax.embedding.layout import Group
+from recjax.parallel.mesh import MODEL_AXES
+
+_TAG = zlib.crc32(b"stochastic rounding")  # keeps its keys apart from those of the initial values
+
+
+def held(group: Group, dtype: Any) -> Any:
+    """Dtype of a group's buffer where tables hold `dtype` unless they say otherwise."""
+    return jnp.dtype(jnp.uint16) if group.dtype == "bfloat16" else jnp.dtype(dtype)
+
+
+def values(x: jax.Array) -> jax.Array:
+    """What a piece of a buffer holds: bfloat16 if it is uint16, else itself."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def nearest(x: jax.Array, dtype: Any) -> jax.Array:
+    """Float values as a buffer of `dtype` holds them, rounded to nearest."""
+    if dtype != jnp.uint16:
+        return x.astype(dtype)
+    return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+
+
+def stochastic(x: jax.Array, bits: jax.Array) -> jax.Array:
+    """Float32 values as uint16 holds them, rounded up or down at random; without bias, exact where bfloat16 is.
+
+    Args:
+      x: float32.
+      bits: uint32 of the same shape, of which the upper 16 count.
+    """
+    wide = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    # The lower 16 bits are the share of the way to the neighbour that is further from 0; a carry goes there.
+    carried = ((wide + (bits >> 16)) >> 16).astype(jnp.uint16)
+    return jnp.where(jnp.isfinite(x), carried, nearest(x, jnp.uint16))
+
+
+def write(group: Group, new_MxW: jax.Array, slots_M: jax.Array, seed: int, step: jax.Array, dtype: Any) -> jax.Array:
+    """Updated rows as the group's buffer holds them. Inside `jax.shard_map` over MODEL_AXES where they are rounded.
+
+    Args:
+      group: the table group.
+      new_MxW: the rows.
+      slots_M: where in this device's part of the buffer they lie; beyond R for what is not written.
+      seed: of the run.
+      step: int32, steps done before this one.
+      dtype: of the buffer.
+    """
+    if dtype != jnp.uint16 or group.rounding == "nearest":
+        return nearest(new_MxW, dtype)
+    part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
+    owner, column = group.place(part)
+    table_M, position_M, _ = locator(group, owner)(slots_M)
+    column_W = group.columns.start(column) + jnp.arange(group.width, dtype=jnp.int32)
+    keys_Tx2 = jnp.stack([_key(seed, t.spec.name, step) for t in group.tables])
+    return stochastic(new_MxW, _bits(keys_Tx2[table_M], position_M, column_W))
+
+
+def _key(seed: int, table: str, step: jax.Array) -> jax.Array:
+    """Two words of (seed, table, step)."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    for word in (_TAG, zlib.crc32(table.encode()), step):
+        key = jax.random.fold_in(key, word)
+    return jax.random.key_data(key)
+
+
+def _bits(keys_Mx2: jax.Array, position_M: jax.Array, column_W: jax.Array) -> jax.Array:
+    """uint32 [M, W], one word for each value."""
+    row_M = _mix(position_M.astype(jnp.uint32) ^ keys_Mx2[:, 0]) ^ keys_Mx2[:, 1]
+    return _mix(row_M[:, None] + _mix(column_W.astype(jnp.uint32) + jnp.uint32(1))[None])
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3: a bijection of uint32 in which each bit depends on each."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """From slots of one part of a group's buffer back to tables and rows, on the device.
+
+    Args:
+      group: the table group.
+      owner: int32 [], which range of each table's positions the part holds (0 if all).
+
+    Returns:
+      slots [M] -> (index into `group.tables`, storage position, whether the slot is in use); position is any int32
+      where it is not.
+    """
+    tables = group.tables
+    offset_T = jnp.stack([jnp.asarray(t.offsets, jnp.int32)[owner] for t in tables])
+    first_T = jnp.stack([jnp.asarray(t.split.start(owner), jnp.int32) for t in tables])
+    stop_T = jnp.stack([jnp.asarray(t.split.start(owner + 1), jnp.int32) for t in tables])
+
+    def locate(slots_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        t_M = jnp.searchsorted(offset_T, slots_M, side="right") - 1
+        position_M = first_T[t_M] + slots_M - offset_T[t_M]
+        return t_M, position_M, position_M < stop_T[t_M]
+
+    return locate

@@ -1,0 +1,106 @@
+"""Independent replica groups: their tables averaged from time to time, and how far they are apart.
+
+Each group of devices holds all tables, and updates its own by its own part of the batch, while the dense part stays one
+for all. Two designs do so:
+
+- averaging: every k steps all groups take the mean of their weights and slots. TorchRec's 2D parallelism (Zhang et al.
+  2025, arXiv:2508.03854) does so; in between no row gradient leaves its group.
+- never averaging: tables drift apart, held together by the common dense part alone.
+
+A group's gradient is that of the mean loss, times the number of groups: where all samples weigh the same, that of the
+mean loss of its own part. So rates mean what they mean otherwise, and groups that take the mean after each step of SGD
+make the step of the whole batch. Any other rule sees gradients of smaller batches, one after the other in each group.
+
+Predictions, and so evaluations, are made with the mean of all groups' rows (`lookup.fetch`), which is a function of the
+state alone and not of which group a sample comes to. A checkpoint holds every group's tables, so that as many groups go
+on exactly; any other number of groups, and whatever else reads the checkpoint, takes the means.
+
+Not one of these programs needs memory of a table's size: they go over the buffers in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.collection import GroupSlots, Tables
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.low_precision import nearest, values
+from recjax.parallel.mesh import ACROSS_GROUPS
+
+CHUNK_VALUES = 1 << 20  # of a device's buffer at a time; few enough for the temporaries, enough to fill a network
+
+
+def make_average(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables, GroupSlots, jax.Array], tuple[Tables, GroupSlots]]:
+    """The jitted program that sets every group's tables and slots to the mean of all groups'.
+
+    It donates them and works in place. Collectives: one all-reduce over the groups for each chunk of each buffer.
+    Bfloat16 tables are rounded to nearest.
+
+    Returns:
+      average(tables, slots, ok) -> (tables, slots), as they were unless `ok`.
+    """
+
+    def body(tables: Tables, slots: GroupSlots, ok: jax.Array) -> tuple[Tables, GroupSlots]:
+        def mean(x: jax.Array) -> jax.Array:
+            def chunk(start: jax.Array, size: int, out: jax.Array) -> jax.Array:
+                old = jax.lax.dynamic_slice_in_dim(out, start, size)
+                wide = _wide(old)
+                new = nearest(jax.lax.pmean(wide, ACROSS_GROUPS), old.dtype)
+                return jax.lax.dynamic_update_slice_in_dim(out, jnp.where(ok, new, old), start, 0)
+
+            return _in_chunks(x, chunk, x)
+
+        with jax.named_scope("replica_exchange"):
+            return jax.tree.map(mean, (tables, slots))
+
+    specs: Any = {group.name: P(group.held_over) for group in bound.groups}
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs, specs, P()), out_specs=(specs, specs))
+    return jax.jit(mapped, donate_argnums=(0, 1))
+
+
+def make_distance(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables], dict[str, jax.Array]]:
+    """The jitted program that measures how far the tables of independent groups are apart.
+
+    Returns:
+      distance(tables) -> group name of the tables -> float [], the root of the mean, over all pairs of replica groups,
+      of the squared Frobenius norm of the difference between their weights. Of two groups that is the norm of the
+      difference.
+    """
+
+    def body(tables: Tables) -> dict[str, jax.Array]:
+        found = {}
+        for group in bound.groups:
+
+            def chunk(start: jax.Array, size: int, total: jax.Array, x: jax.Array = tables[group.name]) -> jax.Array:
+                wide = _wide(jax.lax.dynamic_slice_in_dim(x, start, size))
+                return total + jnp.sum(jnp.square(wide - jax.lax.pmean(wide, ACROSS_GROUPS)))
+
+            zero = jnp.zeros((), _wide(tables[group.name][:0]).dtype)
+            zero = jax.lax.pcast(zero, group.held_over, to="varying")
+            squares = jax.lax.psum(_in_chunks(tables[group.name], chunk, zero), group.held_over)
+            found[group.name] = jnp.sqrt(squares * (2 / max(1, group.replicas - 1)))
+        return found
+
+    specs: Any = {group.name: P(group.held_over) for group in bound.groups}
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=P()))
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """Values of a piece of a buffer, to calculate with."""
+    return values(x).astype(jnp.float32) if x.dtype == jnp.uint16 else x
+
+
+def _in_chunks(x: jax.Array, chunk: Callable[[jax.Array, int, Any], Any], state: Any) -> Any:
+    """`chunk(start, rows, state)` for all rows of x, chunk by chunk; each row once."""
+    size = max(1, min(len(x), CHUNK_VALUES // max(1, math.prod(x.shape[1:]))))
+    whole, rest = divmod(len(x), size)
+    steps = jnp.int32(whole)  # int32 throughout, also where JAX is in 64-bit mode
+    state = jax.lax.fori_loop(jnp.int32(0), steps, lambda i, state: chunk(i * size, size, state), state)
+    return chunk(jnp.int32(whole * size), rest, state) if rest else state

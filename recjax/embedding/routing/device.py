@@ -1,0 +1,239 @@
+"""Routing on the devices, for batches of so many ids that the host would hold up the step.
+
+The arrays are those that `host.py` makes on the host, element for element. The host lays the ids out (`lay_out`),
+which is a copy; one program on the devices finds the distinct ones (`make_sort`) and tells how many there are at most,
+which is what the capacities must hold; a second one, compiled for these capacities, writes the routing
+(`make_layout`). The first runs a step ahead, so that nothing waits for the number that the host reads in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from recjax.data.batch import Batch
+from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.routing.host import (
+    Counted,
+    FeatureRouting,
+    GroupRouting,
+    Routing,
+    lay_out_feature,
+    local_samples,
+    longest,
+)
+from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
+
+NOTHING = -1  # in place of an id
+
+Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
+Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Located:
+    """Where a group's ids lie, in the order of the features and of their arrays. M ids on all devices together.
+
+    Attributes:
+      bucket_M: int32, that of the owner (`Group.bucket`), 0 to O - 1; O where there is no id.
+      slot_M: int32, in the owner's buffer.
+      rank_M: int32, place in the list of rows that this device fetches.
+      counts_NxO: int32, how many each list has.
+      relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
+    """
+
+    bucket_M: Any
+    slot_M: Any
+    rank_M: Any
+    counts_NxO: Any
+    relay: Relay | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Relay:
+    """Rows that the devices of a host ask of a relay; M is as many as all of them have ids.
+
+    Attributes:
+      owner_M: int32, place of the owner among the A that the relay asks (`Group.asks`); A where there is nothing.
+      slot_M: int32, in the owner's buffer.
+      rank_M: int32, place among the slots that the relay asks of the owner.
+      device_M: int32, the device of the host that asks.
+      place_M: int32, place in its list.
+      counts_NxA: int32, how many the relay asks for.
+      handed_NxE: int32, how many it hands to each device of its host.
+    """
+
+    owner_M: Any
+    slot_M: Any
+    rank_M: Any
+    device_M: Any
+    place_M: Any
+    counts_NxA: Any
+    handed_NxE: Any
+
+
+def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
+    """What `route.count` finds, but for all that needs the distinct ids: the host's part, which is short."""
+    share = share or Share(bound.all_devices, 0, bound.all_devices)
+    b = local_samples(batch_size, share.total, parts)
+    needs = {
+        feature.name: longest(feature, batch.bags[feature.reads], b // parts)
+        for feature in bound.features
+        if batch.bags[feature.reads].lengths is not None
+    }
+    return Counted(batch, share.count, b, parts, needs, {}, {}, {}, {})
+
+
+def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
+    """As `make_layout` takes them: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
+
+    def further(group: Group, key: str) -> int:
+        return capacities.get(group.name + key, 0)
+
+    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.groups)
+
+
+def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
+    """The features' arrays as `route.pad` makes them, with ids (int32) in place of indices of rows."""
+    return {
+        feature.name: lay_out_feature(
+            feature,
+            counted,
+            counted.batch.bags[feature.reads].ids.ravel().astype(np.int32, copy=False),
+            NOTHING,
+            capacities,
+            dtype,
+        )
+        for feature in bound.features
+    }
+
+
+def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[str, Located], dict[str, jax.Array]]]:
+    """The jitted first program: features -> (group name -> Located; as `Counted.needs`, for groups, int32 [] each)."""
+
+    def sort(features: Features) -> Any:
+        located = {group.name: _locate(group, features) for group in bound.groups}
+        largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
+        relays = {name + ACROSS: found.relay for name, found in located.items()}
+        largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
+        between = [g for g in bound.groups if g.synchronous and g.sharding != "copies"]
+        asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
+        return located, jax.lax.pmax(largest, BATCH_AXES) | asked
+
+    spec = P(BATCH_AXES)
+    return jax.jit(jax.shard_map(sort, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
+
+
+def _asked_of_owner(found: Located) -> jax.Array:
+    """Rows that the devices of a replica group ask of one owner at most, or its hosts if these ask: int32 [].
+
+    A row counts once for each that asks, so that this may be more than `route.count` finds; to know better they would
+    have to compare. It is the size of a buffer alone.
+    """
+    if found.relay is not None:
+        of_relays = jnp.max(jax.lax.psum(found.relay.counts_NxA, ACROSS_HOSTS), initial=0)
+        return jax.lax.pmax(of_relays, (*ACROSS_GROUPS, *INSIDE_HOST))
+    return jax.lax.pmax(jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0), ACROSS_GROUPS)
+
+
+def _locate(group: Group, features: Features) -> Located:
+    buckets, slots = [], []
+    for feature in group.features:
+        ids_L = features[feature.name].inverse.ravel()
+        owner_L, slot_L = group.table(feature.table).locate(jnp.maximum(ids_L, 0))
+        buckets.append(jnp.where(ids_L == NOTHING, group.owners, group.bucket(owner_L) if group.owners > 1 else 0))
+        slots.append(slot_L)
+    bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
+    rank_M, count_O = _rank(bucket_M, slot_M, group.asks, group.lists, group.dedup)
+    relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
+    return Located(bucket_M, slot_M, rank_M, count_O[None], relay)
+
+
+def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, dedup: bool) -> tuple[Any, Any]:
+    """The place of each (bucket, slot) among the distinct ones of its list.
+
+    Args:
+      bucket_M: int32; beyond the lists where there is nothing.
+      slot_M: int32.
+      each: buckets in a list.
+      lists: how many there are.
+      dedup: unless true, equal ones are apart.
+
+    Returns:
+      the place, int32 [M], and how many each list has, int32 [lists].
+    """
+    at_M = jnp.arange(len(bucket_M), dtype=jnp.int32)
+    bucket, slot, at = jax.lax.sort((bucket_M, slot_M, at_M), num_keys=2)
+    first = jnp.concatenate([jnp.ones(1, bool), (bucket[1:] != bucket[:-1]) | (slot[1:] != slot[:-1])])
+    first = first[: len(bucket)] if dedup else jnp.ones_like(first[: len(bucket)])
+    of_list = bucket // each
+    count = jnp.zeros(lists, jnp.int32).at[of_list].add(first.astype(jnp.int32), mode="drop")
+    before = jnp.cumsum(count, dtype=jnp.int32) - count
+    rank = jnp.cumsum(first, dtype=jnp.int32) - 1 - before.at[of_list].get(mode="fill", fill_value=0)
+    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count
+
+
+def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) -> Relay:
+    """What this device relays, from the ids of all devices of its host: they all tell each other what they want."""
+    bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
+    device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
+    mine = 0 if group.lists == 1 else jax.lax.axis_index(INSIDE_HOST)
+    owner_K = jnp.where(bucket_K // group.asks == mine, bucket_K % group.asks, group.asks)
+    rank_K, count_A = _rank(owner_K, slot_K, 1, group.asks, group.dedup)
+    handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
+    return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
+
+
+def _lay_out_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
+    """As `relay.lay_out` makes it on the host."""
+    slots_AxK = jnp.full((group.asks, across), group.rows, jnp.int32)
+    slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
+    inside_ExC = jnp.tile(group.asks * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
+    device_M = jnp.where(relay.owner_M < group.asks, relay.device_M, group.per_host)
+    index_M = relay.owner_M * across + relay.rank_M
+    inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
+    return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
+
+
+def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, Located], Sizes], Routing]:
+    """The jitted second program: (features, located, `sizes`, static) -> Routing."""
+
+    def layout(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
+        groups, found = {}, {}
+        for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
+            of, lists = located[group.name], group.lists
+            list_M = of.bucket_M // group.asks
+            if of.relay is not None:
+                groups[group.name] = _lay_out_relay(group, of.relay, C, across, summed)
+            else:
+                slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
+                slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
+                groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
+            place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
+            start = 0
+            for feature in group.features:
+                ids = features[feature.name]
+                inverse = place_M[start : start + ids.inverse.size].reshape(ids.inverse.shape)
+                start += ids.inverse.size
+                found[feature.name] = FeatureRouting(inverse, ids.weights, ids.segments)
+        return Routing(groups, found)
+
+    spec = P(BATCH_AXES)
+
+    def mapped(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
+        def body(features: Features, located: dict[str, Located]) -> Routing:
+            return layout(features, located, capacities)
+
+        routing: Routing = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(features, located)
+        return routing
+
+    return jax.jit(mapped, static_argnums=2)

@@ -1,0 +1,153 @@
+"""The exchange in two steps, so that each distinct row crosses from host to host once.
+
+On a mesh of several hosts with several devices each, device (h, e) asks no owner on another host itself. For all rows
+of devices (*, e'), whatever their host, its relay is (h, e'), the device of its own host with the owner's number:
+
+  across hosts   relay (h, e') fetches from each device (h', e') the distinct rows that any device of host h asked for
+  inside a host  relay (h, e') hands each device of its host the rows that this one asked for
+
+and gradients go back the same way: summed over the devices of a host by the relay, then sent across. So a row goes to
+a host once, however many of its devices look it up, and its gradient leaves the host once. Inside a host every device
+gets each of its rows once, as it would in one step. This is the hierarchical exchange of Neo (Mudigere et al. 2022,
+section 4.4: first over NVLink, then over the network), with duplicates removed on the way.
+
+Where columns are spread, a relay has the columns of the devices (*, e') for every row: of column-wise tables all
+relays fetch the same rows, and a device gets each row from all of them; in a grid, a row from one of them, whole.
+
+`merge` and `lay_out` run on the host that counts the batch, and need no more than its own devices' samples; the
+devices need not tell their relay what they want. `hand_out` and `hand_in` run inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax.embedding.exchange import all_to_all
+from recjax.embedding.layout import Group
+from recjax.embedding.routing.sorting import distinct, ranks
+from recjax.parallel.mesh import INSIDE_HOST
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """The rows of a group that each host needs, whichever of its devices.
+
+    Attributes:
+      hosts: H, how many they are: all, or those of which this process has the devices.
+      keys_M: sorted distinct keys (host, bucket, slot); see `Group.bucket`.
+      index_U: for each key of a device (see `route.Counted`) the index into `keys_M`, int32.
+      counts: how many there are of each (host, bucket).
+    """
+
+    hosts: int
+    keys_M: np.ndarray
+    index_U: np.ndarray
+    counts: np.ndarray
+
+
+def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
+    """Merges the keys (device, bucket, slot) of the devices of each host; `devices` are those of whole hosts."""
+    hosts = devices // group.per_host
+    of_device = group.owners * group.rows
+    keys = keys_U // (of_device * group.per_host) * of_device + keys_U % of_device
+    keys_M, index_U = distinct(keys, hosts * of_device, group.dedup)
+    return Merged(hosts, keys_M, index_U, np.bincount(keys_M // group.rows, minlength=hosts * group.owners))
+
+
+def lay_out(
+    group: Group, merged: Merged, list_U: np.ndarray, rank_U: np.ndarray, C: int, across: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each relay asks for, and what of that it hands to whom. K is `across`, A `group.asks`.
+
+    Args:
+      group: the table group.
+      merged: its rows by host.
+      list_U: the list that each device's key stands in, numbered device by device.
+      rank_U: its place there.
+      C: capacity of a list.
+      across: K, capacity for the rows that a host asks of one owner.
+
+    Returns:
+      slots int32 [N, A, K], asked by each relay of A owners, or of all devices of its number if A is 1; R where there
+      is nothing.
+      inside int32 [N, E, C]: for each relay and each of the E devices of its host, the indices of the rows that this
+      one asked for into the A * K; ascending, those beyond A * K mean nothing and differ, too.
+    """
+    H, E, A = merged.hosts, group.per_host, group.asks
+    bucket_M = merged.keys_M // group.rows
+    rank_M = ranks(bucket_M, merged.counts)
+    slots = np.full((H * group.owners, across), group.rows, np.int32)
+    slots[bucket_M, rank_M] = merged.keys_M % group.rows
+    inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.lists, 1))
+    inside[list_U, rank_U] = (bucket_M % A * across + rank_M)[merged.index_U]
+    wanted = inside.reshape(H, E, group.lists, C).swapaxes(1, 2)
+    return _by_relay(group, H, slots, A, across), _by_relay(group, H, wanted, E, C)
+
+
+def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many rows each relay asks of its owners, int32 [N, A], and hands to each device of its host, [N, E].
+
+    `lists` says how many each list of each device has, [N * lists].
+    """
+    H, E = merged.hosts, group.per_host
+    handed = lists.astype(np.int32).reshape(H, E, group.lists).swapaxes(1, 2)
+    return _by_relay(group, H, merged.counts.astype(np.int32), group.asks), _by_relay(group, H, handed, E)
+
+
+def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.ndarray:
+    """[N, *shape] from what each of H hosts has for each list; a single list is for all relays."""
+    E = group.per_host
+    return np.broadcast_to(of_lists.reshape(H, group.lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
+
+
+def hand_out(group: Group, rows_HxKxW: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+    """Inside a host, brings rows from the relays that fetched them to the devices that asked.
+
+    Args:
+      group: the table group.
+      rows_HxKxW: what this device fetched as a relay, from each host.
+      inside_ExC: which of them each device of its host gets.
+
+    Returns:
+      What the exchange in one step would bring: if rows are spread, [E, C, D], a list from each relay; otherwise
+      [parts of columns, lists * C, W].
+    """
+    H, K, W = rows_HxKxW.shape
+    E, C = inside_ExC.shape
+    if group.sharding == "rows":
+        rows_MxV = rows_HxKxW.reshape(H * K, W)
+    else:
+        rows_MxV = rows_HxKxW.transpose(1, 0, 2).reshape(K, H * W)
+    got_ExCxV = all_to_all(rows_MxV.at[inside_ExC].get(mode="fill", fill_value=0), INSIDE_HOST)
+    if group.sharding == "rows":
+        return got_ExCxV
+    return got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3).reshape(group.columns.owners, group.lists * C, W)
+
+
+def hand_in(group: Group, parts: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
+    """Inside a host, brings row gradients to the relays and sums there those of equal rows.
+
+    Args:
+      group: the table group.
+      parts: gradients in the shape of `hand_out`'s result.
+      inside_ExC: as `hand_out` had it.
+      across: K.
+
+    Returns:
+      [H, K, W]: the gradients that this relay is to send to each host. The devices' are added in the order of their
+      numbers, so that repeated runs agree to the bit.
+    """
+    (E, C), H = inside_ExC.shape, group.hosts
+    if group.sharding != "rows":
+        parts = parts.reshape(H, E, C, group.width).transpose(1, 2, 0, 3).reshape(E, C, H * group.width)
+    arrived_ExCxV = all_to_all(parts, INSIDE_HOST)
+    sums_MxV = jnp.zeros((group.asks * across, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
+    for index_C, grads_CxV in zip(inside_ExC, arrived_ExCxV, strict=True):
+        sums_MxV = sums_MxV.at[index_C].add(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
+    if group.sharding == "rows":
+        return sums_MxV.reshape(H, across, group.width)
+    return sums_MxV.reshape(across, H, group.width).transpose(1, 0, 2)

@@ -1,0 +1,297 @@
+"""Routing: the only code that sees ids.
+
+`count` decides, for every device's share of a batch, which distinct rows it needs and who owns them;
+`pad` lays that out in arrays of static capacity. `count` depends on its batch alone, so that worker
+threads can run ahead with it; the capacities are then known before the step, and no id is ever lost.
+
+Within a device, duplicates are removed over all features of a group, so each distinct row travels
+once in each direction and its gradients are summed before they travel. (A plan may be bound without that, to
+measure what it saves: then every id has a row of its own on the way.) Where rows travel in two steps,
+the same is done for all devices of a host together: see `hierarchical.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax.data.batch import Bags, Batch
+from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing.hierarchical import Merged, lay_out, merge, relay_counts
+from recjax.embedding.routing.sorting import distinct, ranks
+from recjax.embedding.spec import FeatureSpec
+from recjax.parallel.mesh import Share
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GroupRouting:
+    """Which rows each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
+
+    Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
+
+    In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.asks`, C the capacity across hosts,
+    and what a device fetches for itself are `Group.lists` lists of another capacity, C in the names below.
+
+    Attributes:
+      slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
+      counts_NxO: int32, the true number of rows asked for: the useful part of C.
+      inside_NxExC: None, or int32: for each device of its host the rows that the relay hands to it.
+      handed_NxE: None, or int32: how many these are.
+      summed: capacity for the rows of one owner that the devices of one replica group ask for, each once; 0 where
+        gradients do not travel between such groups.
+    """
+
+    slots_NxOxC: Any
+    counts_NxO: Any
+    inside_NxExC: Any = None
+    handed_NxE: Any = None
+    summed: int = dataclasses.field(default=0, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FeatureRouting:
+    """How a device pools one feature from the rows that came back. Leading axes are device-major.
+
+    A step may work on its samples in several parts (see `count`); P is their number on all devices together,
+    s the samples of one.
+
+    Attributes:
+      inverse: int32, index into the device's O*C rows (`Group.lists` lists of C), O*C (out of range, reads as
+        zeros) where there is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity
+        for the longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
+      weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
+      segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
+    """
+
+    inverse: Any
+    weights: Any
+    segments: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """A routed batch: everything the device needs to look up and update, by group and feature name."""
+
+    groups: dict[str, GroupRouting]
+    features: dict[str, FeatureRouting]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A batch after `count`, its sizes still exact. `needs` are the least capacities that hold it."""
+
+    batch: Batch  # the samples of these devices
+    devices: int  # how many devices it is counted for, and laid out
+    local: int  # b, samples per device with padding
+    parts: int  # parts in which a device works on them, each of b / parts samples
+    needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
+    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
+    counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
+    inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
+    merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
+    whole: Batch | None = None  # what `batch` is a share of, where it was read whole
+    stop: int = 0  # the signal upon which all processes stop after it; 0: none
+    save: bool = False  # whether all processes save a checkpoint after it
+
+
+def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
+    """Finds the distinct rows that each device needs. Ids must have been validated before.
+
+    Args:
+      batch: up to `batch_size` samples; of a share those of its devices, see `samples_of`.
+      bound: the bound plan.
+      batch_size: B; device n takes samples n*b to (n+1)*b, b being ceil(B / N) rounded up to a multiple of `parts`.
+      parts: in how many parts each device works on its samples, one after the other.
+      share: the devices to count for; None: all.
+    """
+    share = share or Share(bound.all_devices, 0, bound.all_devices)
+    b = local_samples(batch_size, share.total, parts)
+    needs: dict[str, int] = {}
+    keys: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
+    inverse: dict[str, np.ndarray] = {}
+    merged: dict[str, Merged] = {}
+    for group in bound.groups:
+        pieces = []
+        buckets = share.count * group.owners
+        for feature in group.features:
+            bags = batch.bags[feature.reads]
+            if bags.lengths is not None:
+                needs[feature.name] = longest(feature, bags, b // parts)
+            owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
+            if buckets == 1:
+                pieces.append(slot_L)
+                continue
+            bucket_L = _samples(bags) // b
+            if group.owners > 1:  # or all devices have every row
+                bucket_L = bucket_L * group.owners + group.bucket(owner_L)
+            pieces.append(bucket_L * np.int64(group.rows) + slot_L)
+        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
+        cuts = np.cumsum([len(p) for p in pieces])[:-1]
+        inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
+        if share.count * group.lists == 1:
+            counts[group.name] = np.array([len(keys[group.name])])
+        else:
+            list_U = keys[group.name] // (group.asks * group.rows)
+            counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
+        needs[group.name] = _largest(counts[group.name])
+        if group.two_step:
+            merged[group.name] = merge(group, keys[group.name], share.count)
+            needs[group.name + ACROSS] = _largest(merged[group.name].counts)
+        if group.synchronous and group.sharding != "copies":
+            needs[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
+    return Counted(batch, share.count, b, parts, needs, keys, counts, inverse, merged)
+
+
+def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
+    """The samples of each batch that are for the devices of a share: from the first number to below the second."""
+    b = local_samples(batch_size, share.total, parts)
+    return share.first * b, (share.first + share.count) * b
+
+
+def _asked_of_owner(group: Group, keys_U: np.ndarray, share: Share) -> int:
+    """Rows that the devices of one replica group ask of one owner at most.
+
+    Distinct ones, where the share has all devices of a group. Else the distinct ones of its devices, times the shares
+    that may have devices of the group: the largest that any share finds is then enough for all together.
+    """
+    of_device = group.owners * group.rows
+    group_U = (share.first + keys_U // of_device) // group.devices - share.first // group.devices
+    groups = (share.first + share.count - 1) // group.devices - share.first // group.devices + 1
+    keys_M, _ = distinct(group_U * of_device + keys_U % of_device, groups * of_device)
+    found = _largest(np.bincount(keys_M // group.rows))
+    if share.count % group.devices == 0:
+        return found
+    return found * (-(-group.devices // share.count) + bool(group.devices % share.count))
+
+
+def local_samples(batch_size: int, devices: int, parts: int) -> int:
+    """b, samples per device with padding, for `count`'s arguments."""
+    return parts * -(-batch_size // (devices * parts))
+
+
+def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
+    """The least capacity for a jagged feature: ids of the longest bag if un-pooled, else of any `samples` samples."""
+    counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(_samples(bags) // samples)
+    return _largest(counts)
+
+
+def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
+    """Lays a counted batch out in arrays of the given capacities.
+
+    Args:
+      counted: a batch after `count`.
+      bound: the bound plan.
+      capacities: group and feature names to sizes, at least `counted.needs` (ValueError if not).
+      dtype: of the pooling weights: the dtype of the tables.
+    """
+    capacity.require(capacities, counted.needs)
+    groups: dict[str, GroupRouting] = {}
+    features: dict[str, FeatureRouting] = {}
+    for group in bound.groups:
+        N, lists, C = counted.devices, group.lists, capacities[group.name]
+        keys_U = counted.keys[group.name]
+        list_U: Any = 0
+        rank_U: Any = slice(len(keys_U))
+        inside = place_U = None  # on one device, rows lie in the order of their keys
+        if N * lists > 1:
+            list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
+            rank_U = ranks(list_U, counted.counts[group.name])
+            place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
+        if group.two_step:
+            across = capacities[group.name + ACROSS]
+            slots, inside = lay_out(group, counted.merged[group.name], list_U, rank_U, C, across)
+        else:
+            slots = np.full((N * lists, C), group.rows, np.int32)
+            slots[list_U, rank_U] = keys_U % group.rows
+            slots = slots.reshape(N, lists, C)
+        groups[group.name] = dataclasses.replace(
+            true_counts(group, counted),
+            slots_NxOxC=slots,
+            inside_NxExC=inside,
+            summed=capacities.get(group.name + SUMMED, 0),
+        )
+        for feature in group.features:
+            index_L = counted.inverse[feature.name]
+            if place_U is not None:
+                index_L = place_U[index_L]
+            features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, capacities, dtype)
+    return Routing(groups, features)
+
+
+def true_counts(group: Group, counted: Counted) -> GroupRouting:
+    """Only the counts of a group's routing, which say what of its arrays is useful."""
+    counts = counted.counts[group.name]
+    if group.two_step:
+        asked, handed = relay_counts(group, counted.merged[group.name], counts)
+        return GroupRouting(None, asked, None, handed)
+    return GroupRouting(None, counts.astype(np.int32).reshape(counted.devices, group.lists))
+
+
+def lay_out_feature(
+    feature: FeatureSpec,
+    counted: Counted,
+    index_L: np.ndarray,
+    nothing: int,
+    capacities: dict[str, int],
+    dtype: Any,
+) -> FeatureRouting:
+    """A feature's arrays, with `index_L` where its ids are and `nothing` where there is none."""
+    bags, P, s = counted.batch.bags[feature.reads], counted.devices * counted.parts, counted.local // counted.parts
+    weights_L = _pooling_weights(feature, bags)
+    shape: tuple[int, ...]
+    at: Any  # where each id goes
+    segments = None
+    if bags.lengths is None:
+        shape = (P * s, bags.ids.shape[1])
+        at = (slice(counted.batch.size),)
+        index_L = index_L.reshape(bags.ids.shape)
+        weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
+    elif feature.pooling == "none":
+        shape, sample_L = (P * s, capacities[feature.name]), _samples(bags)
+        at = (sample_L, np.arange(len(sample_L)) - (np.cumsum(bags.lengths) - bags.lengths)[sample_L])
+    else:
+        shape, sample_L = (P * capacities[feature.name],), _samples(bags)
+        part_L = sample_L // s
+        counts_P = np.bincount(part_L, minlength=P)
+        within_L = np.arange(len(sample_L)) - (np.cumsum(counts_P) - counts_P)[part_L]
+        at = (part_L * capacities[feature.name] + within_L,)
+        segments = np.full(shape, s, np.int32)
+        segments[at] = sample_L % s
+    inverse: np.ndarray = np.full(shape, nothing, np.int32)
+    inverse[at] = index_L
+    if weights_L is None:
+        return FeatureRouting(inverse, None, segments)
+    weights = np.zeros(shape, dtype)
+    weights[at] = weights_L
+    return FeatureRouting(inverse, weights, segments)
+
+
+def _pooling_weights(feature: FeatureSpec, bags: Bags) -> np.ndarray | None:
+    """The factor of every id in its bag's sum, [L]; None where all are 1."""
+    if feature.pooling != "mean":
+        return None if bags.weights is None else bags.weights.ravel()
+    if bags.lengths is None:
+        lengths_L: Any = bags.ids.shape[1]
+    else:
+        lengths_L = np.repeat(bags.lengths, bags.lengths)
+    factors_L = np.ones(bags.ids.size) if bags.weights is None else bags.weights.ravel().astype(np.float64)
+    return factors_L / lengths_L
+
+
+def _samples(bags: Bags) -> np.ndarray:
+    """Sample that each id belongs to, [L]."""
+    if bags.lengths is None:
+        return np.repeat(np.arange(bags.ids.shape[0]), bags.ids.shape[1])
+    return np.repeat(np.arange(len(bags.lengths)), bags.lengths)
+
+
+def _largest(counts: np.ndarray) -> int:
+    return int(counts.max(initial=0))

@@ -1,0 +1,78 @@
+"""Who sends how many bytes to whom in the exchanges of a step: the true sizes, where the program's are padded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recjax.embedding.layout import Group
+from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.routing.host import GroupRouting
+
+EXCHANGES = ("id_exchange", "row_exchange", "grad_exchange")
+
+
+def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, inside: bool = False) -> np.ndarray:
+    """What of an exchange is no padding. N are the devices of all replica groups, each of which keeps to itself.
+
+    Args:
+      group: the table group; not a replicated one, whose rows nobody sends.
+      counts: its routing, of all devices; only counts are read.
+      phase: one of EXCHANGES.
+      item_bytes: of a table's element, if that is not bfloat16.
+      inside: for the step inside a host of an exchange in two steps; otherwise the one with the owners.
+
+    Returns:
+      int64 [N, N]: bytes that device n has for device m, itself included; 0 for devices that take no part.
+    """
+    asked_NxN = _handed(group, counts) if inside else _asked(group, counts)
+    if phase == "id_exchange":
+        return asked_NxN * 4
+    held_bytes = 2 if group.dtype == "bfloat16" else item_bytes
+    columns_N = _relay_columns(group) if inside else _columns(group)
+    forward = phase == "row_exchange"
+    precision, size = (group.exchange.forward, held_bytes) if forward else (group.exchange.backward, item_bytes)
+    if inside:  # decoded already, or not yet encoded
+        precision, size = "float32", item_bytes
+    row_N = np.array([int(encoded_bytes(int(columns), precision, size)) for columns in columns_N])
+    moved_NxN = asked_NxN * row_N  # from the owner in the second place to who asked
+    return moved_NxN.T if phase == "row_exchange" else moved_NxN
+
+
+def _asked(group: Group, counts: GroupRouting) -> np.ndarray:
+    """Rows that device n asks of device m, [N, N]."""
+    counts_NxA = np.asarray(counts.counts_NxO, np.int64)
+    N, E = group.all_devices, group.per_host if group.two_step else 1
+    # Where columns are spread everyone is asked for the same rows; otherwise the m-th partner has its own number.
+    partners = group.devices // E
+    counts_NxP = np.broadcast_to(counts_NxA, (N, partners)) if counts_NxA.shape[1] == 1 else counts_NxA
+    found = np.zeros((N, N), np.int64)
+    for n in range(N):
+        first = n // group.devices * group.devices  # of its replica group
+        found[n, first + n % E : first + group.devices : E] = counts_NxP[n]
+    return found
+
+
+def _handed(group: Group, counts: GroupRouting) -> np.ndarray:
+    """Rows that device n asks of relay m of its host, [N, N]."""
+    handed_NxE = np.asarray(counts.handed_NxE, np.int64)
+    N, E = group.all_devices, group.per_host
+    found = np.zeros((N, N), np.int64)
+    for relay in range(N):
+        first = relay // E * E
+        found[first : first + E, relay] = handed_NxE[relay]
+    return found
+
+
+def _columns(group: Group) -> np.ndarray:
+    """Columns of a row that each device holds, without padding, [N]."""
+    split = group.columns
+    widths = np.diff([int(split.start(k)) for k in range(split.owners + 1)])
+    return np.tile(widths[[int(group.place(n)[1]) for n in range(group.devices)]], group.replicas)
+
+
+def _relay_columns(group: Group) -> np.ndarray:
+    """Columns of a row that each device has gathered as a relay, [N]: those of its number on all hosts."""
+    if group.sharding == "rows":
+        return np.full(group.all_devices, group.dim)
+    gathered_E = _columns(group)[: group.devices].reshape(group.hosts, group.per_host).sum(axis=0)
+    return np.tile(gathered_E, group.hosts * group.replicas)

@@ -1,0 +1,264 @@
+"""Weights of other libraries: into a run folder that has not trained yet, and out of any run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import struct
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from recjax.config.run import RunConfig
+from recjax.embedding.row_order import RowOrder
+from recjax.errors import ConfigError
+from recjax.interop.state_dicts import Entry, entries, recognise
+from recjax.train import origins
+from recjax.train import state as states
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.loop import Cursor, describe
+from recjax.train.run.folder import RunFolder
+from recjax.train.run.open_run import open_run
+from recjax.train.setup import Setup, dims, make_setup, specs
+from recjax.utils.files import disk_error
+from recjax.utils.lazy_arrays import Index, as_lazy
+from recjax.utils.paths import expanded, located, run_folder
+
+Read = Callable[[str], np.ndarray]  # from a key of a state dict to its array
+
+
+def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict[str, Any]:
+    """Makes a run folder whose checkpoint of step 0 holds the weights of a state dict.
+
+    `recjax eval` then evaluates them, and `recjax train` with the same config and --out trains on from them. Slots of
+    optimizers start anew: state dicts do not hold them.
+
+    Args:
+      file: an .npz of facebookresearch/dlrm's or TorchRec's state dict; see `recjax.interop.state_dicts`.
+      config: of the model that the weights are of.
+      out: the run folder; must not hold a run that has begun.
+
+    Returns:
+      {"out", "format", "arrays", "values"}: where, what it was, and how much.
+
+    Raises:
+      ConfigError: the file is no such state dict, or does not have exactly the arrays that the model needs.
+    """
+    file, out = expanded(file), expanded(out)
+    with _open(file) as theirs, RunFolder(run_folder(out), config) as folder:
+        if any((folder.path / "checkpoints").glob("[0-9]*")):
+            raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
+        used = origins.found(config, folder.path, _note)
+        setup = make_setup(used)
+        with _named(file):
+            form, prefix = recognise(theirs.files)
+            wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
+            _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
+        arrays = states.one_version(states.export(setup.new_state(), setup.bound, setup.dense))
+        read = _one_at_a_time(file, theirs)
+        values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
+        folder.claim(_note, used=used)
+        with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
+            checkpoints.save(0, arrays, describe(setup, Cursor()))
+    return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}
+
+
+def export_weights(
+    run: Path | str,
+    form: str,
+    file: Path | str,
+    overrides: Sequence[str] = (),
+    step: int | Literal["newest"] | None = None,
+    *,
+    trust_code: bool = False,
+) -> dict[str, Any]:
+    """Writes the weights of a checkpoint as another library's state dict.
+
+    Args:
+      run: a run folder.
+      form: "facebook" or "torchrec".
+      file: the .npz to write; there, `{k: torch.from_numpy(v) for k, v in numpy.load(file).items()}` gives what
+        `load_state_dict` takes.
+      overrides: changes to the run's config that keep the model, for example "mesh.devices=1" or "data.path=...".
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
+      trust_code: as for `main.evaluate`.
+
+    Returns:
+      {"file", "format", "step", "arrays", "values"}: where, what, of which step, and how much.
+
+    Raises:
+      ConfigError: the format cannot hold this model, or the file cannot be written.
+    """
+    file = expanded(file)
+    setup, state, done = open_run(located(run), overrides, (), step, report=_note, trust_code=trust_code)
+    found = _entries(form, setup)
+    arrays = states.one_version(states.export(state, setup.bound, setup.dense))
+    values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
+    return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:
+    schema = setup.source.schema
+    tables, features = specs(setup.config, schema)
+    return entries(form, setup.config.model, len(schema.dense), features, dims(tables, features), keys)
+
+
+def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
+    """An array of an exported state, tables in the order of their rows."""
+    if not entry.table:
+        return np.asarray(arrays["dense"][_parameter(arrays, entry.name)])
+    rows = as_lazy(arrays["tables"][entry.name]["rows"]).load()
+    rows = rows.astype(_theirs(rows.dtype), copy=False)
+    return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
+
+
+def _replace(arrays: dict[str, Any], entry: Entry, file: Path, read: Read, key: str) -> int:
+    """Puts one of their arrays, once checked, in the place of ours; gives the number of its values.
+
+    A table's is read again when it is wanted: the host never holds two.
+    """
+    at, name = (arrays["tables"][entry.name], "rows") if entry.table else (arrays["dense"], "")
+    name = name or _parameter(arrays, entry.name)
+    old, new = at[name], read(key)
+    shape = entry.out(np.broadcast_to(np.zeros((), old.dtype), old.shape)).shape
+    if new.shape != shape:
+        raise ConfigError(
+            f"{file}: {key} has shape {new.shape}, but this model needs {shape}. Give the config of the model that the "
+            "weights are of."
+        )
+    dtype = _theirs(old.dtype)
+    if not np.can_cast(new.dtype, dtype, "safe"):
+        raise ConfigError(f"{file}: {key} is {new.dtype}, which {dtype} cannot hold exactly. Save it as {dtype}.")
+    if entry.table:
+        at[name] = dataclasses.replace(as_lazy(old), read=_stored_rows(read, key, entry, old.dtype))
+    else:
+        at[name] = np.array(entry.back(new), old.dtype, order="C")
+    return int(new.size)
+
+
+def _theirs(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in a state dict of what we hold in `dtype`: an .npz file has no bfloat16.
+
+    On the way in a bfloat16 table rounds to nearest.
+    """
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
+
+
+def _stored_rows(read: Read, key: str, entry: Entry, dtype: np.dtype[Any]) -> Callable[[Index], np.ndarray]:
+    """Reads parts of a table in the order in which rows are stored."""
+
+    def part(index: Index) -> np.ndarray:
+        theirs = entry.back(read(key))
+        rows = RowOrder(len(theirs)).row(np.arange(index[0].start, index[0].stop))
+        return np.array(theirs[rows, index[1]], dtype, order="C")
+
+    return part
+
+
+def _one_at_a_time(file: Path, theirs: Any) -> Read:
+    """Reads their arrays by key and keeps the last one, of which several parts may be wanted."""
+    last: dict[str, np.ndarray] = {}
+
+    def read(key: str) -> np.ndarray:
+        if key not in last:
+            last.clear()  # before the next one takes memory
+            with _reading(file):
+                last[key] = theirs[key]
+        return last[key]
+
+    return read
+
+
+def _parameter(arrays: dict[str, Any], name: str) -> str:
+    """The name of a dense parameter in an exported state, where Flax may add how it stores it."""
+    return next(full for full in arrays["dense"] if full.removesuffix(".value") == name)
+
+
+def _check_keys(found: Sequence[str], needed: Sequence[str], form: str) -> None:
+    missing, extra = sorted(set(needed) - set(found)), sorted(set(found) - set(needed))
+    if missing or extra:
+        what = [
+            f"{word} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            for word, names in (("it lacks", missing), ("it has beside what the model needs", extra))
+            if names
+        ]
+        raise ConfigError(
+            f"it is a {form} state dict, but of another model: {'; '.join(what)}. Give the config of the model that "
+            "the weights are of."
+        )
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Any:
+    """Puts the file before the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+# What zipfile and NumPy raise over files that are damaged, encrypted or of a future form.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError, RuntimeError, SyntaxError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Any:
+    """Turns what a damaged or foreign file raises into a ConfigError."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise ConfigError(
+            f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
+            "v.cpu().numpy() for k, v in state_dict.items()})."
+        ) from error
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Any:
+    """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
+    with contextlib.ExitStack() as stack:
+        with _reading(file):
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+                raise ValueError("it is no regular file")
+            stream = stack.enter_context(open(file, "rb"))
+            if not zipfile.is_zipfile(stream):  # NumPy would advise to load it as a pickle, which can run code
+                raise ValueError("it is a file of another kind, or cut short")
+            stream.seek(0)
+            opened = stack.enter_context(np.load(stream, allow_pickle=False))
+        yield opened
+
+
+def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> int:
+    """Writes an .npz file that is whole or not there, as numpy.savez does but an array at a time; gives its values."""
+    unfinished = file.with_name(f".{file.name}.unfinished-{os.getpid()}")
+    values = needed_bytes = 0
+    try:
+        try:
+            with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
+                for key, array in arrays:
+                    needed_bytes += array.nbytes
+                    values += array.size
+                    with target.open(f"{key}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+            os.replace(unfinished, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    except OSError as error:
+        raise disk_error(file, error, needed_bytes) from error
+    return values

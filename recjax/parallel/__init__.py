@@ -1,0 +1,1 @@
+"""Devices and processes: the mesh, joining, supervising and watching processes."""

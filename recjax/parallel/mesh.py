@@ -1,0 +1,263 @@
+"""The device mesh and the sharding rules.
+
+Every mesh has three named axes, of size 1 where they are unused:
+
+  replica  groups of devices that each hold all tables (2D parallelism)
+  host     machines within a group
+  device   accelerators within a machine
+
+Tables are split over MODEL_AXES, in each replica group anew. The batch is split over BATCH_AXES, and so are dense
+parameters if they are not replicated (`recjax/train/dense.py`). Devices are numbered group by group and host by host:
+device d of host h of group r is number r * (devices / replicas) + h * (devices of a host) + d. So a group's machines
+stand side by side, and a machine's devices too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from recjax.errors import ConfigError, DeviceError
+from recjax.parallel import distributed, waiting
+from recjax.settings.values import either
+
+AXES = ("replica", "host", "device")
+BATCH_AXES = AXES
+MODEL_AXES = ("host", "device")
+ACROSS_GROUPS = ("replica",)
+ACROSS_HOSTS, INSIDE_HOST = ("host",), ("device",)  # the two steps of an exchange
+_DEVICE_FILES = Path("/dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Which devices a run uses."""
+
+    devices: int = 0  # total devices over all processes; 0 takes all there are
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto takes the best that JAX finds
+    hosts: int = 1  # machines that they stand in, equally many in each; host devices of one process may play them
+    replicas: int = 1  # groups of equally many devices, each of which holds all tables: see train.replica_sync
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise ConfigError(f"devices is {self.devices}; give a positive number, or 0 for all devices.")
+        if self.hosts < 1:
+            raise ConfigError(f"hosts is {self.hosts}; it must be at least 1.")
+        if self.replicas < 1:
+            raise ConfigError(f"replicas is {self.replicas}; it must be at least 1.")
+        _ = self.shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sizes of AXES. Where all devices are to be taken, those of as few as there can be."""
+        return shape(self.devices or max(self.hosts, self.replicas), self.hosts, self.replicas)
+
+
+def per_host(devices: int, hosts: int) -> int:
+    """Devices of each host.
+
+    Raises:
+      ConfigError: they are not equally many.
+    """
+    if devices % hosts:
+        fitting = [str(h) for h in range(1, devices + 1) if devices % h == 0]
+        raise ConfigError(
+            f"{devices} devices cannot be shared evenly among {hosts} hosts. Set mesh.hosts to {either(fitting)}, or "
+            "mesh.devices to a multiple of it."
+        )
+    return devices // hosts
+
+
+def shape(devices: int, hosts: int, replicas: int) -> tuple[int, int, int]:
+    """Sizes of AXES: replica groups, hosts within each, devices of each within a group.
+
+    A group has several whole hosts, or one host, or a part of one.
+
+    Args:
+      devices: how many in all.
+      hosts: machines that they stand in.
+      replicas: groups.
+
+    Raises:
+      ConfigError: one of them cannot be shared evenly.
+    """
+    if hosts % replicas and replicas % hosts:
+        raise ConfigError(
+            f"{replicas} replica groups on {hosts} hosts: a group must have whole hosts, or lie within one. Set "
+            "mesh.replicas to a divisor or a multiple of mesh.hosts."
+        )
+    per_host(devices, hosts)
+    if devices % replicas:
+        fitting = [str(r) for r in range(1, devices + 1) if devices % r == 0]
+        raise ConfigError(
+            f"{devices} devices cannot be shared evenly among {replicas} replica groups. Set mesh.replicas to "
+            f"{either(fitting)}, or mesh.devices to a multiple of it."
+        )
+    group_hosts = max(1, hosts // replicas)
+    return replicas, group_hosts, per_host(devices // replicas, group_hosts)
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Builds the mesh, and on CPU first asks JAX for as many host devices as the config wants.
+
+    Host devices can only be made before JAX's back end starts; later (in a notebook, say) the ones
+    that exist are used, if they are enough.
+
+    Raises:
+      ConfigError: `config.hosts` does not divide the number of devices.
+      DeviceError: fewer devices than `config.devices`, or none of the platform.
+    """
+    if not _backend_started():
+        _prepare_backend(config)
+    try:
+        with waiting.saying(f"starting {f'{config.devices:,}' if config.devices else 'the'} devices"):
+            devices = jax.devices() if config.platform == "auto" else jax.devices(config.platform)
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names a plugin that is missing
+        asked = f"mesh.platform={config.platform}"
+        if config.platform == "auto" and "JAX_PLATFORMS" in os.environ:
+            asked += f" with JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}"
+        raise DeviceError(
+            f"{asked}: JAX finds no such device ({str(error) or 'not installed'}). Install recjax with the extra for "
+            "your accelerator (cuda12, cuda13 or tpu), or set mesh.platform=cpu."
+        ) from error
+    wanted = config.devices or len(devices)
+    if len(devices) < wanted:
+        kind = devices[0].platform
+        fewer = f"mesh.devices={len(devices)}" + (" mesh.hosts=1" if config.hosts > 1 else "")
+        fewer += ", on which no number depends" if config.replicas == 1 else " mesh.replicas=1"
+        if kind == "cpu":
+            how = (
+                f"Pass {fewer}: to the command, recjax.load or recjax.evaluate. Or, since host devices can only be "
+                "made before JAX starts, and it has started in this process: restart it (or the notebook's kernel) and "
+                f"run the largest mesh first, or call jax.config.update('jax_num_cpu_devices', {wanted}) at its very "
+                "top."
+            )
+        else:
+            how = f"Pass {fewer}, or mesh.platform=cpu for {wanted} host devices."
+        raise DeviceError(f"mesh.devices={wanted}, but JAX sees {len(devices)} {kind} device(s). {how}")
+    if jax.process_count() > 1 and len(devices) != wanted:
+        raise ConfigError(
+            f"mesh.devices={wanted}, but the {jax.process_count()} processes have {len(devices)} devices together, and "
+            f"each of them must take part with all of its own. Set mesh.devices={len(devices)}, or 0."
+        )
+    sizes = shape(wanted, config.hosts, config.replicas)
+    # In JAX's order, that is process by process, so that a process holds neighbours: see `Share`.
+    return Mesh(np.asarray(devices[:wanted]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def left_aside(config: MeshConfig) -> str | None:
+    """The note that a run on the CPU leaves a GPU of this machine aside; None where it does not.
+
+    The GPU is found by its device file, which neither starts a back end nor needs JAX's plugin for it.
+    """
+    if config.platform != "cpu" or not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return None
+    return (
+        "note: mesh.platform=cpu, so this runs on the CPU, though this machine has a GPU. With recjax's extra cuda12 "
+        "or cuda13, mesh.platform=gpu mesh.devices=0 takes all GPUs."
+    )
+
+
+def _backend_started() -> bool:
+    from jax._src import xla_bridge  # JAX has no public call that asks without starting one
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _prepare_backend(config: MeshConfig) -> None:
+    # The setting may also come from the environment (JAX_NUM_CPU_DEVICES).
+    processes = distributed.processes()
+    if config.devices % processes:
+        raise ConfigError(
+            f"mesh.devices={config.devices} cannot be shared evenly among {processes} processes. Set it to a multiple "
+            "of that, or to 0 for all devices that there are."
+        )
+    host_devices = config.devices // processes or jax.config.values["jax_num_cpu_devices"]
+    if config.platform in ("cpu", "auto") and host_devices > 1:
+        jax.config.update("jax_num_cpu_devices", host_devices)
+        # Before 0.12 each host device needs a thread of XLA's pool that may block in a collective; with fewer threads
+        # than devices JAX 0.10 deadlocks. Later a pool larger than the machine would only make threads wait for cores.
+        # The variable is read once, when the back end starts.
+        if jax.__version_info__ < (0, 12):
+            os.environ.setdefault("NPROC", str(max(16, 2 * host_devices)))
+    if config.platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The devices of a mesh that one process feeds: `count` of them from number `first` on, of `total`."""
+
+    total: int
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Share:
+        """That of this process."""
+        mine = [n for n, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
+        return cls(mesh.devices.size, mine[0], len(mine))
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Puts host values, which all processes have alike, on the devices.
+
+    Args:
+      tree: arrays or NumPy's.
+      shardings: one for all, or a tree of them like the top of `tree`.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def one(x: Any, sharding: NamedSharding) -> jax.Array:
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(one, tree, jax.tree.broadcast(shardings, tree))
+
+
+def put_share(tree: Any, mesh: Mesh) -> Any:
+    """Puts arrays on the mesh of which each process has the part of its own devices, device by device."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharded(mesh))
+    share, sharding = Share.of(mesh), sharded(mesh)
+    devices = mesh.devices.flat[share.first : share.first + share.count].tolist()
+
+    def one(x: Any) -> jax.Array:
+        x = np.asarray(x)
+        shape = (len(x) // share.count * share.total, *x.shape[1:])
+        pieces = [jax.device_put(piece, d) for piece, d in zip(np.split(x, share.count), devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+    return jax.tree.map(one, tree)
+
+
+def whole(x: jax.Array) -> np.ndarray:
+    """An array of the mesh in the memory of every process, which all must ask for together."""
+    if not x.is_fully_addressable and not x.is_fully_replicated:
+        sharding: Any = x.sharding
+        x = _replicate(sharding.mesh)(x)
+    return np.asarray(x)
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Any:
+    return jax.jit(lambda x: x, out_shardings=replicated(mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def sharded(mesh: Mesh, axes: tuple[str, ...] = BATCH_AXES) -> NamedSharding:
+    """The leading axis split evenly over `axes`, which must divide it."""
+    return NamedSharding(mesh, P(axes))

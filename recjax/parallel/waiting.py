@@ -1,0 +1,39 @@
+"""Says what takes long, so that a command that is at work does not look like one that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from recjax.parallel import distributed
+
+_FIRST_S, _EVERY_S = 5.0, 30.0  # after which it is said first, and then again
+
+
+@contextlib.contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Prints on standard error what is being done within it, once that has taken some seconds; process 0 does.
+
+    Args:
+      what: for example "starting 1,000 host devices".
+    """
+    done = threading.Event()
+    began = time.monotonic()
+
+    def say() -> None:
+        wait_s, text = _FIRST_S, f"{what} ..."
+        while not done.wait(wait_s):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens; that ends no run
+                print(text, file=sys.stderr, flush=True)
+            wait_s = _EVERY_S
+            text = f"still {what} ({time.monotonic() - began + wait_s:.0f} s)"
+
+    if distributed.is_main():
+        threading.Thread(target=say, name="saying", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

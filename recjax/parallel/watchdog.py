@@ -1,0 +1,278 @@
+"""A thread that watches over this process and its peers, so that none waits for ever for one that is gone.
+
+Every process posts a record once a second: its phase, how often the phase has changed, and a beat. It reads those of
+the others, and ends itself (exit status 4, with a paragraph that names the process and its phase) when
+
+  a peer has failed, and says so in its record;
+  a peer's beat stands still for half the limit: it was killed or stopped, its machine or the link is lost;
+  a peer has ended while this one is still at work;
+  a process does not leave a phase in which it works alone within that phase's limit;
+  no process has moved for the limit, though none of them works alone.
+
+The records lie in the store of JAX's distributed runtime, which goes down with process 0; that JAX itself notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from recjax.errors import RecjaxError, out_of_memory
+from recjax.parallel import distributed
+from recjax.utils.redact import masked
+
+LOST = 4  # exit status
+# Phases in which a process works alone, and after how many limits in one of them it counts as stuck. In the others it
+# waits for its peers, or does what none of them waits for.
+ALONE = {"start": 30, "input": 1, "dispatch": 30, "restore": 30, "checkpoint": 30, "report": 30}
+_DONE = "done"
+# Between runs that a Python program starts: what it does there, and for how long, is its own affair.
+_OUTSIDE = "outside"
+_BEAT_S = 1.0
+LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
+_PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
+
+
+class Watch:
+    """What this process tells of itself, and what it knows of its peers. Its thread ends with the process."""
+
+    def __init__(self, pipe: int | None) -> None:
+        """Starts to tell the supervisor, if there is one.
+
+        Args:
+          pipe: file descriptor that the supervisor reads; see `supervisor.py`.
+        """
+        self._pipe = pipe
+        self._phase, self._moves = "start", 0
+        self._limit_s = distributed.limit_s()
+        self._failed, self._status = "", LOST
+        self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
+        self._joined = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def joined(self, limit_s: float) -> None:
+        """From now on the peers are watched too, also one that will not have said a word."""
+        now = time.monotonic()
+        silent = {"phase": "start", "moves": -1, "beat": None, "failed": "", "where": "not a word from it yet"}
+        self._seen = {k: (silent, now, now) for k in range(distributed.processes())}
+        self._limit_s, self._joined = limit_s, True
+
+    def phase(self, name: str) -> None:
+        """Says what this process does from now on."""
+        self._phase = name
+        self._moves += 1
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """The peers learn of an error in it, and end too, unless they have the same one.
+
+        An error that a lost peer may have caused ends this process as well, once it is known which one it was.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not getattr(error, "everywhere", False):
+                if _perhaps_a_peers(error):
+                    self._explain(error)
+                kind = "" if isinstance(error, RecjaxError) else f"{type(error).__name__}: "
+                self.failed(f"{kind}{error}")
+            raise
+
+    def failed(self, message: str, status: int = LOST) -> None:
+        """Tells the peers that this process ends, and why; they end too, with this exit status."""
+        self._failed, self._status = " ".join(message.split())[:600], status
+        if self._joined:
+            with contextlib.suppress(Exception):  # they will see that it is gone
+                self._tell()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the peers have been told that this process ends, for a reason of its own."""
+        return bool(self._failed)
+
+    def done(self) -> None:
+        """Tells them that it has nothing left to do."""
+        self.phase(_DONE)
+        with contextlib.suppress(Exception):
+            self._tell()
+        self._joined = False
+
+    def _explain(self, error: BaseException) -> None:
+        self.phase("lost")
+        deadline = time.monotonic() + self._limit_s / 2 + 3 * self._interval_s()
+        while time.monotonic() < deadline:
+            time.sleep(0.2)  # meanwhile the thread may find the culprit
+        text = " ".join(str(error).split())[:300]
+        traceback.print_exception(error)  # it may as well be a mistake of ours
+        self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
+
+    def end(self, message: str, status: int = LOST) -> None:
+        """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
+        with self._lock:
+            print(f"\nrecjax: error: process {distributed.process()}: {masked(message)}", file=sys.stderr, flush=True)
+            os._exit(status)
+
+    def _interval_s(self) -> float:
+        return max(_BEAT_S, distributed.processes() * _PER_PROCESS_S)
+
+    def _record(self) -> dict[str, Any]:
+        return {"phase": self._phase, "moves": self._moves, "beat": time.time(), "failed": self._failed,
+                "status": self._status, "where": f"{socket.gethostname()}, pid {os.getpid()}"}  # fmt: skip
+
+    def _tell(self) -> None:
+        distributed.post(f"watch/{distributed.process()}", json.dumps(self._record()))
+
+    def _run(self) -> None:
+        due = 0.0
+        while True:
+            self._tell_supervisor()
+            if self._joined and time.monotonic() >= due:
+                due = time.monotonic() + self._interval_s()
+                try:
+                    self._tell()
+                    records = {int(k): json.loads(text) for k, text in distributed.posted("watch").items()}
+                except Exception as error:
+                    if self._joined and self._phase != _OUTSIDE:
+                        self.end(
+                            f"process 0, which the others meet at, cannot be reached any more; it ended, or the link "
+                            f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
+                        )
+                    continue
+                ending = self._status != LOST  # by a signal, which may have reached the others too
+                if not ending and (message := self.judge(records, time.monotonic())):
+                    if self._joined:
+                        self.end(message, _status(records))
+            time.sleep(_BEAT_S)
+
+    def _tell_supervisor(self) -> None:
+        if self._pipe is None:
+            return
+        try:
+            os.write(self._pipe, f"{self._phase}\n".encode())
+        except BlockingIOError:
+            pass  # it was stopped; its pipe is full
+        except OSError:
+            os._exit(LOST)  # it is gone, and nobody else would end this process
+
+    def judge(self, records: Mapping[int, dict[str, Any]], now: float) -> str:
+        """What is wrong, or nothing.
+
+        Args:
+          records: those that the processes have posted, by process.
+          now: seconds, monotonic; when they were read.
+        """
+        me = distributed.process()
+        for k, record in records.items():
+            before, beat_at, moved_at = self._seen.get(k, (record, now, now))
+            if record["beat"] != before["beat"]:
+                beat_at = now
+            if (record["phase"], record["moves"]) != (before["phase"], before["moves"]):
+                moved_at = now
+            self._seen[k] = record, beat_at, moved_at
+        if self._phase == _OUTSIDE:
+            return ""
+        here = f"This process was in phase {self._phase}. {AGAIN}"
+        for k, (record, beat_at, moved_at) in self._seen.items():
+            name, phase, still_s = f"process {k} ({record['where']})", record["phase"], now - moved_at
+            if record["failed"] and k != me:
+                did = "failed" if record.get("status", LOST) == LOST else "was stopped"
+                return f"{name} {did} in phase {phase}: {record['failed']} {here}"
+            if phase == _DONE:
+                if self._phase != _DONE and still_s > self._limit_s / 2:
+                    return f"{name} has ended while this one still works: their data or settings differ. {here}"
+                continue
+            if now - beat_at > self._limit_s / 2 and k != me:
+                return (
+                    f"{name} was last heard of {now - beat_at:.0f} s ago, in phase {phase}: it was killed or stopped, "
+                    f"or the link to its machine is lost. {here}"
+                )
+            if still_s > ALONE.get(phase, 1e9) * self._limit_s:
+                return f"{name} has been in phase {phase} for {still_s:.0f} s. {here}"
+        alone = any(record["phase"] in (*ALONE, _DONE, _OUTSIDE) for record, _, _ in self._seen.values())
+        still_s = now - max((moved_at for _, _, moved_at in self._seen.values()), default=now)
+        if not alone and still_s > self._limit_s:
+            phases = ", ".join(f"{k} in {record['phase']}" for k, (record, _, _) in sorted(self._seen.items()))
+            return (
+                f"no process has moved for {still_s:.0f} s: {phases}. (Steps that take so long need a larger "
+                f"RECJAX_LIMIT_S.) {AGAIN}"
+            )
+        return ""
+
+
+AGAIN = "Start the same command again, on as many processes as there are: the run goes on from its last checkpoint."
+_watch: Watch | None = None
+
+
+def start(pipe: int | None = None) -> Watch:
+    """Starts the thread."""
+    global _watch
+    _watch = _watch or Watch(pipe)
+    return _watch
+
+
+@contextlib.contextmanager
+def from_python() -> Iterator[None]:
+    """A run that a Python program starts in each of several processes is watched too; the command line's already is."""
+    if distributed.processes() == 1 or (_watch is not None and _watch._phase != _OUTSIDE):
+        yield
+        return
+    watching = start()
+    if not watching._joined:
+        watching.joined(distributed.limit_s())
+    watching.phase("start")
+    try:
+        with watching.reporting():
+            yield
+    finally:
+        watching.phase(_OUTSIDE)
+
+
+def ending(message: str, status: int) -> None:
+    """Tells the peers of this process, if it has any, that it ends now, and why; they end too, with its exit status."""
+    if _watch is not None and _watch._joined:
+        _watch.failed(message, status)
+        if distributed.is_main():
+            time.sleep(LAST_WORDS_S)
+
+
+def phase(name: str) -> None:
+    """Says what this process does from now on, if it is watched."""
+    if _watch is not None:
+        _watch.phase(name)
+
+
+@contextlib.contextmanager
+def during(name: str) -> Iterator[None]:
+    """A phase, after which the one before goes on."""
+    before = _watch._phase if _watch is not None else ""
+    phase(name)
+    try:
+        yield
+    finally:
+        phase(before)
+
+
+def _status(records: Mapping[int, dict[str, Any]]) -> int:
+    """The exit status of those that have failed, if they agree on one."""
+    statuses = {record.get("status", LOST) for record in records.values() if record["failed"]}
+    return statuses.pop() if len(statuses) == 1 else LOST
+
+
+def _perhaps_a_peers(error: BaseException) -> bool:
+    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own.
+    own = isinstance(error, (NotImplementedError, RecursionError)) or out_of_memory(error)
+    return isinstance(error, RuntimeError) and not own
+
+
+def _first(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

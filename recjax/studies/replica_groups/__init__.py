@@ -1,0 +1,1 @@
+"""The study of replica groups with tables of their own."""

@@ -1,0 +1,105 @@
+"""What an iteration takes, part by part, and what synchronised tables send between replica groups."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from recjax.bench import breakdown
+from recjax.comms import profile
+from recjax.embedding.layout import SUMMED, BoundPlan
+from recjax.embedding.quantize import Precision, encoded_bytes
+from recjax.embedding.routing import capacity
+from recjax.train.loop import Cursor, training
+from recjax.train.setup import Setup
+
+# What the phases of a step count as. A group's own exchange is apart: it is no all-reduce, and with one device a group
+# there is none.
+PARTS = {
+    "forward": ("gather", "pool", "dense_gather", "dense_forward"),
+    "loss": ("loss",),
+    "backward": ("dense_backward", "pool_backward"),
+    "all-reduce": ("dense_grads", "replica_exchange", "finite_check", "clip"),
+    "exchange in the group": ("id_exchange", "row_exchange", "grad_exchange", "route"),
+    "optimizer": ("dense_update", "sparse_update"),
+}
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
+_WARM = 5  # iterations before those that are profiled
+
+
+def time_parts(setup: Setup, steps: int) -> dict[str, float]:
+    """Milliseconds of an iteration by PARTS, "other" and "idle" (no device at work): the mean of `steps` of a profile.
+
+    Where several devices share processors, as host devices do, a part is its share of what all do at a time.
+    """
+    state, cursor = setup.new_state(), Cursor()
+    stream = training(setup, state, cursor)
+
+    def advance(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state, _, result = next(stream)
+            jax.block_until_ready(result)
+
+    advance(_WARM)
+    sizes = cursor.capacities
+    trace = profile.profile(lambda: advance(steps), None)
+    counted = next(setup.counted("train", setup.config.train.batch_size))
+    inputs = setup.place(counted, sizes)
+    hlo = setup.train_step.lower(state, inputs).compile().as_text() or ""
+    found = breakdown.read(trace, hlo)["device_ms"]
+    profile.discard(trace)
+    named = {name: sum(found.pop(phase, 0.0) for phase in phases) for name, phases in PARTS.items()}
+    idle = found.pop("idle", 0.0)
+    times = {**named, "other": sum(found.values()), "idle": idle}
+    return {**times, "total": sum(times.values())}
+
+
+def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> dict[str, float]:
+    """Bytes that the fullest device sends to other groups for one synchronisation of the tables, by method.
+
+    "rows PRECISION": the exact exchange of row gradients in every step: each owner sends its K distinct rows' slots and
+    sums to all other groups, (G - 1) * K * (4 + a row's bytes). "tables PRECISION": a whole-table average, as a ring
+    all-reduce of weights and slots, 2 (G - 1) / G of their bytes; what travels is rounded, a row at a time. Replicated
+    tables are all-reduced whole in either way, as [R, D + 1] gradients or as themselves.
+
+    Args:
+      bound: the bound plan, of synchronous groups.
+      needs: `Counted.needs` of a batch.
+      item_bytes: of a table's or a slot's element.
+    """
+    G, total = bound.replicas, dict.fromkeys([f"{w} {p}" for w in ("rows", "tables") for p in PRECISIONS], 0.0)
+    ring = 2 * (G - 1) / G
+    for group in bound.groups:
+        slots = sum(math.prod(slot.shape) for slot in group.slots().values())
+        for precision in PRECISIONS:
+            row = encoded_bytes(group.width, precision, item_bytes)
+            kept = sum(
+                encoded_bytes(math.prod(s.shape), precision, item_bytes) if s.shape else item_bytes
+                for s in group.slots().values()
+            )
+            total[f"tables {precision}"] += ring * group.rows * (row + (kept if slots else 0))
+            if group.sharding == "copies":
+                total[f"rows {precision}"] += ring * group.rows * (group.dim + 1) * item_bytes
+            else:
+                total[f"rows {precision}"] += (G - 1) * needs[group.name + SUMMED] * (4 + row)
+    return total
+
+
+def needs_of(setup: Setup, batches: int = 8) -> dict[str, int]:
+    """The largest `Counted.needs` of the first batches of a training."""
+    found: dict[str, int] = {}
+    stream = setup.counted("train", setup.config.train.batch_size)
+    for _ in range(batches):
+        found = capacity.largest(found, next(stream).needs)
+    return found
+
+
+def table_bytes(bound: BoundPlan, item_bytes: int = 4) -> int:
+    """Bytes of weights and slots of all tables, once."""
+    total = 0
+    for group in bound.groups:
+        slots = sum(math.prod(slot.shape) for slot in group.optimizer.slots(group.dim).values())
+        total += sum(table.spec.rows for table in group.tables) * (group.dim + slots) * item_bytes
+    return total

@@ -1,0 +1,1 @@
+"""Checkpoints: arrays, manifest, and how several processes write one."""

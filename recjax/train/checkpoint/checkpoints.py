@@ -1,0 +1,419 @@
+"""Checkpoints of a run: whole or not there, verified before use, written and read without a copy in memory.
+
+    checkpoints/00000100/state/            the arrays (Orbax; any tool that reads Orbax reads them)
+    checkpoints/00000100/part-00003/       rectangles of arrays that process 3 held, if there were several (Orbax)
+    checkpoints/00000100/manifest.json     step, the caller's meta, every array's type, every file's checksum
+    checkpoints/00000100/manifest.sha256   the manifest's own checksum
+    checkpoints/.unfinished-00000200-...   being written or deleted; never read
+
+A checkpoint is written under an unfinished name, flushed to the disk, and renamed last: a process that is
+killed, or a machine that loses power, at any moment leaves a complete newest checkpoint.
+
+Of several processes each writes and flushes what it holds, and tells process 0, which commits all of it by that rename
+once everybody has. They tell each other so through `distributed.post`, from the threads that write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from recjax.errors import TrainingError
+from recjax.parallel import distributed, watchdog
+from recjax.train.checkpoint import array_store, manifest, save_protocol
+from recjax.train.checkpoint.array_store import Arrays
+from recjax.utils.files import disk_error, flush_folder
+
+_NAME = re.compile(r"(\d{8,})(\.replaced)?")
+_UNFINISHED = ".unfinished-"
+_saves = itertools.count()  # begun in this process; all processes count alike
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A verified checkpoint.
+
+    Attributes:
+      step: the training step after which it was saved.
+      arrays: nested dict of lazy arrays, with the types and shapes that were saved.
+      meta: what the caller gave to `save`, as JSON gives it back (tuples are lists).
+    """
+
+    step: int
+    arrays: Arrays
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one folder. Use it as a context manager, or call `close`.
+
+    All processes of a run save and restore together; what process 0 finds in the folder counts.
+    Reading changes nothing on the disk, so that a run can be evaluated while it trains.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        """Opens the folder, which need not exist yet.
+
+        Args:
+          directory: the folder of all checkpoints of one run.
+          keep: how many of the newest to keep, at least 2: while one is found damaged, the one before serves.
+        """
+        if keep < 2:
+            raise ValueError(f"keep={keep}: at least 2 checkpoints are kept, so that one may be damaged")
+        self._directory = directory
+        self._keep = keep
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+        self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
+        self._arrays_read.set()
+        self._damaged: set[int] = set()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
+        return list(self._folders(together=False))
+
+    def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
+        """Starts to write a checkpoint in the background; waits first for one that is still being written.
+
+        When it is complete, what is no longer needed goes: all but the newest `keep` and those that they pin;
+        those that `newest` found damaged; and those of later steps, which belong to a course that the run
+        left when it went back to an earlier checkpoint.
+
+        Args:
+          step: training steps done.
+          arrays: nested dict of NumPy or lazy arrays. They are not copied: nobody changes them until
+            `wait_for_arrays`, `wait`, `close` or the next `save` returns.
+          meta: JSON values, taken over before this returns.
+          pinned: a step whose checkpoint (this or an earlier one) is kept besides the newest, such as the
+            best one so far. It is kept as long as this one, since a run that goes back to this one needs it again.
+
+        Raises:
+          TrainingError: the save *before* this one failed: no space, no permission. This one is not begun.
+          TypeError: arrays or meta that cannot be stored.
+        """
+        content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta}
+        content = json.loads(json.dumps(content))
+        self.wait()
+        self._arrays_read.clear()
+        save = self._save if distributed.is_main() else self._save_part
+        self._saving = self._worker.submit(save, next(_saves), step, arrays, content)
+
+    def wait_for_arrays(self) -> None:
+        """Returns when the arrays of the last save may change: all are in files, or the save has failed.
+
+        What is left, flushing and checksums, goes on in the background; an error of the save comes with `wait`.
+        """
+        self._arrays_read.wait()
+
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written any more.
+
+        Raises:
+          TrainingError: the last save failed: no space, no permission. The checkpoints before it are intact.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def close(self) -> None:
+        """Waits for the last save and ends the background thread.
+
+        Raises:
+          TrainingError: as for `wait`.
+        """
+        try:
+            with watchdog.during("checkpoint"):
+                self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Closes; if the body failed and the last save too, the body's error stays and gets a note."""
+        try:
+            self.close()
+        except TrainingError as failed_save:
+            if error is None:
+                raise
+            error.add_note(str(failed_save))
+
+    def newest(self, report: Callable[[str], None], use: Callable[[Restored], T]) -> T | None:
+        """Restores the newest checkpoint that is intact; every file is verified before anything is used.
+
+        Args:
+          report: called once for each damaged checkpoint that is passed over, with a paragraph that names it,
+            the file, what is wrong with it, and the checkpoint that is used instead.
+          use: makes of the checkpoint what is wanted. Its lazy arrays are good until this returns: later a run
+            that goes on may remove the files. It may be called again for the one before.
+
+        Returns:
+          What `use` made, or None if there is no checkpoint at all.
+
+        Raises:
+          TrainingError: there are checkpoints, but none is intact; or one cannot be read by this user, or
+            was written in another format.
+        """
+        self.wait()
+        damages: dict[Path, str] = {}
+        for step, folder in reversed(self._folders().items()):
+            try:
+                used = _used(folder, step, use)
+            except manifest.Damage as damage:
+                if _gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
+                    return self.newest(report, use)
+                damages[folder] = str(damage)
+                self._damaged.add(step)
+                continue
+            for damaged, what in damages.items():
+                report(
+                    f"checkpoint {damaged} is damaged: {what}. The one before it, of step {step}, is used instead; "
+                    "the damaged one is removed when the next is complete."
+                )
+            return used
+        if damages:
+            raise TrainingError(
+                f"none of the {len(damages)} checkpoints in {self._directory} is intact: "
+                + "; ".join(f"in {folder.name}, {what}" for folder, what in damages.items())
+                + ". Restore the folder from a backup, or start anew with another --out."
+            )
+        return None
+
+    def restore(self, step: int, use: Callable[[Restored], T]) -> T:
+        """Restores the checkpoint of one step, verified and used as by `newest`.
+
+        Raises:
+          TrainingError: there is none of that step, it is damaged, cannot be read, or has another format.
+        """
+        self.wait()
+        folders = self._folders()
+        others = ", ".join(str(other) for other in folders if other != step) or "none"
+        if step not in folders:
+            raise TrainingError(
+                f"{self._directory} has no checkpoint of step {step}; the steps that it has: {others}. Choose one of "
+                "these, or another run folder."
+            )
+        try:
+            return _used(folders[step], step, use)
+        except manifest.Damage as damage:
+            if _gone(folders[step]):
+                return self.restore(step, use)
+            raise TrainingError(
+                f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
+                f"the others there: {others}."
+            ) from damage
+
+    def _folders(self, together: bool = True) -> dict[int, Path]:
+        """Step -> folder, ascending; as process 0 sees them, if all ask `together`."""
+        try:
+            names = sorted(os.listdir(self._directory))
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            raise _unreadable(self._directory, error) from error
+        if together:
+            names = json.loads(distributed.from_main("its checkpoints", json.dumps(names)))
+        # Backwards, so that "00000100", if it is there, takes the place of "00000100.replaced".
+        folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
+        return {step: folders[step] for step in sorted(folders)}
+
+    def _save(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+        """Runs in the background thread of process 0."""
+        final = self._directory / f"{step:08}"
+        unfinished = self._unfinished(step)
+        others = range(1, distributed.processes())
+        whole, pieces = array_store.parted(arrays)
+        try:
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True)
+                flush_folder(self._directory.parent)
+            self._sweep()
+            try:
+                unfinished.mkdir()
+                if others:
+                    save_protocol.post(turn, "folder", unfinished.name)
+                written = {"state": whole} | ({_part(0): pieces} if pieces else {})
+                samples = {name: array_store.write(unfinished / name, held) for name, held in written.items()}
+                self._arrays_read.set()
+                for name, held in written.items():
+                    array_store.compare(unfinished / name, held, samples[name])
+                known: manifest.Files = {}
+                if others:  # who write to this folder, too
+                    for name in written:
+                        known |= _flushed(unfinished / name)
+                    content["parts"] = [array_store.corners(arrays)]
+                    for k in others:
+                        told = save_protocol.told(turn, k)
+                        content["parts"].append(told["corners"])
+                        known |= told["files"]
+                    save_protocol.forget(turn - 1)  # all others have begun this one
+                    _read(unfinished, content)  # what they wrote is here, too
+                manifest.seal(unfinished, content, known)
+                self._put(unfinished, final)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
+            self._damaged.discard(step)
+            self._retire(step)
+            if others:
+                save_protocol.post(turn, "done", "saved")
+        except BaseException as error:
+            failed = _failed(final, error, array_store.size_bytes(arrays))
+            if others:
+                for key in ("folder", "done"):
+                    save_protocol.post(turn, key, f"!{failed}")
+            if failed is error:
+                raise
+            raise failed from error
+        finally:
+            self._arrays_read.set()
+
+    def _save_part(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+        """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
+        me = distributed.process()
+        try:
+            name = save_protocol.said(turn, "folder")
+            _, pieces = array_store.parted(arrays)
+            folder = self._directory / name / _part(me)
+            try:
+                samples = array_store.write(folder, pieces) if pieces else {}
+                self._arrays_read.set()
+                if pieces:
+                    array_store.compare(folder, pieces, samples)
+                files = _flushed(folder)
+            except BaseException as error:
+                failed = _failed(folder, error, array_store.size_bytes(pieces))
+                save_protocol.tell(turn, {"error": str(failed)})
+                if failed is error:
+                    raise
+                raise failed from error
+            save_protocol.tell(turn, {"corners": array_store.corners(arrays), "files": files})
+            save_protocol.said(turn, "done")
+        finally:
+            self._arrays_read.set()
+
+    def _put(self, unfinished: Path, final: Path) -> None:
+        """Gives the complete folder its name; one that has it already keeps being found until then."""
+        replaced = final.with_name(f"{final.name}.replaced")
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(unfinished, final)
+        flush_folder(self._directory)
+        if replaced.exists():
+            self._delete(replaced)
+
+    def _retire(self, step: int) -> None:
+        folders = self._folders(together=False)
+        kept = [other for other in folders if other <= step and other not in self._damaged][-self._keep :]
+        pinned = {manifest.peek(folders[other]).get("pinned") for other in kept}
+        for other in set(folders) - set(kept) - pinned:
+            self._delete(folders[other])
+            self._damaged.discard(other)
+
+    def _delete(self, folder: Path) -> None:
+        # Renamed first: a folder that is half deleted must not pass for a damaged checkpoint.
+        doomed = self._unfinished(int(folder.name.partition(".")[0]))
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+
+    def _sweep(self) -> None:
+        """Removes what a killed process left: it was never complete, or was being deleted."""
+        for name in os.listdir(self._directory):
+            replaced = name.endswith(".replaced") and (self._directory / name.removesuffix(".replaced")).exists()
+            if replaced or name.startswith(_UNFINISHED):
+                shutil.rmtree(self._directory / name)
+
+    def _unfinished(self, step: int) -> Path:
+        return self._directory / f"{_UNFINISHED}{step:08}-{secrets.token_hex(4)}"
+
+
+def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
+    """What `use` makes of a checkpoint; `Damage` in all processes if any of them cannot read it."""
+    with watchdog.during("restore"):
+        content, damage = _verified(folder, step)
+        if not damage:
+            try:
+                restored = Restored(step, _read(folder, content), content["meta"])
+            except manifest.Damage as error:
+                damage = str(error)
+            except (KeyError, TypeError, AttributeError) as error:
+                damage = f"it cannot be read: {error}"
+        _agree(f"what checkpoint {step} is", damage)
+        try:
+            used = use(restored)
+        except manifest.Damage as error:
+            damage = str(error)
+        _agree(f"whether checkpoint {step} could be read", damage)
+        return used
+
+
+def _read(folder: Path, content: dict[str, Any]) -> Arrays:
+    """The arrays of a checkpoint, whose manifest says `content`; `Damage` if it holds something else."""
+    parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
+    try:
+        return array_store.read(folder / "state", content["arrays"], parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
+        raise manifest.Damage(f"it cannot be read: {error}") from error
+
+
+def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseException:
+    """The error of a save for the user, if it is of the disk; else itself."""
+    if isinstance(error, manifest.Damage):
+        return TrainingError(
+            f"checkpoint {folder} does not read back as it was written: {error}. It is not kept; those before it are "
+            "as they were. Check the disk and its mount, and start the same command again, or choose another --out."
+        )
+    return disk_error(folder, error, needed_bytes) if isinstance(error, OSError) else error
+
+
+def _agree(topic: str, damage: str) -> None:
+    """Each process says what it found, and all raise it."""
+    if found := next((d for d in distributed.gather(topic, damage) if d), ""):
+        raise manifest.Damage(found)
+
+
+def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
+    try:
+        content = manifest.verify(folder, (distributed.process(), distributed.processes()))
+        said = content.get("step")
+        return content, "" if said == step else f"its manifest is of step {said}"
+    except PermissionError as error:
+        raise _unreadable(folder, error) from error
+    except manifest.Damage as damage:
+        return {}, str(damage)
+    except (OSError, ValueError, KeyError) as error:
+        return {}, f"it cannot be read: {error}"
+
+
+def _gone(folder: Path) -> bool:
+    return distributed.from_main("a folder", "" if folder.exists() else "gone") == "gone"
+
+
+def _flushed(folder: Path) -> manifest.Files:
+    """The files of a folder in a checkpoint, which need not be there, by their paths in the checkpoint."""
+    return {f"{folder.name}/{path}": what for path, what in manifest.flush(folder).items()} if folder.exists() else {}
+
+
+def _part(process: int) -> str:
+    """Folder of what a process held."""
+    return f"part-{process:05}"
+
+
+def _unreadable(folder: Path, error: OSError) -> TrainingError:
+    return TrainingError(
+        f"cannot read {error.filename or folder}: {error.strerror}. Make the run folder readable for this user (uid "
+        f"{os.geteuid()})."
+    )

@@ -1,0 +1,1 @@
+"""Quality measures: exact, binned, by slice, and calibration."""

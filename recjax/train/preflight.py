@@ -1,0 +1,166 @@
+"""Whether all processes of a run are alike in what must be alike, before any of them computes.
+
+Each posts what it has; each compares with process 0. A difference that nobody noticed would show up as a hang, or as
+wrong numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from recjax import __version__, settings
+from recjax.comms.microbenchmark import sweep
+from recjax.comms.replay import ranks_mesh
+from recjax.config.own_code import source_of
+from recjax.config.run import RunConfig
+from recjax.errors import ConfigError, DataError
+from recjax.parallel import distributed, watchdog
+from recjax.train.setup import Setup, make_setup
+from recjax.utils.files import write_whole
+
+_OF_DATA = ("data",)
+_WAIT_S = 0.5
+_SIZES, _REPEATS = (2**16, 2**20), 10  # of the messages that are timed, in bytes
+_TOKEN = ".seen-by-all.unfinished-0"  # in a run folder, which takes it for a rest if nobody removes it
+
+
+def facts(setup: Setup) -> dict[str, str]:
+    """What all processes must have alike, by name."""
+    source = source_of(type(setup.config))
+    devices = jax.local_devices(backend=setup.mesh.devices.flat[0].platform)
+    return {
+        "recjax": __version__,
+        "jax": jax.__version__,
+        "platform": devices[0].platform,
+        "device kind": devices[0].device_kind,
+        "devices of a process": str(len(devices)),
+        "devices together": str(setup.mesh.devices.size),
+        "mesh": json.dumps(dict(setup.mesh.shape)),
+        "config": settings.config_hash(setup.config, ("data.path", "data.cache", "plan")),
+        **({} if source is None else {"code of the model": source.hash}),
+        "plan": hashlib.sha256(setup.plan.to_json().encode()).hexdigest()[:12],
+        "data": setup.source.fingerprint,
+    }
+
+
+def require_alike(setup: Setup, out: Path | None) -> dict[int, dict[str, str]]:
+    """Compares the processes' facts, and finds out whether all see the run folder; one process has nothing to do.
+
+    Args:
+      setup: what this process has built.
+      out: the run folder; None leaves that question out.
+
+    Returns:
+      process -> its facts.
+
+    Raises:
+      ConfigError, DataError: they differ; the paragraph has the values side by side.
+      DeviceError: a process did not say what it has.
+    """
+    found = compare(facts(setup))
+    if out is not None and distributed.processes() > 1:
+        _require_shared(out)
+    return found
+
+
+def compare(mine: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """All processes' facts, if they are alike; see `require_alike`."""
+    with watchdog.during("wait"):
+        found = dict(enumerate(map(json.loads, distributed.gather("what it has", json.dumps(dict(mine))))))
+    if differing := differences(found):
+        of_data = all(name in _OF_DATA for name in differing)
+        table = "; ".join(
+            f"{name}: " + ", ".join(f"{value} in {_numbers(ks)}" for value, ks in values.items())
+            for name, values in differing.items()
+        )
+        what = "data" if of_data else "settings"
+        raise (DataError if of_data else ConfigError)(
+            f"the processes differ in their {what}: {table}. Give all of them the same command, software and data."
+        ).in_all()
+    return found
+
+
+def differences(found: Mapping[int, Mapping[str, str]]) -> dict[str, dict[str, list[int]]]:
+    """Fact -> its values -> the processes that have it, of facts that differ."""
+    names = dict.fromkeys(name for of_one in found.values() for name in of_one)
+    differing: dict[str, dict[str, list[int]]] = {}
+    for name in names:
+        values: dict[str, list[int]] = {}
+        for k, of_one in sorted(found.items()):
+            values.setdefault(of_one.get(name, "nothing"), []).append(k)
+        if len(values) > 1:
+            differing[name] = values
+    return differing
+
+
+def _numbers(ks: list[int]) -> str:
+    shown = ", ".join(map(str, ks[:8])) + (f" and {len(ks) - 8} more" if len(ks) > 8 else "")
+    return f"process{'es' if len(ks) > 1 else ''} {shown}"
+
+
+def _require_shared(out: Path) -> None:
+    """All processes write to the run folder, so that each must see in it what process 0 has put there."""
+    token = secrets.token_hex(8)
+    if distributed.is_main():
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / _TOKEN, token.encode())
+    wanted = distributed.from_main("its mark in the run folder", token)
+    for _ in range(20):  # a network's file system may show it late
+        try:
+            seen = (out / _TOKEN).read_text()
+        except OSError:
+            seen = ""
+        if seen == wanted:
+            break
+        time.sleep(_WAIT_S)
+    answers = distributed.gather("folder seen", "" if seen == wanted else str(distributed.process()))
+    if distributed.is_main():
+        (out / _TOKEN).unlink(missing_ok=True)
+    if blind := [int(answer) for answer in answers if answer]:
+        raise ConfigError(
+            f"{_numbers(blind)} do not see the run folder {out} that process 0 writes. Name an --out on a file system "
+            "that all machines share."
+        )
+
+
+def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
+    """What `recjax preflight` does: builds all that a run needs, compares the processes, and times two collectives.
+
+    Args:
+      config: the run's config.
+      out: its run folder, which all processes must see; None leaves that out.
+
+    Returns:
+      "processes"; the facts that all have alike; "collectives": of an all-reduce and an all-to-all what
+      `recjax.comms.microbenchmark.sweep` tells, empty with one device.
+
+    Raises:
+      ConfigError, DataError, DeviceError: what stands in the way of the run.
+    """
+    setup = make_setup(config, splits=("train", "test"))
+    found = require_alike(setup, out)
+    measured: dict[str, Any] = {}
+    if setup.mesh.devices.size > 1:
+        mesh = ranks_mesh(list(setup.mesh.devices.flat))
+        measured = sweep(mesh, ("all_reduce", "all_to_all"), _SIZES, _REPEATS)["collectives"]
+    return {"processes": len(found), **found[0], "collectives": measured}
+
+
+def to_text(result: Mapping[str, Any]) -> str:
+    """What `preflight` returns, for people."""
+    lines = [f"{name}: {value}" for name, value in result.items() if name != "collectives"]
+    for kind, measured in result["collectives"].items():
+        lines += [
+            f"{kind}, {point['bytes']:,} B: {point['p50_us']:,.0f} us (95%: {point['p95_us']:,.0f}), bus bandwidth "
+            f"{point['bus_bytes_per_s'] / 1e9:.3f} GB/s"
+            for point in measured["points"]
+        ]
+    return "\n".join([*lines, "all processes agree"])

@@ -1,0 +1,1 @@
+"""The run folder: lock, metrics, summary, pictures, and opening it afterwards."""

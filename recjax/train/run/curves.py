@@ -1,0 +1,100 @@
+"""curves.png: how the loss and the AUC went, from metrics.jsonl."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recjax.utils import plots
+from recjax.utils.files import write_whole
+
+_Floats = NDArray[np.float64]
+_TRAIN, _VALIDATION, _CHOSEN, _GREY = plots.BLUE, plots.ORANGE, plots.GREEN, plots.GREY
+
+
+def draw_curves(
+    metrics_path: Path,
+    out_png: Path,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+    chosen_step: int | None = None,
+) -> None:
+    """Draws training and validation loss against step and, where there is one, the validation AUC.
+
+    Args:
+      metrics_path: metrics.jsonl; reads `step`, `split`, `loss` and `auc`.
+      out_png: the picture to write.
+      title: over the picture.
+      baselines: name -> AUC on the test split, drawn as horizontal lines.
+      chosen_step: the step of the chosen checkpoint, marked by a vertical line.
+
+    Raises:
+      TrainingError: the picture cannot be written.
+    """
+    lines = [json.loads(line) for line in metrics_path.read_text().splitlines()]
+    train_steps, train_loss = _series(lines, "train", "loss")
+    steps, loss = _series(lines, "validation", "loss")
+    auc_steps, auc = _series(lines, "validation", "auc")
+
+    panels = 2 if auc_steps.size else 1
+    figure = plots.figure(6.2 * panels, 4.8)
+    figure.suptitle(title)
+    axes = figure.subplots(1, panels, squeeze=False, sharex=True)[0]
+    for panel, label in zip(axes, ("log loss (nats)", "AUC"), strict=False):
+        plots.plain(panel)
+        panel.set_xlabel("step")
+        panel.set_ylabel(label)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+    last = max([*train_steps, *steps, chosen_step or 0, 1])
+    axes[0].set_xlim(-0.03 * last, 1.03 * last)  # from the first step on, also where there is but one evaluation
+
+    axes[0].plot(train_steps, train_loss, color=_TRAIN, alpha=0.25, linewidth=0.8)
+    axes[0].plot(train_steps, _smoothed(train_loss), color=_TRAIN, linewidth=1.8, label="training (smoothed)")
+    axes[0].plot(steps, loss, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
+    losses = np.concatenate([_smoothed(train_loss), loss])
+    if losses.size:  # the raw line may leave the frame, so that one bad step does not flatten the rest
+        low, high = float(losses.min()), float(losses.max())
+        margin = 0.08 * (high - low) or 0.05
+        axes[0].set_ylim(low - margin, high + margin)
+
+    if panels == 2:
+        axes[1].plot(auc_steps, auc, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
+        for step, value in zip(*_series(lines, "test", "auc"), strict=True):
+            axes[1].plot(
+                step, value, color=_CHOSEN, linestyle="", marker="*", markersize=13, label=f"test ({value:.4f})"
+            )
+        for style, (name, value) in zip(itertools.cycle(("--", ":", "-.")), (baselines or {}).items(), strict=False):
+            axes[1].axhline(value, color=_GREY, linestyle=style, linewidth=1.2, label=f"{name}, test ({value:.4f})")
+    for panel in axes:
+        if chosen_step is not None:
+            panel.axvline(chosen_step, color=_CHOSEN, linewidth=1.2, alpha=0.8, label=f"chosen: step {chosen_step:,}")
+        plots.legend_below(panel, size=9)
+    write_whole(out_png, plots.png(figure))
+
+
+def _series(lines: list[dict[str, float | str | None]], split: str, key: str) -> tuple[_Floats, _Floats]:
+    """Steps and values of the lines of `split` that have a value for `key`, both [n]."""
+    points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
+    steps, values = np.array(points, np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+def _smoothed(values_n: _Floats) -> _Floats:
+    """A moving mean over a twelfth of the points and at least five, taken twice, [n].
+
+    Centred, but for the ends. At the beginning, where a loss falls steeply, the windows are narrower; at the end, where
+    a last batch may be small and its loss far off, they are whole, and end with the last point.
+    """
+    count = len(values_n)
+    half = min(max(count // 24, 2), (count - 1) // 2) if count else 0
+    low = np.clip(np.arange(count) - half, 0, max(count - 1 - 2 * half, 0))
+    high = np.minimum(np.arange(count) + half + 1, count)
+    for _ in range(2):
+        sums = np.concatenate([[0.0], np.cumsum(values_n)])
+        values_n = np.asarray((sums[high] - sums[low]) / (high - low))
+    return values_n

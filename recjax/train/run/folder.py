@@ -1,0 +1,278 @@
+"""The folder of a run: whose it is, and that nobody else writes to it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import IO
+
+from recjax import settings
+from recjax.config.own_code import source_of
+from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.embedding.plan import is_file
+from recjax.errors import ConfigError, RecjaxError, TrainingError
+from recjax.settings.values import written
+from recjax.train import code_of_run, origins
+from recjax.train.code_of_run import Kept
+from recjax.utils import strict_json
+from recjax.utils.files import write_json, write_whole
+
+_OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
+
+
+class Visited:
+    """A run folder as the processes beside process 0 have it: they write nothing to it but parts of checkpoints."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def claim(
+        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
+    ) -> None:
+        """Process 0 does that."""
+
+    def __enter__(self) -> Visited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class RunFolder:
+    """A run folder opened for writing. A context manager: leaving it releases the lock.
+
+    Opening it checks and locks; `claim` then makes it the folder of this run.
+
+    config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself,
+                   and "source" the hash and the names of the files of its code
+    source/        a copy of these files
+    paths.json     where the relative paths of the config led; see origins.py
+    plan.json      a copy of the plan file, if the config names one
+    metrics.jsonl  one JSON object a line
+    checkpoints/   see checkpoints.py
+    summary.json, curves.png   at the end
+    """
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        """Creates the folder, or opens the one of an earlier run of the same config. Writes nothing but the lock.
+
+        Raises:
+          ConfigError: the folder belongs to a run of another config (every differing key is named) or of other code
+            (the difference is shown), or is something else altogether.
+          TrainingError: no permission, no space, or another process is training there.
+        """
+        self.path, self._config = path, config
+        self._unknown_code = False  # whether it holds weights that were trained by an earlier version of recjax
+        if os.path.exists(path) and not path.is_dir():  # Path.exists raises where a name is too long
+            raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
+        self._refuse_foreign()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock: IO[str] = open(path / ".lock", "w")  # held until __exit__
+        except OSError as error:
+            raise TrainingError(
+                f"the run folder {path} cannot be written: {error.strerror}. Choose an --out where you may write, or "
+                "change its permissions."
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise TrainingError(
+                f"another process is training in {path}. Wait for it, stop it, or choose another --out."
+            ) from error
+        except OSError as error:
+            self._lock.close()
+            raise TrainingError(
+                f"the run folder {path} cannot be locked against other processes: {error.strerror}. Choose an --out on "
+                "another file system."
+            ) from error
+        try:
+            self._check()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _refuse_foreign(self) -> None:
+        """Before the lock, which has no business in such a folder: a run writes config.json before all else."""
+        try:
+            names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        except OSError:
+            return  # which making the lock explains
+        if "config.json" not in names and any(n != ".lock" and not fnmatch(n, _UNFINISHED) for n in names):
+            raise ConfigError(
+                f"{self.path} is not empty and holds no config.json, so it is not a run folder. Choose another --out."
+            )
+        if "config.json" in names and not self._has_checkpoints():
+            try:
+                kept, text = _read(self.path)
+                if kept.where is None:
+                    read_config(self.path)
+                elif not _OF_EVERY_RUN <= strict_json.parse(text).keys():  # without running the code of its class
+                    raise ConfigError("It lacks the settings of a run.")
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{self.path} holds a config.json that no run of recjax wrote, so it is not a run folder. Choose "
+                    f"another --out. ({error})"
+                ) from error
+
+    def _check(self) -> None:
+        if not self._has_checkpoints():
+            return  # new, or it died before its first checkpoint: there is nothing to protect or to resume
+        kept, _ = _read(self.path)
+        if kept.name == type(self._config).__qualname__:
+            code_of_run.refuse_other(self.path, kept, self._config)  # first: other code may have other settings
+            then = read_config(self.path, type(self._config))
+        else:
+            try:
+                then = read_config(self.path)
+            except ConfigError:
+                code_of_run.refuse_other(self.path, kept, self._config)
+                raise
+        differing = changes(then, self._config)
+        if differing:
+            raise ConfigError(
+                f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
+                "resume it, or another --out to start anew."
+            )
+        code_of_run.refuse_other(self.path, kept, self._config)
+        self._unknown_code = kept.hash is None and source_of(type(self._config)) is not None
+
+    def _has_checkpoints(self) -> bool:
+        return any((self.path / "checkpoints").glob("[0-9]*"))
+
+    def claim(
+        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
+    ) -> None:
+        """Writes config.json and a copy of the code, and removes what a killed run left unfinished.
+
+        Called once the config has passed every check, so that one with a mistake does not keep the folder from the
+        corrected one.
+
+        Args:
+          report: called with what the user should know.
+          trains: whether steps are left to train. Else weights of unknown code do not become those of this code.
+          used: the config with the paths that its own led to (see `origins.found`); None: no path is relative.
+
+        Raises:
+          TrainingError: no permission, no space.
+        """
+        for unfinished in self.path.glob(_UNFINISHED):
+            unfinished.unlink(missing_ok=True)
+        plain, source = json.loads(settings.to_json(self._config)), source_of(type(self._config))
+        if self._unknown_code:
+            report(
+                f"an earlier version of recjax made {self.path}, without keeping the code of its model: whether that "
+                "has changed since cannot be said" + ("; from now on the folder holds it" if trains else "")
+            )
+        holds = trains or not self._unknown_code
+        if source is not None and holds:
+            code_of_run.write_copy(self.path, source)
+        write_json(self.config_file, code_of_run.describe(self._config, with_code=holds) | plain)
+        used = used or self._config
+        origins.keep(self._config, used, self.path)
+        if is_file(used.plan):
+            write_whole(self.path / origins.PLAN, Path(used.plan).read_bytes())
+
+    @property
+    def config_file(self) -> Path:
+        """config.json."""
+        return self.path / "config.json"
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+
+def changes(then: RunConfig, now: RunConfig) -> list[str]:
+    """The settings by which `now` is another run than `then`, each as "key: value there, value here".
+
+    Where a part is of another kind, the settings that only one of the two kinds has are left out.
+    """
+    differing = [d for d in settings.diff(then, now) if not settings.matches(d[0], FREE_ON_RESUME)]
+    keys = {key for key, _, _ in differing}
+    return [
+        f"{key}: {written(old)} there, {written(new)} here"
+        for key, old, new in differing
+        if None not in (old, new) or not any(key.startswith(part + ".") for part in keys)
+    ]
+
+
+def read_config(
+    path: Path,
+    cls: type[RunConfig] | None = None,
+    *,
+    trust_code: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> RunConfig:
+    """The config of an existing run folder.
+
+    Args:
+      path: the folder.
+      cls: the class that it has if its name is that which config.json gives. Else the code that defines the class is
+        run, unless it is RunConfig itself: from where it was, if it is still the same (see `code_of_run.find`).
+      trust_code: if it is gone or another, run the copy in the folder.
+      report: called with what the user should know.
+
+    Raises:
+      ConfigError: no such folder, its config.json is missing or damaged, or the code of its class is gone or another.
+    """
+    kept, text = _read(path)
+    file = path / "config.json"
+    if kept.where is None:
+        cls = RunConfig
+    elif cls is None or cls.__qualname__ != kept.name:
+        try:
+            cls = code_of_run.find(path, kept, trust=trust_code, report=report)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: the class of this config is {kept.where}: {error}") from error
+    return settings.from_json(cls, text, source=str(file))
+
+
+def holds_code_of(path: Path, config: RunConfig) -> bool:
+    """Whether a run folder is known to have been made with the code that a config has."""
+    return code_of_run.same(_read(path)[0], config)
+
+
+def _no_run(path: Path) -> ConfigError:
+    """The error for a path that is no run folder; the remedy names the runs that it holds."""
+    if os.path.isfile(path):
+        return ConfigError(f"{path} is a file, not a run folder. Name the --out folder of `recjax train`.")
+    runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    remedy = f"It holds {', '.join(runs[:3])}{more}: name one of these." if runs else ""
+    return ConfigError(
+        f"{path} is not a run folder: it has no config.json. {remedy or 'Name the --out folder of `recjax train`.'}"
+    )
+
+
+def _read(path: Path) -> tuple[Kept, str]:
+    """What the config.json of a run folder says of code, and its text without that."""
+    file = path / "config.json"
+    if os.path.exists(file) and not file.is_file():  # a pipe, say, over which it would wait for ever
+        raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in _NO_FILE:
+            raise _no_run(path) from error
+        raise RecjaxError(
+            f"{file} cannot be read: {error}. Check its permissions, or restore it from a copy."
+        ) from error
+    try:
+        plain = strict_json.parse(text)
+    except strict_json.JsonError:  # which `from_json` explains
+        return Kept(), text
+    if not isinstance(plain, dict) or "class" not in plain:
+        return Kept(), text
+    kept = code_of_run.take(plain, file)
+    return kept, json.dumps(plain)

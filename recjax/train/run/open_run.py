@@ -1,0 +1,89 @@
+"""A run as it stands on the disk, opened to be evaluated or to predict."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from recjax import settings
+from recjax.config.run import FREE_ON_RESUME
+from recjax.data.source import BlockSource
+from recjax.data.storage.run_snapshot import refuse_other_values
+from recjax.embedding.plan import is_file
+from recjax.errors import ConfigError, TrainingError
+from recjax.train import origins
+from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
+from recjax.train.loop import Cursor, resume
+from recjax.train.run.folder import changes, read_config
+from recjax.train.setup import Setup, make_setup
+from recjax.train.state import TrainState
+from recjax.utils.paths import located
+
+KEPT = "data"  # folder of a run folder: see recjax.data.storage.run_snapshot
+
+
+def open_run(
+    run: Path,
+    overrides: Sequence[str],
+    splits: Sequence[str],
+    step: int | Literal["newest"] | None,
+    report: Callable[[str], None],
+    *,
+    source: BlockSource | None = None,
+    trust_code: bool = False,
+) -> tuple[Setup, TrainState, int]:
+    """The setup of a run, and the state and step of a checkpoint.
+
+    Args:
+      run: the run folder.
+      overrides: changes to its config that keep the model.
+      splits: those that must have rows.
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, if that is intact, and
+        the newest where no validation has chosen.
+      report: called with what the user should know.
+      source: the data instead of those of the config.
+      trust_code: run the copy of the model's code in the run folder if the original is gone or another.
+
+    Raises:
+      ConfigError: no run, no checkpoint, a change that makes another model, or its code is gone or another.
+      DataError: the data are missing, damaged or others, or their ids stand for other values.
+      TrainingError: no intact checkpoint.
+    """
+    run = located(run)
+    trained = read_config(run, trust_code=trust_code, report=report)
+    config = settings.override(trained, overrides)
+    if changed := changes(trained, config):
+        raise ConfigError(
+            f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
+            f"change {', '.join(FREE_ON_RESUME)}."
+        )
+    if is_file(config.plan) and config.plan == trained.plan and (run / origins.PLAN).is_file():
+        config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
+    setup = make_setup(origins.found(config, run, report, needs_data=source is None), source, splits)
+    with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
+
+        def use(restored: Restored) -> tuple[TrainState, Cursor]:
+            best = restored.meta["cursor"]["best_step"] if step is None else None
+            if best in (None, restored.step):
+                return resume(setup, restored)
+            try:
+                chosen = checkpoints.restore(best, functools.partial(resume, setup))
+            except TrainingError as error:
+                report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
+                return resume(setup, restored)
+            report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
+            return chosen
+
+        if isinstance(step, int):
+            resumed: tuple[TrainState, Cursor] | None = checkpoints.restore(step, use)
+        else:
+            resumed = checkpoints.newest(report, use)
+    if resumed is None:
+        raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
+    state, cursor = resumed
+    if source is None:
+        refuse_other_values(setup.source, run / KEPT)
+    return setup, state, cursor.step

@@ -1,0 +1,79 @@
+"""What a finished run says of itself: summary.json, and the table that ends it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from recjax import __version__, settings
+from recjax.config.run import FREE_ON_RESUME
+from recjax.train.loop import Outcome
+from recjax.train.run.writers import results_table
+from recjax.train.setup import Setup
+from recjax.utils import strict_json
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def summarise(
+    setup: Setup,
+    outcome: Outcome,
+    step: int,
+    result: Mapping[str, float],
+    compared: Mapping[str, float],
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of summary.json.
+
+    Args:
+      setup: the run's fixed parts.
+      outcome: of the training.
+      step: the step whose checkpoint was chosen.
+      result: its metrics on the test split.
+      compared: name -> test AUC to compare with.
+      seconds: that this process took.
+    """
+    config, best = setup.config, outcome.cursor.best_step
+    if best != step:
+        best = None  # or its checkpoint cannot be used
+    return {
+        "steps": outcome.cursor.step,
+        "samples": outcome.cursor.position,
+        "samples_per_s": outcome.samples_per_s,
+        "eval": dict(result),
+        "eval_split": "test",
+        "eval_step": step,
+        "chosen_by": "last step" if best is None else f"validation {config.train.choose_by}",
+        "stopped_early": outcome.cursor.stopped,
+        "references": dict(compared),
+        "devices": setup.mesh.devices.size,
+        "seconds": round(seconds, 1),
+        "compilations": outcome.compilations,
+        "config_hash": settings.config_hash(config, FREE_ON_RESUME),
+        "versions": versions(),
+    }
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """How fast the training was, from an earlier summary.json; nothing if there is none that can be read."""
+    try:
+        earlier = strict_json.parse(path.read_bytes())
+        return {key: earlier[key] for key in ("samples_per_s", "seconds", "compilations")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that the numbers of a run may depend on."""
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    return {"recjax": __version__, "python": platform.python_version(), **packages}
+
+
+def results(summary: Mapping[str, Any]) -> str:
+    """The table that ends a run."""
+    rows = [(f"recjax, {summary['eval_split']}, step {summary['eval_step']}", summary["eval"])]
+    rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
+    return results_table(rows)

@@ -1,0 +1,302 @@
+"""What a run tells while it goes: metrics.jsonl, the progress line, and the table at the end."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self, TextIO
+
+from recjax.errors import TrainingError
+from recjax.train.run.tensorboard import EventFile
+from recjax.utils import strict_json
+from recjax.utils.files import disk_error, jsonable, write_whole
+from recjax.utils.text import aligned
+
+_FEWEST = 3  # steps over which throughput is measured at least; of fewer it is not known
+_WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
+_POINT_EVERY_S = 0.1  # at most one point of that window in this time
+_TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn anew at most this often
+_LOG_EVERY_S = 5.0  # a file or a pipe gets a line this often
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, on the disk as soon as it is written.
+
+    A step appears once even after a resume: lines beyond the checkpoint that the run resumed from are
+    dropped when the file is opened, and so are a last line that a killed run left half-written and lines
+    of the test split, which the end of the run writes anew.
+    """
+
+    def __init__(
+        self, path: Path, resume_step: int | None, tensorboard: bool = False, without: Collection[str] = ()
+    ) -> None:
+        """Opens the file for more lines.
+
+        Args:
+          path: the file, in a folder that exists.
+          resume_step: the step that the run continues from; lines of later steps are dropped. None
+            for a fresh run: all lines are dropped.
+          tensorboard: whether an event file with the same lines stands beside it.
+          without: splits whose lines of that step are dropped as well.
+
+        Raises:
+          ConfigError: the package for event files is missing.
+          TrainingError: a line, other than a torn last one, is no metrics line; or no space, no permission.
+        """
+        self._path = path
+        try:
+            old = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise TrainingError(
+                f"cannot read {path}: {error.strerror}. Make the file readable for this user, or choose another run "
+                "folder with --out."
+            ) from error
+        kept = b"" if resume_step is None else _lines_up_to(resume_step, without, old, path)
+        if kept != old:
+            write_whole(path, kept)
+        try:
+            self._file = open(path, "ab", buffering=0)  # closed by close
+        except OSError as error:
+            raise disk_error(path, error, 0) from error
+        self._events = EventFile(path.parent, kept) if tensorboard else None
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Appends one line.
+
+        Args:
+          line: JSON values or NumPy scalars; must have an integer `step`. NaN is written as null.
+
+        Raises:
+          TrainingError: no space left; a line that is half-written then is dropped by the next run.
+        """
+        if not isinstance(line["step"], int):
+            raise TypeError(f"a metrics line needs an integer step, not {line['step']!r}")
+        text = json.dumps(jsonable(dict(line)), allow_nan=False)
+        data = text.encode() + b"\n"
+        try:
+            left = data
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise disk_error(self._path, error, len(data)) from error
+        if self._events:
+            self._events.write(json.loads(text))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        if self._events:
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file."""
+        self.close()
+
+
+class NoMetrics:
+    """In place of `MetricsFile` where another process writes it."""
+
+    def write(self, line: Mapping[str, object]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -> bytes:
+    kept, lines = [], text.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            parsed = strict_json.parse(line)
+            line_step = parsed["step"]
+            if not isinstance(line_step, int):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith(b"\n"):
+                break  # the killed run was writing it
+            raise TrainingError(
+                f"{path}, line {number}: {line[:80]!r} is no metrics line (a JSON object with an integer step). The "
+                "file was edited or damaged: delete that line, or move the file away to start its record anew."
+            ) from None
+        split = parsed.get("split")
+        if line_step <= step and split != "test" and not (line_step == step and split in without):
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
+    return b"".join(kept)
+
+
+class Progress:
+    """One line on standard error: step, loss, samples/s, time left. Never on standard output.
+
+    On a terminal the line overwrites itself; elsewhere a line is written every few seconds, and for the
+    first and the last step.
+
+    Throughput counts whole steps: from when a result is there, with the next step under way, to when the next result
+    is. What is left out: pauses, steps for which a program is compiled, and a step whose result is awaited with no
+    other under way, for where dispatching a step takes until its end, as on a CPU, it has gone before. A rate is of
+    `_FEWEST` steps at least.
+    """
+
+    def __init__(
+        self, total_steps: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Starts the line, writing nothing yet.
+
+        Args:
+          total_steps: the step at which the run ends.
+          stream: where to write instead of standard error.
+          clock: seconds, monotonic; tests pass their own.
+        """
+        self._total = total_steps
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._terminal = self._stream is not None and self._stream.isatty()
+        self._sum = (0.0, 0, 0)  # what counts so far: seconds, steps, samples
+        self._window = collections.deque([self._sum])  # recent values of that
+        self._before: tuple[float, int, int] | None = None  # seconds, step, samples of the update before
+        self._compiled = False
+        self._paused_s = 0.0
+        self._drawn_at = -math.inf
+        self._line = ""
+
+    def update(self, step: int, samples: int, loss: float, alone: bool = False) -> None:
+        """Tells that `step` is done.
+
+        Args:
+          step: steps done, from 1, counted over all resumes.
+          samples: samples trained on so far, all devices together; only differences matter.
+          loss: the training loss of this step.
+          alone: whether its result was awaited with no later step under way.
+        """
+        now = self._clock()
+        if not alone:
+            self._count(now - self._paused_s, step, samples)
+        if now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S) or step >= self._total:
+            self._drawn_at = now
+            self._draw(step, loss)
+
+    def _count(self, seconds: float, step: int, samples: int) -> None:
+        if self._before is not None and not self._compiled:
+            then, first, trained = self._before
+            self._sum = (self._sum[0] + seconds - then, self._sum[1] + step - first, self._sum[2] + samples - trained)
+            if self._sum[0] - self._window[-1][0] >= _POINT_EVERY_S:
+                self._window.append(self._sum)
+            while len(self._window) > 1 and self._is_enough(self._window[1]):
+                self._window.popleft()
+        self._before, self._compiled = (seconds, step, samples), False
+
+    def _is_enough(self, then: tuple[float, int, int]) -> bool:
+        return then[0] <= self._sum[0] - _WINDOW_S and then[1] <= self._sum[1] - _FEWEST
+
+    def compiled(self) -> None:
+        """Leaves out what was since the last update: a program was compiled for the step that is under way."""
+        self._compiled = True
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training that count."""
+        return self._sum[0]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput over about the last ten seconds of training; nan while it is not known."""
+        return _rate(self._window[0], self._sum)
+
+    @property
+    def mean_samples_per_s(self) -> float:
+        """Throughput of all training that counts; nan while it is not known."""
+        return _rate((0.0, 0, 0), self._sum)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves what happens inside, such as an evaluation, out of the throughput."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._paused_s += self._clock() - start
+
+    def note(self, text: str) -> None:
+        """Writes a line of its own, above the progress line."""
+        if self._terminal and self._line:
+            self._write(f"\r\x1b[K{text}\n{self._line}")
+        else:
+            self._write(f"{text}\n")
+
+    def close(self) -> None:
+        """Ends the line, so that what is printed next starts on its own."""
+        if self._terminal and self._line:
+            self._write("\n")
+        self._line = ""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the line."""
+        self.close()
+
+    def _draw(self, step: int, loss: float) -> None:
+        rate, left = self.samples_per_s, "-"
+        if not math.isnan(rate):
+            seconds, steps = (now - then for now, then in zip(self._sum[:2], self._window[0][:2], strict=True))
+            left = _clock_time((self._total - step) * seconds / steps)
+        text = (
+            f"step {step:,}/{self._total:,}  loss {loss:.4f}  {'-' if math.isnan(rate) else f'{rate:,.0f}'} samples/s  "
+            f"{left} left"
+        )
+        if not self._terminal:
+            self._write(f"{text}\n")
+            return
+        # A line that wraps cannot be overwritten.
+        self._line = text[: shutil.get_terminal_size().columns - 1]
+        self._write(f"\r{self._line}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        # Training goes on when nobody listens any more (a closed pipe or terminal).
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def _rate(then: tuple[float, int, int], now: tuple[float, int, int]) -> float:
+    if now[1] - then[1] < _FEWEST or now[0] <= then[0]:
+        return math.nan
+    return (now[2] - then[2]) / (now[0] - then[0])
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def results_table(rows: Sequence[tuple[str, Mapping[str, float | None]]]) -> str:
+    """The final table as aligned plain text, one line a row, without a newline at the end.
+
+    Args:
+      rows: a name and its measures, under the names that `metrics.evaluate` gives them: auc, logloss,
+        ne, calibration. One that is missing, None or nan shows as "-".
+    """
+    titles = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    cells = [["", *titles.values()]]
+    for name, measures in rows:
+        values = (measures.get(key) for key in titles)
+        cells.append([name, *("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)])
+    lines = aligned(cells)
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

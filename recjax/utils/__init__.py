@@ -1,0 +1,1 @@
+"""Small tools that every package uses: files, text tables, strict JSON, lazy arrays."""

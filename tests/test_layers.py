@@ -1,0 +1,92 @@
+"""Imports flow one way: a package imports only from layers below its own, and the root of the package stays small."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import recjax
+
+PACKAGE = Path(recjax.__file__).parent
+
+# From the bottom to the top. Packages of one layer do not import each other.
+LAYERS = (
+    ("errors",),
+    ("utils", "kernels"),
+    ("settings",),
+    ("parallel", "comms", "simulate"),
+    ("data",),
+    ("embedding",),
+    ("models",),
+    ("config",),
+    ("train",),
+    ("serving", "interop", "bench", "sweep"),
+    ("tracing", "studies"),
+    ("main",),
+    ("__init__",),
+    ("cli",),
+)
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+Edge = tuple[str, str]
+
+
+def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Every module below `root` by its dotted name, without the package's own: "train.step"."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(name: str, tree: ast.Module) -> set[Edge]:
+    """(importer, imported) of all imports of recjax's own modules, also of those within functions."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(name, alias.name) for alias in node.names if alias.name.partition(".")[0] == "recjax"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "recjax":
+            found |= {(name, f"{node.module}.{alias.name}") for alias in node.names}
+    version = "recjax.__version__"  # of the package, not of a module
+    return {(importer, imported.removeprefix("recjax.")) for importer, imported in found if imported != version}
+
+
+def upward(edges: set[Edge]) -> list[str]:
+    """The imports that do not lead to a lower layer."""
+    wrong = []
+    for importer, imported in sorted(edges):
+        above, below = importer.partition(".")[0], imported.partition(".")[0]
+        below = below if below in LAYER else "__init__"
+        if above != below and LAYER[below] >= LAYER[above]:
+            wrong.append(f"{importer} imports {imported}")
+    return wrong
+
+
+EDGES = set(itertools.chain.from_iterable(imports(name, tree) for name, tree in modules(PACKAGE)))
+
+
+def test_every_package_has_a_layer():
+    assert {name.partition(".")[0] for name, _ in modules(PACKAGE)} == set(LAYER)
+
+
+def test_imports_lead_downward():
+    assert len(EDGES) > 500
+    assert upward(EDGES) == []
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [("data.batch", "train.step.Inputs"), ("comms.replay", "simulate.units"), ("utils.files", "settings"),
+     ("embedding.plan", "fit")],
+)  # fmt: skip
+def test_an_import_that_leads_upward_or_sideways_is_found(edge: Edge):
+    assert upward({*EDGES, edge}) == [f"{edge[0]} imports {edge[1]}"]
+
+
+def test_the_root_of_the_package_holds_five_modules_at_most():
+    found = {path.stem for path in PACKAGE.glob("*.py")}
+    assert found == {"__init__", "errors", "kernels", "main"}
