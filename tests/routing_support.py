@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import BoundPlan, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec

@@ -19,8 +19,8 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference
+from recjax.embedding.bind import bind
 from recjax.embedding.collection import initial_rows
-from recjax.embedding.layout import bind
 from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing import capacity

@@ -10,8 +10,8 @@ import numpy as np
 
 from recjax.comms.compiled import collectives, members
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.host import Routing
+from recjax.embedding.traffic import EXCHANGES, sent_bytes
 
 # What a ring sends, in units of (N - 1) / N of the result.
 _RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
@@ -131,46 +131,20 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[s
     """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
     total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
     for group in bound.groups:
-        if group.sharding == "copies":
+        if not group.spread:
             continue
-        of = routing.groups[group.name]
-        counts_NxA = np.asarray(of.counts_NxO, np.int64)
-        # E exchanges with owners go on side by side, and device n is number n // E in its own.
-        E = group.per_host if group.two_step else 1
-        device_N = np.arange(len(counts_NxA))
-        of_group_N = device_N % group.devices
-        counted: dict[tuple[str, str, str], float] = {}
-        if group.sharding == "rows":
-            ids = int(counts_NxA.sum() - counts_NxA[device_N, of_group_N // E].sum())
-            values = ids * group.dim
-        else:  # every device sends all others its ids, and gets their columns
-            ids = int(counts_NxA.sum()) * (group.devices // E - 1)
-            values = int(counts_NxA[:, 0] @ _columns(group, away=True)[of_group_N])
+        counts = routing.groups[group.name]
         outer = "hosts" if group.hosts > 1 else "devices"
-        counted["id_exchange", "all-to-all" if group.sharding == "rows" else "all-gather", outer] = ids * 4
-        held_bytes = 2 if group.dtype == "bfloat16" else item_bytes
-        for phase, precision, size in (
-            ("row_exchange", group.exchange.forward, held_bytes),
-            ("grad_exchange", group.exchange.backward, item_bytes),
-        ):
-            sent_bytes = ids * encoded_bytes(values / ids, precision, size) if ids else 0.0
-            counted[phase, "all-to-all", outer] = sent_bytes
-        if group.two_step:
-            handed_NxE = np.asarray(of.handed_NxE, np.int64)
-            away_N = handed_NxE.sum(axis=1) - handed_NxE[device_N, device_N % E]
-            columns_N = group.dim if group.sharding == "rows" else _columns(group, away=False)[of_group_N]
-            for phase in ("row_exchange", "grad_exchange"):  # decoded already, or not yet encoded
-                counted[phase, "all-to-all", "devices"] = int((away_N * columns_N).sum()) * item_bytes
-        for key, sent in counted.items():
-            total[key] += sent / len(counts_NxA)
+        for phase in EXCHANGES:
+            kind = group.sharding.id_collective if phase == "id_exchange" else "all-to-all"
+            total[phase, kind, outer] += _leaving(sent_bytes(group, counts, phase, item_bytes))
+            if group.two_step and phase != "id_exchange":
+                total[phase, "all-to-all", "devices"] += _leaving(
+                    sent_bytes(group, counts, phase, item_bytes, inside=True)
+                )
     return total
 
 
-def _columns(group: Group, away: bool) -> np.ndarray:
-    """How many columns of a row each device gets in an exchange where columns are spread: [N]; or those from away."""
-    starts = [int(group.columns.start(k)) for k in range(group.columns.owners + 1)]
-    widths = np.diff(starts)[[group.place(n)[1] for n in range(group.devices)]]
-    if not group.two_step:
-        return group.dim - widths * away
-    of_relays = widths.reshape(group.hosts, group.per_host)  # a relay's are those of its number on all hosts
-    return (of_relays.sum(axis=0) - of_relays * away).ravel()
+def _leaving(sent_NxN: np.ndarray) -> float:
+    """Mean over devices of the bytes that each sends to others."""
+    return float(sent_NxN.sum() - np.trace(sent_NxN)) / len(sent_NxN)

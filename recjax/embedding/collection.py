@@ -23,7 +23,7 @@ from recjax.embedding.layout import BoundPlan, BoundTable, Group, Piece
 from recjax.embedding.low_precision import held, locator, nearest
 from recjax.embedding.row_order import row_at
 from recjax.errors import TrainingError
-from recjax.parallel.mesh import MODEL_AXES, sharded
+from recjax.parallel.mesh import sharded
 from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, block_of
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
@@ -69,7 +69,7 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
 
 def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
     """One device's part of a group's buffer, filled by one loop whatever the number of tables."""
-    part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
+    part = group.sharding.this_part()
     owner, column = group.place(part)
     tables, R, W = group.tables, group.rows, group.width
     first = group.columns.start(column)

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.layout import Group
-from recjax.parallel.mesh import MODEL_AXES
 
 _TAG = zlib.crc32(b"stochastic rounding")  # keeps its keys apart from those of the initial values
 
@@ -71,7 +70,7 @@ def write(group: Group, new_MxW: jax.Array, slots_M: jax.Array, seed: int, step:
     """
     if dtype != jnp.uint16 or group.rounding == "nearest":
         return nearest(new_MxW, dtype)
-    part = jnp.int32(0) if group.sharding == "copies" else jax.lax.axis_index(MODEL_AXES)
+    part = group.sharding.this_part()
     owner, column = group.place(part)
     table_M, position_M, _ = locator(group, owner)(slots_M)
     column_W = group.columns.start(column) + jnp.arange(group.width, dtype=jnp.int32)

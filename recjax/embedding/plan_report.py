@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.plan import OWNED, Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.text import aligned
@@ -46,10 +46,9 @@ def describe_plan(
             row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
             held, answered = [0] * devices, [ids / devices / replicas] * devices
             for piece in group.pieces(table):
-                on = range(devices) if group.sharding == "copies" else [piece.part]
-                for n in on:
+                for n in group.sharding.holders(piece.part):
                     held[n] = row_bytes * (piece.stop - piece.start)
-                if group.sharding != "copies":
+                if group.spread:
                     cells = (piece.stop - piece.start) * (piece.last - piece.first)
                     answered[piece.part] = ids / replicas * cells / (spec.rows * spec.dim)
             bytes_N = [a + b for a, b in zip(bytes_N, held, strict=True)]

@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.collection import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.low_precision import nearest, values
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 
 CHUNK_VALUES = 1 << 20  # of a device's buffer at a time; few enough for the temporaries, enough to fill a network
@@ -60,7 +61,7 @@ def make_average(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables, GroupSlots, 
         with jax.named_scope("replica_exchange"):
             return jax.tree.map(mean, (tables, slots))
 
-    specs: Any = {group.name: P(group.held_over) for group in bound.groups}
+    specs: Any = ShardedEmbeddings(bound).partition_specs()
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs, specs, P()), out_specs=(specs, specs))
     return jax.jit(mapped, donate_argnums=(0, 1))
 
@@ -88,7 +89,7 @@ def make_distance(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables], dict[str, 
             found[group.name] = jnp.sqrt(squares * (2 / max(1, group.replicas - 1)))
         return found
 
-    specs: Any = {group.name: P(group.held_over) for group in bound.groups}
+    specs: Any = ShardedEmbeddings(bound).partition_specs()
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=P()))
 
 

@@ -72,7 +72,4 @@ def _columns(group: Group) -> np.ndarray:
 
 def _relay_columns(group: Group) -> np.ndarray:
     """Columns of a row that each device has gathered as a relay, [N]: those of its number on all hosts."""
-    if group.sharding == "rows":
-        return np.full(group.all_devices, group.dim)
-    gathered_E = _columns(group)[: group.devices].reshape(group.hosts, group.per_host).sum(axis=0)
-    return np.tile(gathered_E, group.hosts * group.replicas)
+    return np.tile(group.sharding.relayed_columns(group, _columns(group)[: group.devices]), group.replicas)

@@ -205,7 +205,7 @@ def true_counts(setup: Setup, counted: host.Counted) -> dict[str, GroupRouting]:
     if not counted.keys:
         train, share = setup.config.train, setup.router.share
         counted = host.count(counted.batch, setup.bound, train.batch_size, train.accumulate, share)
-    return {g.name: host.true_counts(g, counted) for g in setup.bound.groups if g.sharding != "copies"}
+    return {g.name: host.true_counts(g, counted) for g in setup.bound.groups if g.spread}
 
 
 def compiled_text(setup: Setup, capacities: dict[str, int]) -> str:

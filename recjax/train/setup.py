@@ -20,7 +20,8 @@ from recjax.data.batch import Batch, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import replica_groups
-from recjax.embedding.layout import BoundPlan, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.routing.capacity import grow

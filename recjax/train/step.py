@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
 from recjax.embedding.collection import Tables
-from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lookup import Proposed, at_home, fetch, propose, send_gradients, update
-from recjax.embedding.pooling import pool
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.host import Routing
-from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES, Share, put_share
+from recjax.embedding.sharded import Rows, ShardedEmbeddings
+from recjax.embedding.sharding.base import UpdateContext
+from recjax.parallel.mesh import BATCH_AXES, Share, put_share
 from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.finite import slotted, spoilt
 from recjax.train.module import logits
@@ -86,15 +86,11 @@ def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) ->
 
 
 def _forward(
-    graphdef: Any, bound: BoundPlan, dense: Any, rows: dict[str, jax.Array], tables: Tables | None, inputs: Inputs
+    graphdef: Any, embeddings: ShardedEmbeddings, dense: Any, rows: Rows, tables: Tables | None, inputs: Inputs
 ) -> jax.Array:
     """Logits [b] of one device's samples, from the rows that it fetched and its part of the tables, if that will do."""
-    samples = inputs.labels_B.shape[0]
     with jax.named_scope("pool"):
-        pooled: dict[str, Any] = {}
-        for group in bound.groups:
-            here = at_home(group, tables[group.name], inputs.routing.groups[group.name]) if tables else None
-            pooled |= pool(group.features, rows[group.name], inputs.routing.features, samples, here)
+        pooled = embeddings.pool(rows, tables, inputs.routing, inputs.labels_B.shape[0])
     with jax.named_scope("dense_forward"):
         return logits(nnx.merge(graphdef, dense), inputs.dense_BxK, pooled)
 
@@ -109,12 +105,12 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """The jitted training step. It donates the state and works on the tables in place.
 
-    Collectives: those that `lookup.py` lists, one all-reduce of (dense gradients, sum of w*l, sum of w) in dense_grads,
-    and, where tables are sharded, one of a few integers in finite_check, by which all devices agree on whether the step
-    counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one of a single float in clip
-    (both within each replica group, if all groups hold the same). `held` may ask for an all-reduce of each bucket of
-    gradients instead of the one; or for all-gathers of parameters in dense_gather and reduce-scatters of gradients in
-    dense_grads, with an all-reduce of the two sums: see `dense.py`.
+    Collectives: those that the shardings list (embedding/sharding/), one all-reduce of (dense gradients, sum of w*l,
+    sum of w) in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices
+    agree on whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one
+    of a single float in clip (both within each replica group, if all groups hold the same). `held` may ask for an
+    all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in dense_gather and
+    reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -123,16 +119,13 @@ def make_train_step(
       non-finite values that made it so; "bad_opt" and "bad_slots" those of the state of the dense optimizer and, int32
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
+    embeddings = ShardedEmbeddings(bound)
 
     def train_step(state: TrainState, inputs: Inputs) -> tuple[TrainState, dict[str, jax.Array]]:
-        rows, asked = {}, {}
-        for group in bound.groups:
-            routing = inputs.routing.groups[group.name]
-            with jax.named_scope(group.name):  # tells the collectives of several groups apart
-                rows[group.name], asked[group.name] = fetch(group, state.tables[group.name], routing)
+        rows, residuals = embeddings.fetch(state.tables, inputs.routing)
 
         def weighted_loss(dense: Any, rows: dict[str, jax.Array], inputs: Inputs) -> jax.Array:
-            logits_B = _forward(graphdef, bound, dense, rows, state.tables, inputs).astype(inputs.labels_B.dtype)
+            logits_B = _forward(graphdef, embeddings, dense, rows, state.tables, inputs).astype(inputs.labels_B.dtype)
             with jax.named_scope("loss"):
                 losses_B = optax.sigmoid_binary_cross_entropy(logits_B, inputs.labels_B)
                 return jnp.sum(inputs.weights_B * losses_B)
@@ -159,36 +152,15 @@ def make_train_step(
             dense_grads, loss, weight = held.reduce(dense_grads, loss, jnp.sum(inputs.weights_B), order)
             dense_grads = jax.tree.map(lambda g: g / weight, dense_grads)
             loss = loss / weight
-        sent = {}
-        for group in bound.groups:
-            with jax.named_scope(group.name):
-                sent[group.name] = send_gradients(group, asked[group.name], row_grads[group.name])
+        row_gradients = embeddings.send_gradients(residuals, row_grads)
         scale = 1 / weight  # of the tables' gradients
-        axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
-
-        def over_tables(count: Callable[[Group], jax.Array], dense: jax.Array) -> jax.Array:
-            """The sum of `count` of all table groups, over groups and devices, and of dense gradients.
-
-            What all devices hold alike, or all of a replica group, is one device's part of the sum. So it depends on
-            all buckets of dense gradients, or XLA would combine it with one of them, which would then wait for the row
-            gradients.
-            """
-            found = {g.name: count(g) for g in bound.groups}
-            spread = [found[g.name] for g in bound.groups if g.sharding != "copies"]
-            in_group = [found[g.name] for g in bound.groups if g.sharding == "copies" and g.independent]
-            alike = sum((found[g.name] for g in bound.groups if g.sharding == "copies" and not g.independent), dense)
-            if not spread and not in_group:
-                return alike
-            total = sum(spread) + jnp.where(jax.lax.axis_index(axes) == 0, alike, 0)
-            if in_group:
-                total = total + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sum(in_group), 0)
-            return jax.lax.psum(total, axes)
 
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         if options.clip_norm:
             with jax.named_scope("clip"):
                 of_dense = held.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
-                squares = over_tables(lambda g: _squares(sent[g.name][1] * scale), of_dense)
+                of_tables = {name: _squares(found.sums * scale) for name, found in row_gradients.items()}
+                squares = embeddings.total(of_tables, of_dense)
                 # Finite gradients may have squares that overflow.
                 bad["bad_norm"] = (~jnp.isfinite(squares)).astype(jnp.int32)
                 clip = jnp.minimum(1, options.clip_norm / jnp.sqrt(squares))
@@ -211,34 +183,23 @@ def make_train_step(
         # No count is negative, which XLA does not know: means over rows that are spread over devices come after all
         # dense gradients and the loss, or it would combine these with them, and let them wait.
         after_dense = jnp.where(of_dense[0] < 0, loss, clipped)
-        proposed: dict[str, Proposed] = {}
-        writes: dict[str, Callable[..., tuple[jax.Array, Any]]] = {}
-        for group in bound.groups:
-            before = state.tables[group.name], state.slots[group.name]
-            factor = after_dense if group.columns.owners > 1 else clipped
-            given = (*before, *sent[group.name], factor, state.step, rate)
-            with jax.named_scope(group.name):
-                proposed[group.name] = propose(group, *given)
-            writes[group.name] = functools.partial(update, group, *given, proposed[group.name])
+        context = UpdateContext(clipped, state.step, rate, options.seed)
+        late = context._replace(scale=after_dense)
+        contexts = {g.name: late if g.columns.owners > 1 else context for g in bound.groups}
+        proposed = embeddings.propose(state.tables, state.slots, row_gradients, contexts)
 
         with jax.named_scope("finite_check"):
-            with_slots = [group.name for group in slotted(bound)]
-
-            def of_group(group: Group) -> jax.Array:  # its gradients, and its slots in their place among those of all
-                changes = proposed[group.name]
-                gradients, slots = spoilt([sent[group.name][1]], clipped, changes.before, changes.slots)
-                return jnp.stack([gradients, *(slots if name == group.name else slots * 0 for name in with_slots)])
-
-            of_tables = over_tables(of_group, jnp.zeros(1 + len(with_slots), jnp.int32))
+            slotted_groups = [group.name for group in slotted(bound)]
+            counts = {
+                name: _in_place_among(slotted_groups, name, spoilt([found.sums], clipped, new.before, new.slots))
+                for (name, found), new in zip(row_gradients.items(), proposed.values(), strict=True)
+            }
+            bad_tables = embeddings.total(counts, jnp.zeros(1 + len(slotted_groups), jnp.int32))
             bad |= {"bad_dense": of_dense[0], "bad_opt": of_dense[1]}
-            bad |= {"bad_tables": of_tables[0], "bad_slots": of_tables[1:]}
+            bad |= {"bad_tables": bad_tables[0], "bad_slots": bad_tables[1:]}
 
         ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
-        tables, slots = {}, {}
-        for group in bound.groups:
-            with jax.named_scope(group.name):
-                written = writes[group.name](ok, options.seed)
-            tables[group.name], slots[group.name] = written
+        tables, slots = embeddings.write(state.tables, state.slots, row_gradients, contexts, proposed, ok)
         with jax.named_scope("dense_update"):
             dense, opt = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (dense, opt), (state.dense, state.opt))
         new = TrainState(state.step + ok.astype(jnp.int32), ok, dense, opt, tables, slots)
@@ -271,14 +232,12 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, held: Dense = REPL
 
     Independent replica groups predict with the mean of their tables, row by row as these are looked up.
     """
+    embeddings = ShardedEmbeddings(bound)
 
     def predict(state: TrainState, inputs: Inputs) -> jax.Array:
-        rows = {
-            group.name: fetch(group, state.tables[group.name], inputs.routing.groups[group.name], mean=True)[0]
-            for group in bound.groups
-        }
+        rows, _ = embeddings.fetch(state.tables, inputs.routing, mean=True)
         dense = held.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
-        return _forward(graphdef, bound, dense, rows, None if bound.independent else state.tables, inputs)
+        return _forward(graphdef, embeddings, dense, rows, None if bound.independent else state.tables, inputs)
 
     specs = (state_specs(bound, held), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
@@ -286,8 +245,14 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, held: Dense = REPL
 
 def state_specs(bound: BoundPlan, held: Dense = REPLICATED) -> Any:
     """The PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `held` says."""
-    specs: Any = {g.name: P(g.held_over) for g in bound.groups}
+    specs: Any = ShardedEmbeddings(bound).partition_specs()
     return TrainState(P(), P(), *held.specs(), specs, specs)
+
+
+def _in_place_among(names: Sequence[str], name: str, counts: jax.Array) -> jax.Array:
+    """Counts of one group's gradients and slots, the latter in their place among those of `names`: int32 [1 + n]."""
+    gradients, slots = counts
+    return jnp.stack([gradients, *(slots if other == name else slots * 0 for other in names)])
 
 
 def _squares(x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from recjax.bench import roofline
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.data.batch import Batch
 from recjax.data.synthetic.stream import ZipfStream
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host

@@ -20,7 +20,8 @@ import numpy as np
 from recjax.config.presets import load
 from recjax.config.run import RunConfig
 from recjax.data.pipeline import batches
-from recjax.embedding.layout import ACROSS, BoundPlan, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.train.setup import specs

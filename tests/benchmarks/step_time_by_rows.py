@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host

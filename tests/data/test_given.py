@@ -13,7 +13,7 @@ from recjax.data.datasets.prepared import Prepared
 from recjax.data.given import fitted
 from recjax.data.source import take
 from recjax.data.storage.blocks import open_prepared, write_prepared
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing.host import count, pad

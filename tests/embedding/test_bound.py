@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.layout import ACROSS, BoundPlan, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -38,7 +39,7 @@ def test_one_group_for_each_placement_width_and_optimizer():
     }
     for group in bound.groups:
         assert {(t.spec.dim, t.spec.optimizer) for t in group.tables} == {(group.dim, group.optimizer)}
-        assert (group.owners, group.parts) == ((1, 1) if group.sharding == "copies" else (4, 4))
+        assert (group.owners, group.parts) == ((1, 1) if group.sharding.kind == "replicated" else (4, 4))
         assert [f.name for f in group.features] == [t.spec.name for t in group.tables]
 
 
@@ -214,7 +215,7 @@ def test_a_grid_has_columns_over_hosts_and_rows_inside():
     (group,) = bind(make_plan("grid", tables), tables, features, 4, hosts=2).groups
     found = [(p.part, p.start, p.stop, p.first, p.last) for p in group.pieces(group.tables[0])]
     assert found == [(0, 0, 3, 0, 2), (1, 3, 5, 0, 2), (2, 0, 3, 2, 3), (3, 3, 5, 2, 3)]
-    assert (group.sharding, group.owners, group.parts, group.width, group.rows) == ("grid", 2, 4, 2, 3)
+    assert (group.sharding.kind, group.owners, group.parts, group.width, group.rows) == ("grid", 2, 4, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 from support import mesh_of
 
 from recjax.embedding import collection
+from recjax.embedding.bind import bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
-from recjax.embedding.layout import BoundPlan, bind
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec

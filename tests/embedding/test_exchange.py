@@ -14,8 +14,8 @@ import recjax
 from recjax.bench import roofline
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.layout import Group, bind
-from recjax.embedding.lookup import fetch, send_gradients
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import EXACT, Exchange, Plan, Segment, make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
@@ -76,8 +76,8 @@ def test_each_row_arrives_as_its_code_says_and_gradients_are_decoded_before_they
     def exchange(table, slots, grads):
         out = []
         for one in groups:
-            rows, asked = fetch(one, table, GroupRouting(slots, None))
-            out.append((rows, *send_gradients(one, asked, grads[0].reshape(-1, D))))
+            rows, asked = one.sharding.fetch(one, table, GroupRouting(slots, None))
+            out.append((rows, *one.sharding.send_gradients(one, asked, grads[0].reshape(-1, D))))
         return out
 
     mapped = jax.shard_map(

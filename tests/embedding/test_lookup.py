@@ -14,14 +14,15 @@ from jax.sharding import PartitionSpec as P
 from support import ON_ONE_HOST, mesh_of
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import BoundPlan, Group, bind
-from recjax.embedding.lookup import coalesce, fetch, propose, send_gradients, update
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import FeatureRouting
+from recjax.embedding.sharding.base import SparseGradient, UpdateContext, coalesce
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, sharded
@@ -206,8 +207,8 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
     grads = rng.integers(-9, 9, (N * owners * C, D)).astype(np.float32)
 
     def exchange(table, asked, grads):
-        rows, arrived = fetch(group, table, asked)
-        return rows, *send_gradients(group, arrived, grads)
+        rows, arrived = group.sharding.fetch(group, table, asked)
+        return rows, *group.sharding.send_gradients(group, arrived, grads)
 
     table_spec = P() if plan == "data_parallel" else P(BATCH_AXES)
     mapped = jax.shard_map(
@@ -270,9 +271,10 @@ def test_only_touched_rows_change(plan, ok):
 
     @jax.jit
     def updated(*given):
-        return update(group, *given, propose(group, *given), jnp.asarray(ok))
+        return group.sharding.write(group, *given, group.sharding.propose(group, *given), jnp.asarray(ok))
 
-    new, slots = updated(table, {"touches": counts, "sums": table}, unique, sums, one, jnp.int32(0), one)
+    context = UpdateContext(one, jnp.int32(0), one)
+    new, slots = updated(table, {"touches": counts, "sums": table}, SparseGradient(unique, sums), context)
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
         expected[touched] -= np.array(grads, np.float32)
@@ -293,12 +295,12 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
     mesh = mesh_of(devices)
 
     def step(table, counts, asked):
-        rows, arrived = fetch(group, table, asked)
-        touched, sums = send_gradients(group, arrived, jnp.zeros_like(rows))
+        rows, arrived = group.sharding.fetch(group, table, asked)
+        gradient = group.sharding.send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
         one = jnp.float32(1)
-        given = (group, table, slots, touched, sums, one, jnp.int32(0), one)
-        return update(*given, propose(*given), jnp.asarray(True))
+        given = (group, table, slots, gradient, UpdateContext(one, jnp.int32(0), one))
+        return group.sharding.write(*given, group.sharding.propose(*given), jnp.asarray(True))
 
     spec = P(BATCH_AXES) if plan == "row_wise" else P()
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec, P(BATCH_AXES)), out_specs=(spec, spec))

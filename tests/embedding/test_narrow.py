@@ -19,14 +19,15 @@ from support import mesh_of, problem
 import recjax
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.bind import bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
-from recjax.embedding.layout import Group, bind
-from recjax.embedding.lookup import fetch, propose, update
+from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import nearest, stochastic, values, write
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.sharding.base import SparseGradient, UpdateContext
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
@@ -167,8 +168,9 @@ def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placemen
                 given = mask, jnp.full((R, 6), -(2.0**-12) * 10)
             else:
                 given = jnp.asarray(touched), jnp.full((len(touched), 6), -(2.0**-12) * 10)
-            args = (group, table, {}, *given, jnp.float32(1), step, jnp.float32(1))
-            return update(*args, propose(*args), jnp.asarray(True), 7)[0]
+            context = UpdateContext(jnp.float32(1), step, jnp.float32(1), 7)
+            arguments = (group, table, {}, SparseGradient(*given), context)
+            return group.sharding.write(*arguments, group.sharding.propose(*arguments), jnp.asarray(True))[0]
 
         return jax.lax.fori_loop(0, 400, one, table)
 
@@ -213,7 +215,7 @@ def test_fetched_rows_are_float32():
         slots = np.arange(4, dtype=np.int32).reshape(1, 1, 4)
         table = nearest(jnp.arange(group.rows * 6, dtype=jnp.float32).reshape(-1, 6) / 8, jnp.uint16)
         body = jax.shard_map(
-            lambda t, s, g=group: fetch(g, t, GroupRouting(s, None))[0],
+            lambda t, s, g=group: g.sharding.fetch(g, t, GroupRouting(s, None))[0],
             mesh=mesh_of(1), in_specs=(P() if placement == "data_parallel" else P(AXES), P(AXES)), out_specs=P(AXES),
         )  # fmt: skip
         rows = jax.jit(body)(table, slots)

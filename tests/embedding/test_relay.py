@@ -7,10 +7,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support import mesh_of
 
-from recjax.embedding.layout import Group, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
-from recjax.embedding.routing.hierarchical import hand_in, hand_out, merge
+from recjax.embedding.routing.hierarchical import merge
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES, sharded
 
@@ -42,8 +43,8 @@ def test_rows_go_to_those_who_asked_and_gradients_come_back_summed(placement: st
     grads = rng.integers(-99, 99, (N, blocks, E, C, V)).astype(np.float32)
 
     def both(rows, inside, grads):
-        got = hand_out(group, rows[0], inside[0])
-        return got[None], hand_in(group, grads[0].reshape(got.shape), inside[0], K)[None]
+        got = group.sharding.from_relays(group, rows[0], inside[0])
+        return got[None], group.sharding.to_relays(group, grads[0].reshape(got.shape), inside[0], K)[None]
 
     split = P(BATCH_AXES)
     mapped = jax.jit(jax.shard_map(both, mesh=mesh_of(N, H), in_specs=split, out_specs=split))
@@ -76,7 +77,7 @@ def test_gradients_are_added_in_the_order_of_the_devices() -> None:
     grads = jnp.broadcast_to(value[:, None, None, None], (N, E, C, D))
 
     def summed(grads, inside):
-        return hand_in(group, grads[0], inside[0], K)[None]
+        return group.sharding.to_relays(group, grads[0], inside[0], K)[None]
 
     split = P(BATCH_AXES)
     mapped = jax.jit(jax.shard_map(summed, mesh=mesh_of(N, H), in_specs=split, out_specs=split))

@@ -10,7 +10,8 @@ from routing_support import THIRD, build, make_batch
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
-from recjax.embedding.layout import ACROSS, BoundPlan, Group, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import ACROSS, BoundPlan, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import PLACEMENTS, make_plan
 from recjax.embedding.routing import capacity
@@ -86,8 +87,8 @@ def asked_of(group: Group, routing: Routing, n: int, place: int, capacity: int) 
     _, asks, across = of.slots_NxOxC.shape
     of_host, k = divmod(int(of.inside_NxExC[relay, device, c]), across)
     assert of_host < asks
-    owner = {"rows": of_host * group.per_host + which, "grid": which, "columns": 0}[group.sharding]
-    if group.sharding == "columns":  # other relays have other columns of the same rows
+    owner = {"rows": of_host * group.per_host + which, "grid": which, "columns": 0}[group.sharding.kind]
+    if group.sharding.kind == "columns":  # other relays have other columns of the same rows
         for x in of.slots_NxOxC, of.inside_NxExC:
             same = x.reshape(group.hosts, group.per_host, *x.shape[1:])
             assert (same == same[:, :1]).all()
@@ -133,7 +134,7 @@ def check_relays(group: Group, routing: Routing, used: set[tuple[int, int]], cap
     """A host asks each owner for each row once that some device of it uses, and for none else; marks differ."""
     of, E = routing.groups[group.name], group.per_host
     rows = {(n // E, *asked_of(group, routing, n, place, capacity)) for n, place in used}
-    relays = E if group.sharding == "columns" else 1  # which all ask for the same
+    relays = E if group.sharding.kind == "columns" else 1  # which all ask for the same
     assert of.counts_NxO.sum() == len(rows) * relays
     inside = of.inside_NxExC.reshape(-1, capacity)
     assert inside.dtype == np.int32 and (np.diff(inside, axis=1) > 0).all()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs

@@ -183,7 +183,7 @@ import jax
 from recjax.utils import lazy_arrays
 from recjax.embedding.collection import export_tables, import_tables, initialise
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import MeshConfig, make_mesh

@@ -19,7 +19,8 @@ from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.layout import ACROSS, BoundPlan, bind
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.optim import Adagrad, Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment, make_plan
 from recjax.embedding.routing import capacity
@@ -172,11 +173,11 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         host_L = np.repeat(np.arange(B), lengths) // built.counted[0].local // 4
         owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
         pairs = set(zip(host_L.tolist(), bags.ids.ravel().tolist(), owner_L.tolist(), strict=True))
-        if group.sharding == "rows":
+        if group.sharding.kind == "rows":
             away = sum(owner // 4 != host for host, _, owner in pairs)
             ids_bytes, values = ids_bytes + away * 4, values + away * D
         else:  # 4 devices of the other host have columns of it, or one has; and of the 8 columns 4 are there
-            askers = 4 if group.sharding == "columns" else 1
+            askers = 4 if group.sharding.kind == "columns" else 1
             ids_bytes, values = ids_bytes + len(pairs) * askers * 4, values + len(pairs) * 4
     lines = wire_bytes(hlo, built.bound, inputs.routing, 4)
     useful: collections.Counter[str] = collections.Counter()
@@ -216,7 +217,7 @@ def test_data_parallel_step_only_reduces() -> None:
 
 def test_a_mixed_plan_exchanges_once_per_group() -> None:
     built = Built(make((9000, 37, 12000)), 4, "auto")
-    assert [g.sharding for g in built.bound.groups] == ["rows", "copies"]
+    assert [g.sharding.kind for g in built.bound.groups] == ["rows", "replicated"]
     found = collectives(built.compiled.as_text())
     assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
         "id_exchange": 1,

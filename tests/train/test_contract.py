@@ -22,7 +22,7 @@ from support import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, 
 from recjax.config.schedule import Polynomial
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
 from recjax.embedding.pooling import Sequence

@@ -22,7 +22,7 @@ from recjax.comms.compiled import collectives
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.train import DenseAdagrad, Held, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.layout import bind
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity

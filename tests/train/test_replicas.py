@@ -19,8 +19,9 @@ import recjax
 from recjax.comms.compiled import collectives, members
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.bind import bind
 from recjax.embedding.collection import export_tables, initialise
-from recjax.embedding.layout import SUMMED, bind
+from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
 from recjax.embedding.replica_groups import make_average, make_distance

@@ -125,7 +125,7 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
-        between = [g for g in bound.groups if g.synchronous and g.sharding != "copies"]
+        between = [g for g in bound.groups if g.synchronous and g.spread]
         asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
         return located, jax.lax.pmax(largest, BATCH_AXES) | asked
 

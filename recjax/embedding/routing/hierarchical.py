@@ -104,50 +104,32 @@ def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.nda
     return np.broadcast_to(of_lists.reshape(H, group.lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
 
 
-def hand_out(group: Group, rows_HxKxW: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array) -> jax.Array:
     """Inside a host, brings rows from the relays that fetched them to the devices that asked.
 
     Args:
-      group: the table group.
-      rows_HxKxW: what this device fetched as a relay, from each host.
-      inside_ExC: which of them each device of its host gets.
+      rows_MxV: rows that this device fetched as a relay.
+      inside_ExC: indices of those that each device of its host gets; what is out of range means nothing.
 
     Returns:
-      What the exchange in one step would bring: if rows are spread, [E, C, D], a list from each relay; otherwise
-      [parts of columns, lists * C, W].
+      [E, C, V]: the rows that this device gets from each relay.
     """
-    H, K, W = rows_HxKxW.shape
-    E, C = inside_ExC.shape
-    if group.sharding == "rows":
-        rows_MxV = rows_HxKxW.reshape(H * K, W)
-    else:
-        rows_MxV = rows_HxKxW.transpose(1, 0, 2).reshape(K, H * W)
-    got_ExCxV = all_to_all(rows_MxV.at[inside_ExC].get(mode="fill", fill_value=0), INSIDE_HOST)
-    if group.sharding == "rows":
-        return got_ExCxV
-    return got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3).reshape(group.columns.owners, group.lists * C, W)
+    return all_to_all(rows_MxV.at[inside_ExC].get(mode="fill", fill_value=0), INSIDE_HOST)
 
 
-def hand_in(group: Group, parts: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
+def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int) -> jax.Array:
     """Inside a host, brings row gradients to the relays and sums there those of equal rows.
 
     Args:
-      group: the table group.
-      parts: gradients in the shape of `hand_out`'s result.
-      inside_ExC: as `hand_out` had it.
-      across: K.
+      grads_ExCxV: gradients of the rows that `scatter_within_host` brought, for each relay.
+      inside_ExC: as it had it.
+      rows: M, of the relay.
 
     Returns:
-      [H, K, W]: the gradients that this relay is to send to each host. The devices' are added in the order of their
-      numbers, so that repeated runs agree to the bit.
+      [M, V]. The devices' gradients are added in the order of their numbers, so that repeated runs agree to the bit.
     """
-    (E, C), H = inside_ExC.shape, group.hosts
-    if group.sharding != "rows":
-        parts = parts.reshape(H, E, C, group.width).transpose(1, 2, 0, 3).reshape(E, C, H * group.width)
-    arrived_ExCxV = all_to_all(parts, INSIDE_HOST)
-    sums_MxV = jnp.zeros((group.asks * across, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
+    arrived_ExCxV = all_to_all(grads_ExCxV, INSIDE_HOST)
+    sums_MxV = jnp.zeros((rows, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
     for index_C, grads_CxV in zip(inside_ExC, arrived_ExCxV, strict=True):
         sums_MxV = sums_MxV.at[index_C].add(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
-    if group.sharding == "rows":
-        return sums_MxV.reshape(H, across, group.width)
-    return sums_MxV.reshape(across, H, group.width).transpose(1, 0, 2)
+    return sums_MxV

@@ -145,7 +145,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
             needs[group.name + ACROSS] = _largest(merged[group.name].counts)
-        if group.synchronous and group.sharding != "copies":
+        if group.synchronous and group.spread:
             needs[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
     return Counted(batch, share.count, b, parts, needs, keys, counts, inverse, merged)
 

@@ -80,7 +80,7 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
                 for s in group.slots().values()
             )
             total[f"tables {precision}"] += ring * group.rows * (row + (kept if slots else 0))
-            if group.sharding == "copies":
+            if not group.spread:
                 total[f"rows {precision}"] += ring * group.rows * (group.dim + 1) * item_bytes
             else:
                 total[f"rows {precision}"] += (G - 1) * needs[group.name + SUMMED] * (4 + row)

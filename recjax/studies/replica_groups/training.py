@@ -18,6 +18,7 @@ from recjax.data.source import BlockSource
 from recjax.embedding.collection import Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.replica_groups import make_distance
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 from recjax.studies.replica_groups.arranged import Arranged, Parts
 from recjax.train.loop import Cursor, training
@@ -133,5 +134,5 @@ def _make_given(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables, jax.Array], T
         mine = jax.lax.axis_index(ACROSS_GROUPS) == group
         return jax.tree.map(lambda x: jax.lax.psum(jnp.where(mine, x, jnp.zeros_like(x)), ACROSS_GROUPS), tables)
 
-    specs: Any = {group.name: P(group.held_over) for group in bound.groups}
+    specs: Any = ShardedEmbeddings(bound).partition_specs()
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs, P()), out_specs=specs))

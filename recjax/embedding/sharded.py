@@ -1,0 +1,146 @@
+"""All tables of a model, spread over the mesh: what the jitted steps call, inside `jax.shard_map`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.collection import GroupSlots, Tables
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.pooling import pool
+from recjax.embedding.routing.host import GroupRouting, Routing
+from recjax.embedding.sharding.base import FetchResiduals, Proposed, SparseGradient, UpdateContext, in_place
+from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
+
+Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]
+Residuals = dict[str, FetchResiduals]  # group name -> what `send_gradients` needs of the fetch
+Gradients = dict[str, SparseGradient]  # group name -> gradients of this device's rows
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedEmbeddings:
+    """The tables of a bound plan. Its methods go over the table groups; each group's sharding does the work.
+
+    Attributes:
+      bound: the bound plan.
+    """
+
+    bound: BoundPlan
+
+    def partition_specs(self) -> dict[str, P]:
+        """Group name -> how its buffer, and each of its slots, is split over the mesh."""
+        return {group.name: P(group.held_over) for group in self.bound.groups}
+
+    def fetch(self, tables: Tables, routing: Routing, mean: bool = False) -> tuple[Rows, Residuals]:
+        """Brings the distinct rows that this device's samples need: see `Sharding.fetch`."""
+        rows: Rows = {}
+        residuals: Residuals = {}
+        for group in self.bound.groups:
+            with jax.named_scope(group.name):  # sets the collectives of several groups apart
+                found = group.sharding.fetch(group, tables[group.name], routing.groups[group.name], mean)
+            rows[group.name], residuals[group.name] = found
+        return rows, residuals
+
+    def pool(self, rows: Rows, tables: Tables | None, routing: Routing, samples: int) -> dict[str, Any]:
+        """Pools each feature's bags: feature name -> [samples, D], or the rows of the bags where they stay apart.
+
+        Args:
+          rows: as `fetch` brought them.
+          tables: None, or this device's parts, from which a kernel may sum bags where they hold all rows.
+          routing: of the same batch.
+          samples: of this device.
+        """
+        pooled: dict[str, Any] = {}
+        for group in self.bound.groups:
+            operands = None
+            if tables:
+                operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
+            pooled |= pool(group.features, rows[group.name], routing.features, samples, operands)
+        return pooled
+
+    def send_gradients(self, residuals: Residuals, row_grads: Rows) -> Gradients:
+        """Brings every row's gradient, summed over the batch, to where the row lives: see `Sharding.send_gradients`."""
+        gradients: Gradients = {}
+        for group in self.bound.groups:
+            with jax.named_scope(group.name):
+                found = group.sharding.send_gradients(group, residuals[group.name], row_grads[group.name])
+            gradients[group.name] = found
+        return gradients
+
+    def total(self, of_groups: Mapping[str, jax.Array], replicated: jax.Array) -> jax.Array:
+        """Sums something that each device counted of its own rows over groups and devices, each distinct row once.
+
+        Args:
+          of_groups: group name -> an array of this device, [...].
+          replicated: [...], that all devices have alike; added once.
+
+        Returns:
+          [...], the same on all devices (of synchronous replica groups: on all of a group). One all-reduce, unless
+          every device holds all rows. What all devices hold alike, or all of a replica group, is one device's part of
+          the sum. So it depends on all of `replicated`, or XLA would combine it with one of the all-reduces that this
+          came from, which would then wait for the row gradients.
+        """
+        bound = self.bound
+        spread = [of_groups[g.name] for g in bound.groups if g.spread]
+        in_group = [of_groups[g.name] for g in bound.groups if not g.spread and g.independent]
+        alike = sum((of_groups[g.name] for g in bound.groups if not g.spread and not g.independent), replicated)
+        if not spread and not in_group:
+            return alike
+        axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
+        total = sum(spread) + jnp.where(jax.lax.axis_index(axes) == 0, alike, 0)
+        if in_group:
+            total = total + jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sum(in_group), 0)
+        return jax.lax.psum(total, axes)
+
+    def propose(
+        self, tables: Tables, slots: GroupSlots, gradients: Gradients, contexts: Mapping[str, UpdateContext]
+    ) -> dict[str, Proposed]:
+        """Makes one exact update of the touched rows of all tables, and writes nothing: see `Sharding.propose`."""
+        proposed: dict[str, Proposed] = {}
+        for group in self.bound.groups:
+            name = group.name
+            with jax.named_scope(name):
+                proposed[name] = group.sharding.propose(
+                    group, tables[name], slots[name], gradients[name], contexts[name]
+                )
+        return proposed
+
+    def write(
+        self,
+        tables: Tables,
+        slots: GroupSlots,
+        gradients: Gradients,
+        contexts: Mapping[str, UpdateContext],
+        proposed: Mapping[str, Proposed],
+        ok: jax.Array,
+    ) -> tuple[Tables, GroupSlots]:
+        """Writes what `propose` gave, in place, or nothing unless `ok`: see `Sharding.write`."""
+        new_tables: Tables = {}
+        new_slots: GroupSlots = {}
+        for group in self.bound.groups:
+            name = group.name
+            given = (tables[name], slots[name], gradients[name], contexts[name], proposed[name])
+            with jax.named_scope(name):
+                new_tables[name], new_slots[name] = group.sharding.write(group, *given, ok)
+        return new_tables, new_slots
+
+
+def fused_lookup_operands(
+    group: Group, table_RxW: jax.Array, routing: GroupRouting
+) -> tuple[jax.Array, jax.Array] | None:
+    """The table and the slots [C] of the fetched rows, if a kernel can sum bags without fetching them; else None.
+
+    It can where this device holds all rows: then what `fetch` gives is a copy, which nothing but a sum reads. With bags
+    of one it does not pay: to fetch the distinct rows in the order of their slots, and to sum from there, took 11 ms a
+    step for bench_mlperf64 and sums straight from the table 19; with bags of ten (bench_multihot) it was 49 and 25.
+    """
+    here = not group.spread or group.devices == 1
+    long = sum(f.bag or 2 for f in group.features) >= 2 * len(group.features)
+    if here and long and in_place(table_RxW):
+        return table_RxW, routing.slots_NxOxC.reshape(-1)
+    return None

@@ -1,0 +1,1 @@
+"""One file for each way to spread a buffer over devices."""

@@ -1,0 +1,106 @@
+"""Replicated (data-parallel) tables: every device holds all rows, and nothing is fetched from another one.
+
+The only collective of a group and step is one all-reduce of [R, D + 1] in grad_exchange: the summed gradient, and how
+many devices touched each row. It is over all replica groups, or within each where these are independent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from recjax.embedding.layout import Group
+from recjax.embedding.low_precision import values
+from recjax.embedding.optim import Slots
+from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.sharding.base import (
+    FetchResiduals,
+    Proposed,
+    Sharding,
+    SparseGradient,
+    UpdateContext,
+    asked_rows,
+    gather_local,
+    write_all,
+)
+from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicatedSharding(Sharding):
+    """Every device holds everything."""
+
+    kind: ClassVar[str] = "replicated"
+    spread: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> int:
+        """One: all of the buffer."""
+        return 1
+
+    @property
+    def owners(self) -> int:
+        """O = 1."""
+        return 1
+
+    @property
+    def two_step(self) -> bool:
+        """Never: no row travels."""
+        return False
+
+    def partition_axes(self, synchronous: bool, independent: bool) -> tuple[str, ...]:
+        """Split only where replica groups hold values of their own."""
+        return ACROSS_GROUPS if independent else ()
+
+    def holders(self, part: int) -> range:
+        """All devices."""
+        return range(self.devices)
+
+    def this_part(self) -> jax.Array:
+        """Part 0."""
+        return jnp.int32(0)
+
+    def fetch(
+        self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
+    ) -> tuple[jax.Array, FetchResiduals]:
+        """As `Sharding.fetch`, from this device's own copy."""
+        asked_1xC, _ = asked_rows(self, routing)
+        rows = gather_local(group, table_RxW, asked_1xC, mean)
+        if group.dtype == "bfloat16":
+            rows = rows.astype(jnp.float32)
+        return rows.reshape(-1, group.dim), FetchResiduals(asked_1xC, None, routing.summed)
+
+    def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
+        """A mask of touched rows [R] and dense sums [R, D]; their size is the table's, which the plan keeps small."""
+        with jax.named_scope("grad_exchange"):
+            marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
+            local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
+            local_RxE = local_RxE.at[residuals.slots_NxC.reshape(-1)].add(marked_UxE, mode="drop")
+            sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if group.independent else BATCH_AXES)
+            return SparseGradient(sums_RxE[:, -1] > 0, sums_RxE[:, :-1])
+
+    def propose(
+        self, group: Group, table_RxW: jax.Array, slots_R: Slots, gradient: SparseGradient, context: UpdateContext
+    ) -> Proposed:
+        """As `Sharding.propose`, of all rows."""
+        with jax.named_scope("sparse_update"):
+            return self.proposed(group, values(table_RxW), slots_R, gradient.sums * context.scale, context)
+
+    def write(
+        self,
+        group: Group,
+        table_RxW: jax.Array,
+        slots_R: Slots,
+        gradient: SparseGradient,
+        context: UpdateContext,
+        proposed: Proposed,
+        ok: jax.Array,
+    ) -> tuple[jax.Array, Slots]:
+        """As `Sharding.write`, of all rows, of which those in the mask are kept."""
+        with jax.named_scope("sparse_update"):
+            every_row = group.optimizer.every_row
+            changed_R = jnp.broadcast_to(ok, group.rows) if every_row else gradient.touched & ok
+            return write_all(group, table_RxW, slots_R, proposed, context, changed_R)

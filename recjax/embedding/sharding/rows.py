@@ -1,0 +1,112 @@
+"""Rows spread over devices: row-wise, table-wise and table-row-wise tables, of which each device holds some rows.
+
+Collectives of a group and step, C rows of each of O = N owners:
+
+  id_exchange    all-to-all of the slots asked for      O * C * 4 bytes a device
+  row_exchange   all-to-all of the rows                 O * C * D * itemsize
+  grad_exchange  all-to-all of the row gradients        O * C * D * itemsize
+
+In two steps O is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, D] follows in
+row_exchange, and precedes in grad_exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import numpy as np
+
+from recjax import kernels
+from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.layout import Group
+from recjax.embedding.optim import RowWiseAdagrad, Slots
+from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
+from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.sharding.base import (
+    FetchResiduals,
+    Proposed,
+    Sharding,
+    SparseGradient,
+    UpdateContext,
+    asked_rows,
+    gather_local,
+    in_place,
+    summed_over_devices,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSharding(Sharding):
+    """Each device holds some rows of the stacked tables, whole."""
+
+    kind: ClassVar[str] = "rows"
+
+    @property
+    def owners(self) -> int:
+        """O = N."""
+        return self.devices
+
+    def relayed_columns(self, group: Group, columns_N: np.ndarray) -> np.ndarray:
+        """D everywhere: a relay fetches whole rows."""
+        return np.full(self.devices, group.dim)
+
+    def fetch(
+        self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
+    ) -> tuple[jax.Array, FetchResiduals]:
+        """As `Sharding.fetch`: each owner gets the slots that it is asked for, and sends the rows back."""
+        asked_OxC, inside_ExC = asked_rows(self, routing)
+        with jax.named_scope("id_exchange"):
+            asked_OxC = all_to_all(asked_OxC, self.axes)
+        rows = gather_local(group, table_RxW, asked_OxC, mean)
+        with jax.named_scope("row_exchange"):
+            rows = exchange_rows(rows, group.exchange.forward, self.axes)
+            if inside_ExC is not None:
+                rows = self.from_relays(group, rows, inside_ExC)
+        return rows.reshape(-1, group.dim), FetchResiduals(asked_OxC, inside_ExC, routing.summed)
+
+    def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
+        """As `Sharding.send_gradients`: gradients go the way that the rows came."""
+        slots, inside_ExC, _ = residuals
+        with jax.named_scope("grad_exchange"):
+            parts = grads_UxD.reshape(group.lists, -1, group.dim)
+            if inside_ExC is not None:
+                parts = self.to_relays(group, parts, inside_ExC, slots.shape[1])
+            arrived = exchange_rows(parts, group.exchange.backward, self.axes)
+        return summed_over_devices(group, residuals, arrived)
+
+    def from_relays(self, group: Group, rows_HxKxD: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+        """Hands out what this device fetched as a relay, from each host: [E, C, D], a list from each relay."""
+        return scatter_within_host(rows_HxKxD.reshape(-1, group.dim), inside_ExC)
+
+    def to_relays(self, group: Group, parts_ExCxD: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
+        """The way back of `from_relays`, to what this relay sends to each host: [H, K, D]."""
+        sums_MxD = reduce_within_host(parts_ExCxD, inside_ExC, group.asks * across)
+        return sums_MxD.reshape(self.hosts, across, group.dim)
+
+    def write(
+        self,
+        group: Group,
+        table_RxW: jax.Array,
+        slots_R: Slots,
+        gradient: SparseGradient,
+        context: UpdateContext,
+        proposed: Proposed,
+        ok: jax.Array,
+    ) -> tuple[jax.Array, Slots]:
+        """As `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
+        rule = group.optimizer
+        if not isinstance(rule, RowWiseAdagrad) or rule.every_row or not in_place(table_RxW):
+            return super().write(group, table_RxW, slots_R, gradient, context, proposed, ok)
+        with jax.named_scope("sparse_update"):
+            table_RxW, sums_R = kernels.update_rowwise_adagrad(
+                table_RxW,
+                slots_R["sum_of_squares"],
+                *gradient,
+                (context.scale, context.rate * rule.learning_rate, ok),
+                eps=rule.eps,
+                l2=rule.l2,
+                weight_decay=rule.weight_decay,
+            )
+            return table_RxW, {"sum_of_squares": sums_R}
