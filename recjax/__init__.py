@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recjax.config.run import RunConfig
-
 if TYPE_CHECKING:
     from recjax.config.run import RunConfig
 
@@ -60,6 +58,7 @@ def override(config: RunConfig, *overrides: Overrides, **settings: Any) -> RunCo
       ConfigError: an unknown key, or a value that does not fit.
     """
     from recjax.config import presets
+    from recjax.config.run import RunConfig
     from recjax.settings import from_python as forms
 
     forms.require_config(config, RunConfig, "override")

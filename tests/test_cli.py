@@ -256,7 +256,7 @@ def test_errors_do_not_land_on_standard_output():
 
 
 def test_the_module_runs_as_a_program():
-    command = [sys.executable, "-m", "recjax.cli.main", "show", "nonsense"]
+    command = [sys.executable, "-m", "recjax.cli", "show", "nonsense"]
     environment = os.environ | {"PYTHONPATH": str(Path(recjax.__file__).parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and done.stderr.startswith("\nrecjax: error: there is no preset 'nonsense'")

@@ -72,7 +72,7 @@ def test_find_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "configs" / f"{name}.py").write_text(PRESET)
     (elsewhere / "mine.py").write_text(PRESET)
     (elsewhere / "synthetic").write_text("a file that only has the name of a preset")
-    monkeypatch.setattr(preset_files, "__file__", str(package / "preset_files.py"))
+    monkeypatch.setattr(preset_files, "__file__", str(package / "config" / "preset_files.py"))
     monkeypatch.chdir(elsewhere)
 
     assert preset_files.find_preset("synthetic") == tmp_path / "configs" / "synthetic.py"

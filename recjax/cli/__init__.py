@@ -1,5 +1,1 @@
 """The command line."""
-
-from recjax.cli.main import main
-
-__all__ = ["main"]

@@ -1,4 +1,4 @@
-"""`python -m recjax.cli.main`."""
+"""The same as the program `recjax`: `python -m recjax.cli`."""
 
 import sys
 

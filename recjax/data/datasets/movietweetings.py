@@ -27,7 +27,7 @@ from recjax.errors import DataError
 from recjax.settings.values import check_ranges
 
 _VERSION = 3  # raise it when the same files and options start to give other data
-_SHIPPED = Path(__file__).parent / "files" / "movietweetings"
+_SHIPPED = Path(__file__).parent.parent / "files" / "movietweetings"
 _FILES = ("ratings.dat", "movies.dat")
 _RATINGS = Form(("user", "movie", "rating", "timestamp"), "::")
 _MOVIES = Form(("movie", "title", "genres"), "::")
