@@ -50,7 +50,10 @@ def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
 def test_a_table_where_a_preset_or_a_dataset_should_be(tmp_path, monkeypatch, name):
     """Whether it exists or not."""
     monkeypatch.chdir(tmp_path)
-    how = (r"recjax\.data\.blocks\.write_prepared", "`Your own data` in the README", "data=prepared data.path=FOLDER")
+    how = (
+        r"recjax\.data\.storage\.blocks\.write_prepared", "`Your own data` in the README",
+        "data=prepared data.path=FOLDER",
+    )  # fmt: skip
     for _ in range(2):
         refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how)
         assert "movietweetings" not in refused
