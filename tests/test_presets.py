@@ -60,6 +60,7 @@ def test_a_config_shows_what_is_not_the_default() -> None:
         assert settings.override(RunConfig(), settings.assignments(shown)) == shown and len(repr(shown)) < 600
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_model_and_dimension_can_be_chosen_in_every_preset(preset: str) -> None:
     """As a sweep over `model` and `embedding.dim` does."""

@@ -90,8 +90,8 @@ def test_its_config_is_a_config_like_any_other(tmp_path, history):
     assert default_out(config) != default_out(recjax.load(str(PRESET)))
     with pytest.raises(ConfigError, match=r"Did you mean model\.sharpness"):
         recjax.load(str(PRESET), "model.sharpnes=2")
-    assert class_path(RunConfig) == "recjax.config.presets:RunConfig"
-    assert find_class("recjax.config.presets:RunConfig") is RunConfig
+    assert class_path(RunConfig) == "recjax.config.run:RunConfig"
+    assert find_class("recjax.config.run:RunConfig") is RunConfig
     assert find_class(class_path(type(config))).__qualname__ == "HistoryRun"
 
 

@@ -77,7 +77,7 @@ def test_a_full_disk_is_one_paragraph_with_place_sizes_and_remedy(tmp_path):
     """A real refusal by the kernel: RLIMIT_FSIZE stands in for a full disk, for it needs no mount and no root."""
     code = (
         "import pathlib, resource, sys\n"
-        "from recjax.train import files\n"
+        "from recjax.utils import files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "files.write_whole(pathlib.Path(sys.argv[1]), bytes(5000))\n"
     )
