@@ -24,13 +24,13 @@ WRITER = """
 import os, pathlib, shutil, sys, threading
 sys.path.insert(0, sys.argv[2])
 from checkpoint_support import Checkpoints, state
-from recjax.train.checkpoint import checkpoints
+from recjax.train.checkpoint import array_store, manifest
 
 def here(*_):
     print("there", flush=True)
     threading.Event().wait()
 
-def half(folder, arrays, write=checkpoints.array_store.write):
+def half(folder, arrays, write=array_store.write):
     write(folder, {"tables": arrays["tables"]})
     here()
 
@@ -48,11 +48,11 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
     checkpoints.wait()
     place = sys.argv[3]
     if place == "before its arrays":
-        checkpoint.array_store.write = here
+        array_store.write = here
     elif place == "among its arrays":
-        checkpoint.array_store.write = half
+        array_store.write = half
     elif place == "before its manifest":
-        checkpoint.manifest.seal = here
+        manifest.seal = here
     elif place in ("before its name", "after its name"):
         os.rename = rename
     elif place == "before an old one goes":

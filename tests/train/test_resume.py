@@ -156,7 +156,7 @@ def at_rename(number, done, rename=os.rename):
             rename(source, target)
     os.rename = counted
 
-def in_write(number, write=checkpoint.array_store.write):
+def in_write(number, write=checkpoints.array_store.write):
     def counted(folder, arrays):
         nonlocal number
         number -= 1
@@ -164,7 +164,7 @@ def in_write(number, write=checkpoint.array_store.write):
             write(folder, {key: arrays[key] for key in list(arrays)[:1]})
             die()
         return write(folder, arrays)
-    checkpoint.array_store.write = counted
+    checkpoints.array_store.write = counted
 
 def at_line(step, half=False, write=writers.MetricsFile.write):
     def watched(self, line):
