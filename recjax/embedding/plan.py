@@ -16,13 +16,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from recjax.embedding.quantize import Precision
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.utils import strict_json
+from recjax.utils.paths import expanded
 
 FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
@@ -172,7 +172,7 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
             t.name: _own(t) or (_auto(t) if choice == "auto" else Segment(choice, why=f"plan={choice}")) for t in tables
         }
         return Plan({name: (_with_exchange(segment, exchange),) for name, segment in placed.items()})
-    path = Path(choice)
+    path = expanded(choice)
     try:
         if not path.is_file():
             near = difflib.get_close_matches(choice, ("auto", *PLACEMENTS), n=1)
