@@ -59,9 +59,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(autouse=True)
 def float32_again() -> Iterator[None]:
     """A command that computes in float64 switches all of the process to it: later tests begin as the first one did."""
-    before = jax.config.jax_enable_x64
+    before = jax.config.read("jax_enable_x64")
     yield
-    if jax.config.jax_enable_x64 and not before:
+    if jax.config.read("jax_enable_x64") and not before:
         jax.config.update("jax_enable_x64", False)
 
 

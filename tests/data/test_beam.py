@@ -65,9 +65,9 @@ def small(monkeypatch):
     """Many pieces, many tasks, many files."""
     monkeypatch.setattr(CriteoReader.__init__, "__defaults__", (2000,))  # bytes of a piece
     monkeypatch.setattr("recjax.data.datasets.criteo._TASK_PIECES", 3)
-    for module in ("builder", "blocks", "beam_steps"):
+    for module in ("storage.builder", "storage.blocks", "prepare.beam_steps"):
         monkeypatch.setattr(f"recjax.data.{module}.BLOCKS_PER_FILE", 2)
-    for module in ("prepare", "beam_steps"):
+    for module in ("prepare.prepare", "prepare.beam_steps"):
         monkeypatch.setattr(f"recjax.data.{module}.BLOCK_ROWS", 32)
 
 
