@@ -39,7 +39,7 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
     try:
         manifest = strict_json.parse(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        how = "Prepare them with: " if expect_dataset else f"{HOW} Prepare data that recjax knows with: "
+        how = "Prepare them with: " if expect_dataset else f"{HOW} For a known dataset prepare the data with: "
         if not is_remote(path) and path.exists() and not path.is_dir():
             command = prepare_again("FOLDER", expect_dataset)
             raise DataError(
