@@ -43,7 +43,9 @@ esac
 # Records its arguments, a line each, and its standard input; answers what the test put into NAME.out.
 RECORDER = """#!/usr/bin/env bash
 name=${0##*/}
-{ printf '%s\\n' "$@"; echo --; } >>"$FAKE/$name.calls"
+{ printf '%s\\n' "$@"; echo --; } >"$FAKE/$name.call-$$"
+cat "$FAKE/$name.call-$$" >>"$FAKE/$name.calls"  # one write, where bash writes line by line: calls run at once
+rm "$FAKE/$name.call-$$"
 if [[ ! -t 0 && -n ${FAKE_READS:-} ]]; then cat >"$FAKE/$name.input"; fi
 cat "$FAKE/$name.out" 2>/dev/null
 exit "$(cat "$FAKE/$name.status" 2>/dev/null || echo 0)"
