@@ -29,7 +29,8 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import AXES
 from recjax.train import state as states
 from recjax.train.setup import dims, specs
-from recjax.train.step import StepOptions, make_predict, make_train_step, place
+from recjax.train.step import StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import place
 
 # Those that differ on a mesh of one host, where a table-row-wise table or one in a grid is bound as a row-wise one.
 ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))

@@ -98,16 +98,14 @@ class ShardedEmbeddings:
         return jax.lax.psum(total, axes)
 
     def propose(
-        self, tables: Tables, slots: GroupSlots, gradients: Gradients, contexts: Mapping[str, UpdateContext]
+        self, tables: Tables, slots: GroupSlots, gradients: Gradients, context: UpdateContext
     ) -> dict[str, Proposed]:
         """Makes one exact update of the touched rows of all tables, and writes nothing: see `Sharding.propose`."""
         proposed: dict[str, Proposed] = {}
         for group in self.bound.groups:
             name = group.name
             with jax.named_scope(name):
-                proposed[name] = group.sharding.propose(
-                    group, tables[name], slots[name], gradients[name], contexts[name]
-                )
+                proposed[name] = group.sharding.propose(group, tables[name], slots[name], gradients[name], context)
         return proposed
 
     def write(
@@ -115,7 +113,7 @@ class ShardedEmbeddings:
         tables: Tables,
         slots: GroupSlots,
         gradients: Gradients,
-        contexts: Mapping[str, UpdateContext],
+        context: UpdateContext,
         proposed: Mapping[str, Proposed],
         ok: jax.Array,
     ) -> tuple[Tables, GroupSlots]:
@@ -124,7 +122,7 @@ class ShardedEmbeddings:
         new_slots: GroupSlots = {}
         for group in self.bound.groups:
             name = group.name
-            given = (tables[name], slots[name], gradients[name], contexts[name], proposed[name])
+            given = (tables[name], slots[name], gradients[name], context, proposed[name])
             with jax.named_scope(name):
                 new_tables[name], new_slots[name] = group.sharding.write(group, *given, ok)
         return new_tables, new_slots

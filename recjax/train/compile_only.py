@@ -22,7 +22,8 @@ from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.setup import Setup
 from recjax.train.state import TrainState
-from recjax.train.step import Inputs, state_specs
+from recjax.train.step import state_specs
+from recjax.train.step_inputs import StepInputs
 
 
 def abstract_state(setup: Setup) -> TrainState:
@@ -42,7 +43,7 @@ def abstract_state(setup: Setup) -> TrainState:
     return _placed(setup, state, state_specs(setup.bound, setup.dense))
 
 
-def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
+def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> StepInputs:
     """The shapes, dtypes and shardings of what `Setup.place` makes of a training batch.
 
     Args:
@@ -59,7 +60,7 @@ def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> Inputs:
             features[feature.name] = _feature(setup, feature, parts, samples, capacities)
     dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(setup.source.schema.dense)), setup.dtype)
     each_B = jax.ShapeDtypeStruct((parts * samples,), setup.dtype)
-    return _placed(setup, Inputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
+    return _placed(setup, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:

@@ -11,6 +11,9 @@ import numpy as np
 
 from recjax.config.train import TrainConfig
 from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.sharded import Gradients, ShardedEmbeddings
+from recjax.embedding.sharding.base import Proposed
+from recjax.train.dense import Dense
 
 Pairs = Sequence[tuple[jax.Array, jax.Array]]
 
@@ -18,6 +21,66 @@ Pairs = Sequence[tuple[jax.Array, jax.Array]]
 def slotted(bound: BoundPlan) -> list[Group]:
     """The table groups whose optimizer keeps slots, in the order of the step's "bad_slots"."""
     return [group for group in bound.groups if group.slots()]
+
+
+def bad_in_dense(dense: Dense, grads: Any, before: Any, after: Any) -> dict[str, jax.Array]:
+    """Counts what makes an update of the dense part not finite, over all devices: int32 [] each.
+
+    Args:
+      dense: how the dense part is held.
+      grads: its gradients, as they go to the optimizer.
+      before: the optimizer's state.
+      after: the same as the update would leave it.
+    """
+    leaves = jax.tree.leaves(grads)
+    one = jnp.ones((), leaves[0].dtype if leaves else jnp.float32)
+    with jax.named_scope("finite_check"):
+        counts = dense.total(spoilt(leaves, one, before, after))
+    return {"bad_dense": counts[0], "bad_opt": counts[1]}
+
+
+def bad_in_tables(
+    embeddings: ShardedEmbeddings, gradients: Gradients, scale: jax.Array, proposed: Mapping[str, Proposed]
+) -> dict[str, jax.Array]:
+    """Counts what makes an update of the tables not finite, over all devices: one all-reduce.
+
+    Args:
+      embeddings: the tables.
+      gradients: of their rows.
+      scale: [], what these are multiplied with.
+      proposed: the update, as `ShardedEmbeddings.propose` gave it.
+
+    Returns:
+      "bad_tables" int32 [], gradients; "bad_slots" int32 [groups that have slots], in the order of `slotted`.
+    """
+    names = [group.name for group in slotted(embeddings.bound)]
+    with jax.named_scope("finite_check"):
+        counts = {
+            name: _in_place_among(names, name, spoilt([grads.sums], scale, new.before, new.slots))
+            for (name, grads), new in zip(gradients.items(), proposed.values(), strict=True)
+        }
+        total = embeddings.total(counts, jnp.zeros(1 + len(names), jnp.int32))
+    return {"bad_tables": total[0], "bad_slots": total[1:]}
+
+
+def _in_place_among(names: Sequence[str], name: str, counts: jax.Array) -> jax.Array:
+    """Counts of one group's gradients and slots, the latter in their place among those of `names`: int32 [1 + n]."""
+    gradients, slots = counts
+    return jnp.stack([gradients, *(slots if other == name else slots * 0 for other in names)])
+
+
+def after(count: jax.Array, scale: jax.Array, loss: jax.Array) -> jax.Array:
+    """Returns `scale`, but made after all dense gradients and the loss are summed.
+
+    XLA would combine a later all-reduce with those of the dense part, and let them wait, if it did not depend on them.
+    So it shall: no count is negative, which XLA does not know.
+
+    Args:
+      count: int32 [], of non-finite dense gradients.
+      scale: [], what row gradients are multiplied with.
+      loss: [], the mean over the batch.
+    """
+    return jnp.where(count < 0, loss, scale)
 
 
 def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any) -> jax.Array:
@@ -52,8 +115,8 @@ def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any
         gone = (jnp.sum(jnp.isfinite(old) & ~jnp.isfinite(new), dtype=jnp.int32) for old, new in pairs)
         return jnp.stack([sum(bad, jnp.int32(0)), sum(gone, jnp.int32(0))])
 
-    def none(scale: jax.Array, *arrays: Any) -> jax.Array:
-        return counted(scale, *jax.tree.map(lambda x: x[:0], arrays))  # 0, but differing between devices like the count
+    def none(scale: jax.Array, *arrays: Any) -> jax.Array:  # 0, but differing between devices like the count
+        return counted(scale, *jax.tree.map(lambda x: jnp.atleast_1d(x)[:0], arrays))
 
     def probed(scale: jax.Array, grads: Sequence[jax.Array], pairs: Pairs) -> jax.Array:
         sums = [jnp.sum(new) for _, new in pairs] or [jnp.sum(g * scale) for g in grads]

@@ -19,7 +19,7 @@ from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.parallel.mesh import Share
-from recjax.train.step import Inputs, place
+from recjax.train.step_inputs import StepInputs, place
 
 # Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
 MANY_IDS = 2**18
@@ -70,7 +70,7 @@ class HostRouter:
         del capacities
         return Begun(counted)
 
-    def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
+    def finish(self, begun: Begun, capacities: dict[str, int]) -> StepInputs:
         """Lays the batch out on the mesh."""
         counted = begun.counted
         with jax.profiler.TraceAnnotation("route"):
@@ -107,7 +107,7 @@ class DeviceRouter:
             need.copy_to_host_async()
         return Begun(counted, inputs, located, needs)
 
-    def finish(self, begun: Begun, capacities: dict[str, int]) -> Inputs:
+    def finish(self, begun: Begun, capacities: dict[str, int]) -> StepInputs:
         """Writes the routing."""
         capacity.require(capacities, begun.needs)
         sizes, inputs = device.sizes(self.bound, capacities), begun.inputs

@@ -37,7 +37,8 @@ from recjax.train.agreement import AskedToStop, agreed, never
 from recjax.train.checkpoint.checkpoints import Restored
 from recjax.train.dense import Dense, make_dense
 from recjax.train.module import built
-from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step
+from recjax.train.step import StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import StepInputs
 
 
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
@@ -237,7 +238,7 @@ class Setup:
         stream = batches(self.source, split, batch_size, transform=count, workers=workers, part=part, **options)
         return agreed(stream, self.mesh, stop, save)
 
-    def place(self, counted: host.Counted, capacities: dict[str, int]) -> Inputs:
+    def place(self, counted: host.Counted, capacities: dict[str, int]) -> StepInputs:
         """Lays one counted batch out on the mesh, with these capacities or, where it needs more, grown ones."""
         begun = self.router.begin(counted, grow(capacities, counted.needs))
         return self.router.finish(begun, grow(capacities, begun.needs))

@@ -26,7 +26,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.train import state as states
 from recjax.train.run.summary import versions
-from recjax.train.step import make_train_step, place
+from recjax.train.step import make_train_step
+from recjax.train.step_inputs import place
 
 TABLES, DIM, DENSE = 4, 16, 13
 

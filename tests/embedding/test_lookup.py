@@ -273,7 +273,7 @@ def test_only_touched_rows_change(plan, ok):
     def updated(*given):
         return group.sharding.write(group, *given, group.sharding.propose(group, *given), jnp.asarray(ok))
 
-    context = UpdateContext(one, jnp.int32(0), one)
+    context = UpdateContext(one, one, jnp.int32(0), one)
     new, slots = updated(table, {"touches": counts, "sums": table}, SparseGradient(unique, sums), context)
     expected, expected_counts, expected_sums = table.copy(), counts.copy(), table.copy()
     if ok:
@@ -299,7 +299,7 @@ def test_a_row_in_the_batch_is_touched_once_whatever_its_gradient(plan):
         gradient = group.sharding.send_gradients(group, arrived, jnp.zeros_like(rows))
         slots = {"touches": counts, "sums": jnp.zeros_like(table)}
         one = jnp.float32(1)
-        given = (group, table, slots, gradient, UpdateContext(one, jnp.int32(0), one))
+        given = (group, table, slots, gradient, UpdateContext(one, one, jnp.int32(0), one))
         return group.sharding.write(*given, group.sharding.propose(*given), jnp.asarray(True))
 
     spec = P(BATCH_AXES) if plan == "row_wise" else P()

@@ -33,7 +33,8 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.setup import make_setup, specs
-from recjax.train.step import make_train_step, place
+from recjax.train.step import make_train_step
+from recjax.train.step_inputs import place
 
 NARROW = {"dtype": "bfloat16"}
 AXES = ("host", "device")
@@ -168,7 +169,7 @@ def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placemen
                 given = mask, jnp.full((R, 6), -(2.0**-12) * 10)
             else:
                 given = jnp.asarray(touched), jnp.full((len(touched), 6), -(2.0**-12) * 10)
-            context = UpdateContext(jnp.float32(1), step, jnp.float32(1), 7)
+            context = UpdateContext(jnp.float32(1), jnp.float32(1), step, jnp.float32(1), 7)
             arguments = (group, table, {}, SparseGradient(*given), context)
             return group.sharding.write(*arguments, group.sharding.propose(*arguments), jnp.asarray(True))[0]
 

@@ -29,7 +29,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.finite import explain
 from recjax.train.state import TrainState
-from recjax.train.step import PLAIN, Inputs, StepOptions, make_predict, make_train_step, place
+from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import StepInputs, place
 
 pytestmark = pytest.mark.full
 
@@ -63,7 +64,7 @@ class Built:
         for c in self.counted:
             self.capacities = capacity.grow(self.capacities, c.needs)
 
-    def inputs(self, index: int) -> Inputs:
+    def inputs(self, index: int) -> StepInputs:
         c = self.counted[index]
         return place(c.batch, route.pad(c, self.bound, self.capacities), c.local, self.mesh, np.float32)
 
@@ -295,7 +296,7 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
     """Else the scale would be 0, and steps that change nothing would go unnoticed."""
     built = built_once(2, "row_wise", StepOptions(clip_norm=1.0))
     inputs = built.inputs(0)
-    huge = Inputs(inputs.dense_BxK * 1e21, inputs.labels_B, inputs.weights_B, inputs.routing)
+    huge = StepInputs(inputs.dense_BxK * 1e21, inputs.labels_B, inputs.weights_B, inputs.routing)
     state, metrics = built.step(built.new(), huge)
     assert int(metrics["bad_norm"]) == 1 and not bool(metrics["ok"])
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
@@ -318,7 +319,7 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
     fresh = built.new()
     before = states.to_host(fresh, built.bound)
     inputs = built.inputs(0)
-    huge = Inputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
+    huge = StepInputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
     state, metrics = built.step(fresh, huge)
     bad = {name: int(jnp.sum(count)) for name, count in metrics.items() if name.startswith("bad_")}
     assert {name for name, count in bad.items() if count} == ({where} if where else set())
@@ -346,7 +347,7 @@ def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_alrea
         state = dataclasses.replace(fresh, slots={group.name: {"sum_of_squares": full}})
         inputs = built.inputs(0)
         # gradients of a row are of the size of the bottom MLP's output, which the dense features scale
-        huge = Inputs(inputs.dense_BxK * (1e21 * rows_scale), inputs.labels_B, inputs.weights_B, inputs.routing)
+        huge = StepInputs(inputs.dense_BxK * (1e21 * rows_scale), inputs.labels_B, inputs.weights_B, inputs.routing)
         _, metrics = built.step(state, huge)
         assert (bool(metrics["ok"]), bool(metrics["bad_slots"][0])) == (ok, not ok)
 
@@ -357,9 +358,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where:
     state, _ = built.step(built.new(), built.inputs(0))
     inputs = built.inputs(1)
     if where == "dense":
-        inputs = Inputs(inputs.dense_BxK.at[5, 1].set(np.nan), inputs.labels_B, inputs.weights_B, inputs.routing)
+        inputs = StepInputs(inputs.dense_BxK.at[5, 1].set(np.nan), inputs.labels_B, inputs.weights_B, inputs.routing)
     elif where == "labels":
-        inputs = Inputs(inputs.dense_BxK, inputs.labels_B.at[5].set(np.inf), inputs.weights_B, inputs.routing)
+        inputs = StepInputs(inputs.dense_BxK, inputs.labels_B.at[5].set(np.inf), inputs.weights_B, inputs.routing)
     else:
         # one row so large that only gradients overflow is hard to build; a NaN row reaches loss and gradients
         name = built.bound.groups[0].name

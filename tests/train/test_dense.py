@@ -32,7 +32,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.settings.overrides import config_hash
 from recjax.train import state as states
 from recjax.train.dense import Sharded, _elementwise, buckets, make_dense, order_made
-from recjax.train.step import Inputs, StepOptions, make_predict, make_train_step, place
+from recjax.train.step import StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import StepInputs, place
 
 pytestmark = pytest.mark.full
 
@@ -61,7 +62,7 @@ class Trained:
     result: Result
     compiled: jax.stages.Compiled
     state: states.TrainState
-    inputs: list[Inputs]
+    inputs: list[StepInputs]
     host: dict[str, Any]
 
 
@@ -75,7 +76,7 @@ class Built:
         self.model = p.build(np.float64)
         self.held = make_dense(held, bucket_mib, self.model, p.tx, np.float64, devices)
 
-    def inputs(self) -> list[Inputs]:
+    def inputs(self) -> list[StepInputs]:
         p = make()
         counted = [route.count(b, self.bound, p.batch_size) for b in p.batches]
         capacities: dict[str, int] = {}
@@ -195,7 +196,7 @@ def test_what_is_not_finite_is_counted_once() -> None:
         trained = train(held, bucket_mib, 8)
         first = trained.inputs[0]
         state = Built(held, bucket_mib, 8).load(trained.host)
-        spoilt = Inputs(first.dense_BxK.at[5, 1].set(np.nan), first.labels_B, first.weights_B, first.routing)
+        spoilt = StepInputs(first.dense_BxK.at[5, 1].set(np.nan), first.labels_B, first.weights_B, first.routing)
         after, metrics = trained.compiled(state, spoilt)
         assert not bool(metrics["ok"]) and int(after.step) == 0
         return {name: int(metrics[name]) for name in ("bad_dense", "bad_tables", "bad_norm")}

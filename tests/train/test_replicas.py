@@ -33,7 +33,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.train import state as states
 from recjax.train.setup import make_setup
-from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step, place
+from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import place
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full

@@ -69,12 +69,14 @@ class UpdateContext(NamedTuple):
 
     Attributes:
       scale: [], what the sums are multiplied with, for the gradients of the mean loss.
+      late_scale: [], the same made after the gradients of the dense part: for updates that send something themselves.
       step: int32 [], steps done before this one.
       rate: [], the schedule's factor of the learning rate.
       seed: of the run; for the rounding of bfloat16 tables.
     """
 
     scale: jax.Array
+    late_scale: jax.Array
     step: jax.Array
     rate: jax.Array
     seed: int = 0
@@ -213,7 +215,7 @@ class Sharding(abc.ABC):
           context: scale, step and rate.
         """
         with jax.named_scope("sparse_update"):
-            touched, grads = gradient.touched, gradient.sums * context.scale
+            touched, grads = gradient.touched, gradient.sums * self.scale(context)
             if group.optimizer.every_row:
                 none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
                 grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
@@ -266,6 +268,10 @@ class Sharding(abc.ABC):
             target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
             new_MxW = write(group, proposed.rows, touched, context.seed, context.step, table_RxW.dtype)
             return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
+
+    def scale(self, context: UpdateContext) -> jax.Array:
+        """What gradients are multiplied with: the late one where `row_mean` sums over devices."""
+        return context.scale if self.column_parts == 1 else context.late_scale
 
     def row_mean(self, group: Group, x_UxW: jax.Array) -> jax.Array:
         """Means over whole rows, [U], of something that this device may hold only some columns of."""

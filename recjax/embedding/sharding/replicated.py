@@ -87,7 +87,7 @@ class ReplicatedSharding(Sharding):
     ) -> Proposed:
         """As `Sharding.propose`, of all rows."""
         with jax.named_scope("sparse_update"):
-            return self.proposed(group, values(table_RxW), slots_R, gradient.sums * context.scale, context)
+            return self.proposed(group, values(table_RxW), slots_R, gradient.sums * self.scale(context), context)
 
     def write(
         self,

@@ -104,7 +104,7 @@ class RowSharding(Sharding):
                 table_RxW,
                 slots_R["sum_of_squares"],
                 *gradient,
-                (context.scale, context.rate * rule.learning_rate, ok),
+                (self.scale(context), context.rate * rule.learning_rate, ok),
                 eps=rule.eps,
                 l2=rule.l2,
                 weight_decay=rule.weight_decay,
