@@ -20,10 +20,12 @@ from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
 from recjax.settings.from_python import require_config
 from recjax.train import evaluation, origins, preflight
-from recjax.train.agreement import AskedToStop
+from recjax.train.agreement import StopRequested
+from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.loop import Cursor, Loop, Outcome, resume, total_steps
+from recjax.train.loop import Outcome, fit
 from recjax.train.metrics import calibration
+from recjax.train.progress import TrainProgress, resume
 from recjax.train.remarks import remarks
 from recjax.train.run import tensorboard
 from recjax.train.run.curves import draw_curves
@@ -31,8 +33,9 @@ from recjax.train.run.folder import RunFolder, Visited
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.run.summary import figures, summarise
 from recjax.train.run.writers import MetricsFile, NoMetrics
-from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
+from recjax.train.step_log import StepLog
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils import paths
 from recjax.utils.files import write_json
 
@@ -68,26 +71,28 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
             used = origins.found(config, path, _note)
-            setup = make_setup(used, splits=("train", "test"))
-            preflight.require_alike(setup, path)
-            for remark in remarks(used, setup):
+            trainer = build_trainer(used, splits=("train", "test"))
+            preflight.require_alike(trainer, path)
+            for remark in remarks(used, trainer):
                 _note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
-                state, cursor, undone = _start(setup, checkpoints, folder.path)
-            folder.claim(_note, trains=not cursor.stopped and cursor.step < total_steps(setup), used=used)
+                state, progress, undone = _start(trainer, checkpoints, folder.path)
+            folder.claim(_note, trains=not progress.stopped and progress.step < trainer.total_steps, used=used)
             if main:
-                keep(setup.source, folder.path / KEPT)
-            with _metrics(folder.path, config, cursor, undone) if main else NoMetrics() as log:
-                outcome = Loop(setup, checkpoints, log, stop).fit(state, cursor)
+                keep(trainer.source, folder.path / KEPT)
+            with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
+                log = StepLog(trainer, file, stop)
+                callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
+                outcome = fit(trainer, state, progress, log, callbacks, stop)
                 try:
-                    if outcome.asked:
-                        raise AskedToStop(outcome.asked)
-                    chosen, step = _chosen(setup, checkpoints, outcome)
-                    result = evaluation.measure(setup, chosen, "test", stop)
-                except AskedToStop as asked:
-                    raise stop.stopped(asked.number, outcome.cursor.step) from None
-                log.write({"step": step, "split": "test", "loss": result["logloss"], **result})
-        summary = summarise(setup, outcome, step, result, references(setup.source), time.monotonic() - began)
+                    if outcome.stop:
+                        raise StopRequested(outcome.stop)
+                    chosen, step = _chosen(trainer, checkpoints, outcome)
+                    result = evaluation.measure(trainer, chosen, "test", stop)
+                except StopRequested as asked:
+                    raise stop.stopped(asked.number, outcome.progress.step) from None
+                file.write({"step": step, "split": "test", "loss": result["logloss"], **result})
+        summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
         if main:
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")
@@ -97,8 +102,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     return summary
 
 
-def _metrics(path: Path, config: RunConfig, cursor: Cursor, undone: list[str]) -> MetricsFile:
-    return MetricsFile(path / "metrics.jsonl", cursor.step, config.train.tensorboard, without=undone)
+def _metrics(path: Path, config: RunConfig, progress: TrainProgress, undone: list[str]) -> MetricsFile:
+    return MetricsFile(path / "metrics.jsonl", progress.step, config.train.tensorboard, without=undone)
 
 
 def _note(text: str) -> None:
@@ -106,52 +111,58 @@ def _note(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _start(setup: Setup, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, Cursor, list[str]]:
-    """The state of the newest intact checkpoint, or that before the first step; and see `Cursor.extend`."""
+def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, TrainProgress, list[str]]:
+    """The state of the newest intact checkpoint, or that before the first step; and see `TrainProgress.extend`."""
 
-    def use(restored: Restored) -> tuple[TrainState, Cursor]:
-        saved, groups = len(restored.arrays.get("replicas", ())), setup.bound.replicas
-        if saved > 1 and not (setup.bound.independent and groups == saved):
+    def use(restored: Restored) -> tuple[TrainState, TrainProgress]:
+        saved, groups = len(restored.arrays.get("replicas", ())), trainer.bound.replicas
+        if saved > 1 and not (trainer.bound.independent and groups == saved):
             _note(
                 f"{saved} replica groups wrote checkpoint {restored.step}, each with tables of its own; now there "
                 f"{'is 1' if groups == 1 else f'are {groups}'} (mesh.replicas), so all go on with the means of these"
             )
-        return resume(setup, restored)
+        return resume(trainer, restored)
 
     resumed = checkpoints.newest(_note, use)
     if resumed is None:
-        return setup.new_state(), Cursor(), []
-    state, cursor = resumed
-    refuse_other_values(setup.source, run / KEPT)
-    if cursor.step > total_steps(setup):
+        return trainer.init_state(), TrainProgress(), []
+    state, progress = resumed
+    refuse_other_values(trainer.source, run / KEPT)
+    if progress.step > trainer.total_steps:
         raise ConfigError(
-            f"{run} has already trained {cursor.step} steps, more than the {total_steps(setup)} asked for. Choose "
+            f"{run} has already trained {progress.step} steps, more than the {trainer.total_steps} asked for. Choose "
             "another --out to start anew, or ask for more steps (train.steps or train.epochs)."
         )
-    undone = cursor.extend() if cursor.step < total_steps(setup) else []
-    if cursor.stopped:
-        _note(f"{run} stopped early at step {cursor.step} (train.patience): nothing is left to train")
-    elif cursor.step == total_steps(setup):
-        _note(f"{run} has trained all its {cursor.step} steps: nothing is left to train")
+    undone = progress.extend() if progress.step < trainer.total_steps else []
+    if progress.unevaluated:
+        undone.append("validation")  # whose line may be there already, if the run was killed before the next checkpoint
+    if progress.stopped:
+        _note(f"{run} stopped early at step {progress.step} (train.patience): nothing is left to train")
+    elif progress.step == trainer.total_steps:
+        _note(f"{run} has trained all its {progress.step} steps: nothing is left to train")
     else:
-        _note(f"resuming {run} at step {cursor.step}")
-    return state, cursor, undone
+        _note(f"resuming {run} at step {progress.step}")
+    return state, progress, undone
 
 
-def _chosen(setup: Setup, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
+def _chosen(trainer: Trainer, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
     """The state that the validation split chose, which need not be the last one."""
-    state, cursor = outcome.state, outcome.cursor
-    if cursor.best_step is None or cursor.best_step == cursor.step:
-        return state, cursor.step
+    state, progress = outcome.state, outcome.progress
+
+    def use(saved: Restored) -> TrainState:
+        return trainer.restore(saved.arrays, saved.step)
+
+    if progress.best_step is None or progress.best_step == progress.step:
+        return state, progress.step
     jax.tree.map(lambda array: array.delete(), state)  # there may not be memory for two
     try:
-        return checkpoints.restore(cursor.best_step, use=setup.saved_state), cursor.best_step
+        return checkpoints.restore(progress.best_step, use=use), progress.best_step
     except TrainingError as error:  # the run is finished all the same
         _note(
-            f"the best step by validation, {cursor.best_step}, cannot be used: {error} The results are those of the "
-            f"last step, {cursor.step}; with that checkpoint restored, the same command gives those of the best one."
+            f"the best step by validation, {progress.best_step}, cannot be used: {error} The results are those of the "
+            f"last step, {progress.step}; with that checkpoint restored, the same command gives those of the best one."
         )
-        return checkpoints.restore(cursor.step, use=setup.saved_state), cursor.step
+        return checkpoints.restore(progress.step, use=use), progress.step
 
 
 def evaluate(
@@ -178,9 +189,9 @@ def evaluate(
       {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.
     """
     folder = paths.located(run)
-    setup, state, step = open_run(folder, overrides, splits, step, report=_note, trust_code=trust_code)
+    trainer, state, step = open_run(folder, overrides, splits, step, report=_note, trust_code=trust_code)
     details = details or evaluation.Details()
-    reports = {split: evaluation.report(setup, state, split, details) for split in splits}
+    reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
     try:
         if distributed.is_main():
             calibration.draw(reports, folder / "calibration.png", f"calibration of {folder.name}, step {step}")

@@ -14,7 +14,7 @@ from commands import OWN, Done, inside
 
 from recjax import main, settings
 from recjax.config.run import FREE_ON_RESUME
-from recjax.train import setup
+from recjax.train import trainer
 from recjax.train.metrics import calibration
 from recjax.train.run import open_run
 
@@ -22,20 +22,20 @@ from recjax.train.run import open_run
 @contextlib.contextmanager
 def traced_once() -> Iterator[None]:
     """Commands on the same tables are traced once: paths do not enter it. No pictures are drawn, nothing is flushed."""
-    made: dict[str, setup.Setup] = {}
+    made: dict[str, trainer.Trainer] = {}
 
-    def share(config: Any, source: Any = None, splits: Any = ()) -> setup.Setup:
+    def share(config: Any, source: Any = None, splits: Any = ()) -> trainer.Trainer:
         source = source or config.data.open()
         key = settings.config_hash(config, FREE_ON_RESUME)
         if key not in made:
-            made[key] = setup.make_setup(config, source, splits)
+            made[key] = trainer.build_trainer(config, source, splits)
         alike = dataclasses.replace(made[key], config=config, source=source)
-        vars(alike).update({name: getattr(made[key], name) for name in ("train_step", "predict", "router")})
+        vars(alike).update({name: getattr(made[key], name) for name in ("step_program", "predict_program", "router")})
         return alike
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main, "make_setup", share)
-        patch.setattr(open_run, "make_setup", share)
+        patch.setattr(main, "build_trainer", share)
+        patch.setattr(open_run, "build_trainer", share)
         patch.setattr(main, "draw_curves", lambda metrics, picture, *_: picture.write_bytes(b""))
         patch.setattr(calibration, "draw", lambda curves, picture, title: picture.write_bytes(b""))
         patch.setattr(os, "fsync", lambda handle: None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 
 from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import Held, TrainConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
@@ -23,14 +25,18 @@ from recjax.embedding.bind import bind
 from recjax.embedding.collection import initial_rows
 from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
-from recjax.embedding.routing import capacity
-from recjax.embedding.routing import host as route
+from recjax.embedding.routing.host import RoutedBatch
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import AXES
 from recjax.train import state as states
-from recjax.train.setup import dims, specs
-from recjax.train.step import StepOptions, make_predict, make_train_step
-from recjax.train.step_inputs import place
+from recjax.train.dense import make_dense
+from recjax.train.routers import place_all
+from recjax.train.state import TrainState
+from recjax.train.step import StepOptions
+from recjax.train.step_inputs import StepInputs
+from recjax.train.table_specs import dims, specs
+from recjax.train.trainer import Trainer
+from recjax.utils.lazy_arrays import load
 
 # Those that differ on a mesh of one host, where a table-row-wise table or one in a grid is bound as a row-wise one.
 ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))
@@ -47,6 +53,7 @@ class Problem:
     """What to train: batches, specs and a model."""
 
     batches: list[Batch]
+    source: BlockSource
     batch_size: int
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
@@ -68,6 +75,7 @@ def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps:
     tables, features = specs(config, source.schema)
     return Problem(
         list(itertools.islice(stream, steps)),
+        source,
         batch_size,
         tables,
         features,
@@ -90,47 +98,83 @@ class Result:
     norms: list[float] = dataclasses.field(default_factory=list)
 
 
-def run_sharded(
+def trainer_of(
     problem: Problem,
     devices: int,
-    plan: str | Plan,
-    dtype: Any,
-    start: Any = None,
+    plan: str | Plan = "row_wise",
+    dtype: Any = np.float32,
+    *,
     dedup: bool = True,
     hosts: int = 1,
     replicas: int = 1,
-) -> Result:
+    independent: bool = False,
+    held: Held = "replicated",
+    bucket_mib: float = 0.0,
+) -> Trainer:
+    """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups."""
+    mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
+    plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
+    bound = bind(plan, problem.tables, problem.features, devices // replicas, dedup, hosts, replicas, independent)
+    config = RunConfig(
+        seed=problem.seed,
+        model=problem.model,
+        train=TrainConfig(batch_size=problem.batch_size, accumulate=problem.options.accumulate, workers=0),
+    )
+    dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
+    return Trainer(config, problem.source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options)
+
+
+@dataclasses.dataclass
+class Placed:
+    """A trainer, and a problem's batches on its mesh, all of the same sizes: the step compiles once."""
+
+    trainer: Trainer
+    routed: list[RoutedBatch]
+    inputs: list[StepInputs]
+    capacities: dict[str, int]
+
+    @classmethod
+    def of(cls, problem: Problem, trainer: Trainer) -> Self:
+        size, parts = problem.batch_size, problem.options.accumulate
+        batches = [trainer.route(batch, size, parts) for batch in problem.batches]
+        return cls(trainer, [batch.routed for batch in batches], *place_all(trainer.router, batches))
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        return self.trainer.step_program.lower(self.trainer.init_state(), self.inputs[0]).compile()
+
+    def steps(self, state: TrainState, first: int = 0, last: int | None = None) -> TrainState:
+        """The state after the batches from `first` to below `last`."""
+        for inputs in self.inputs[first:last]:
+            state, metrics = self.trainer.train_step(state, inputs)
+            assert bool(metrics["ok"])
+        return state
+
+
+def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None, **how: Any) -> Result:
     """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint.
 
-    `hosts` are those of each of the `replicas` groups.
+    `how` is as for `trainer_of`.
     """
-    mesh = mesh_of(devices, hosts, replicas)
-    plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    bound = bind(plan, problem.tables, problem.features, devices // replicas, dedup, hosts, replicas)
-    model = problem.build(dtype)
-    if start is None:
-        state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
-    else:
-        state = states.from_host(start, 0, model, bound, mesh, problem.tx, dtype)
-    step = make_train_step(nnx.graphdef(model), bound, mesh, problem.tx, problem.options)
-    parts = problem.options.accumulate
-    counted = [route.count(b, bound, problem.batch_size, parts) for b in problem.batches]
-    capacities: dict[str, int] = {}
-    for c in counted:  # all known beforehand, so the step compiles once
-        capacities = capacity.grow(capacities, c.needs)
+    trainer = trainer_of(problem, devices, plan, dtype, **how)
+    state = trainer.init_state() if start is None else trainer.restore(start, 0)
     losses = []
-    for c in counted:
-        routing = route.pad(c, bound, capacities, dtype)
-        state, metrics = step(state, place(c.batch, routing, c.local, mesh, dtype))
+    for inputs in Placed.of(problem, trainer).inputs:
+        state, metrics = trainer.train_step(state, inputs)
         assert bool(metrics["ok"])
         losses.append(float(metrics["loss"]))
-    host = states.to_host(state, bound)
+    return Result(losses, *by_row(trainer, state))
+
+
+def by_row(trainer: Trainer, state: TrainState) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Tables in *row* order, as a Result has them, and dense parameters by path."""
+    host = load(trainer.export(state))
     tables = {}
-    for group in bound.groups:
+    for group in trainer.bound.groups:
         for table in group.tables:
             order = table.order.position(np.arange(table.spec.rows))
             tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
-    return Result(losses, tables, host["dense"])
+    return tables, host["dense"]
 
 
 def run_oracle(problem: Problem, dtype: Any) -> Result:
@@ -208,14 +252,9 @@ def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | No
 
 def evaluate_logits(problem: Problem, devices: int, plan: str, dtype: Any) -> np.ndarray:
     """Logits of the first batch before any training."""
-    mesh = mesh_of(devices)
-    bound = bind(make_plan(plan, problem.tables), problem.tables, problem.features, devices)
-    model = problem.build(dtype)
-    state = states.create(model, bound, mesh, problem.tx, problem.seed, dtype)
-    counted = route.count(problem.batches[0], bound, problem.batch_size)
-    routing = route.pad(counted, bound, capacity.grow({}, counted.needs), dtype)
-    inputs = place(counted.batch, routing, counted.local, mesh, dtype)
-    return np.asarray(make_predict(nnx.graphdef(model), bound, mesh)(state, inputs))[: counted.batch.size]
+    trainer, batch = trainer_of(problem, devices, plan, dtype), problem.batches[0]
+    (_, logits_B) = next(trainer.predict(trainer.init_state(), trainer.inputs_of([batch], problem.batch_size)))
+    return logits_B
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

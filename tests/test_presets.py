@@ -17,7 +17,7 @@ from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.overrides import config_hash, from_json
 from recjax.settings.values import members
-from recjax.train.setup import dims, specs
+from recjax.train.table_specs import dims, specs
 
 CONFIGS = Path(recjax.__file__).parent.parent / "configs"
 PRESETS = sorted(file.stem for file in CONFIGS.glob("*.py"))

@@ -32,7 +32,7 @@ def hang(*_, **__):
 from recjax.parallel import stopping, waiting
 stopping._SAME_S = waiting._FIRST_S = 0.0
 """
-IN_EVALUATION = "from recjax.train.setup import Setup\nSetup.predictions = hang"
+IN_EVALUATION = "from recjax.train.trainer import Trainer\nSetup.predictions = hang"
 IN_SAVE = """
 from recjax.train.checkpoint import checkpoints
 def write(folder, arrays, number=[0], plain=checkpoints.array_store.write):
@@ -43,7 +43,7 @@ def write(folder, arrays, number=[0], plain=checkpoints.array_store.write):
     return plain(folder, arrays)
 checkpoints.array_store.write = write
 """
-AT_START = "from recjax import main\nmain.make_setup = hang"
+AT_START = "from recjax import main\nmain.build_trainer = hang"
 SHORT = ("train.steps=9", "mesh.devices=2", "train.checkpoint_every=3")
 
 
@@ -154,12 +154,11 @@ def test_a_signal_that_is_ignored_stays_so(preset, tmp_path):
     """That of a background job of a script, which Ctrl-C is not meant for."""
     ignored = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     raising = """
-from recjax.train import loop
-def training(*arguments, plain=loop.training, **options):
-    for trained in plain(*arguments, **options):
-        signal.raise_signal(signal.SIGINT)
-        yield trained
-loop.training = training
+from recjax.train.trainer import Trainer
+def train_step(*arguments, plain=Trainer.train_step):
+    signal.raise_signal(signal.SIGINT)
+    return plain(*arguments)
+Trainer.train_step = train_step
 """
     done = outside("train", preset, *SHORT, "--out", tmp_path, before=ignored + raising)
     assert done.status == 0 and steps(tmp_path)[-1] == 9

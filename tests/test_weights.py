@@ -23,7 +23,7 @@ from recjax.main import train
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.train.run.open_run import open_run
-from recjax.train.setup import dims, specs
+from recjax.train.table_specs import dims, specs
 from recjax.utils import lazy_arrays
 
 pytestmark = pytest.mark.full
@@ -143,9 +143,9 @@ def save(path: Path, weights: Weights) -> Path:
 
 
 def logits_of(run: Path, *overrides: str) -> np.ndarray:
-    setup, state, step = open_run(run, overrides, ("test",), None, print)
+    trainer, state, step = open_run(run, overrides, ("test",), None, print)
     assert step == 0
-    return np.concatenate([logits for _, logits in setup.predictions(state, "test")])
+    return np.concatenate([logits for _, logits in trainer.predict(state, trainer.eval_inputs("test"))])
 
 
 CASES = {

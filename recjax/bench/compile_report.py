@@ -1,6 +1,6 @@
 """`recjax plan PRESET --compile`: what the compiled training step takes of each device, and what it sends.
 
-The program is the config's own (`Setup.train_step`), for as many devices as the config says, whether or not anybody
+The program is the config's own (`Trainer.step_program`), for as many devices as the config says, whether or not anybody
 owns them: see `recjax/train/compile_only.py`. Its sizes come from ids that were really drawn or read: those of the
 first batch, or where these are more than COUNTED_IDS, those of the first devices' shares.
 """
@@ -25,7 +25,7 @@ from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import GroupRouting, Routing
 from recjax.errors import ConfigError
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
-from recjax.train.setup import Setup, make_setup
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.text import aligned
 
 COUNTED_IDS = 2**24  # so many are counted in seconds; the shares of further devices are left alone
@@ -49,29 +49,29 @@ class Sample:
     counts: dict[str, GroupRouting]
 
 
-def sample(setup: Setup) -> Sample:
+def sample(trainer: Trainer) -> Sample:
     """Counts the first batch of a training, or of a large one the shares of some devices."""
-    train, bound = setup.config.train, setup.bound
+    train, bound = trainer.config.train, trainer.bound
     b = host.local_samples(train.batch_size, bound.all_devices, train.accumulate)
-    ids_per_sample = _ids(block := setup.source.read("train", 0)) / block.size
+    ids_per_sample = _ids(block := trainer.source.read("train", 0)) / block.size
     devices = min(bound.all_devices, max(1, int(COUNTED_IDS / (b * max(1.0, ids_per_sample)))))
     if bound.hosts > 1 or bound.replicas > 1:  # whose devices ask together, or add their gradients
         together = bound.devices if bound.replicas > 1 else bound.devices // bound.hosts
         devices = max(1, devices // together) * together
     stream = batches(
-        setup.source,
+        trainer.source,
         "train",
         min(devices * b, train.batch_size),
-        seed=setup.config.seed,
+        seed=trainer.config.seed,
         shuffle=train.shuffle,
         shuffle_blocks=train.shuffle_blocks if train.shuffle else 1,  # unshuffled: that reads no more than is counted
         workers=0,
     )
     batch: Batch = next(stream)
-    counted = host.count(batch, bound, train.batch_size, train.accumulate)
+    counted = host.route_on_host(batch, bound, train.batch_size, train.accumulate)
     counts = {group.name: host.true_counts(group, counted) for group in bound.groups}
     counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
-    return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.needs), counts)
+    return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.required_capacities), counts)
 
 
 def _ids(batch: Batch) -> int:
@@ -92,31 +92,31 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
       "seconds" to count and to compile; "versions".
 
     Raises:
-      ConfigError, DataError, DeviceError: as `make_setup`, or a memory that is not positive.
+      ConfigError, DataError, DeviceError: as `build_trainer`, or a memory that is not positive.
     """
     if memory_gib is not None and not 0 < memory_gib < math.inf:
         raise ConfigError(f"--memory-gib is {memory_gib}; give what one device has, for example 80.")
-    setup = make_setup(config, splits=("train",), weights=False)
+    trainer = build_trainer(config, splits=("train",), weights=False)
     started = time.monotonic()
     _tell("counting distinct rows")
-    found = sample(setup)
+    found = sample(trainer)
     counted_s, started = time.monotonic() - started, time.monotonic()
-    _tell(f"compiling for {setup.bound.all_devices} device(s)")
-    compiled = compile_step(setup, found.capacities)
+    _tell(f"compiling for {trainer.bound.all_devices} device(s)")
+    compiled = compile_step(trainer, found.capacities)
     compiled_s = time.monotonic() - started
-    item_bytes = np.dtype(setup.dtype).itemsize
-    counts, hosts = Routing(found.counts, {}), setup.config.mesh.hosts
-    lines = wire_bytes(compiled.as_text() or "", setup.bound, counts, item_bytes, hosts)
-    memory = _memory(setup, found.capacities, compiled)
+    item_bytes = np.dtype(trainer.dtype).itemsize
+    counts, hosts = Routing(found.counts, {}), trainer.config.mesh.hosts
+    lines = wire_bytes(compiled.as_text() or "", trainer.bound, counts, item_bytes, hosts)
+    memory = _memory(trainer, found.capacities, compiled)
     kinds = ("padded_bytes", "useful_bytes")
     phases = {line["phase"]: dict.fromkeys(kinds, 0.0) for line in lines}
     for line in lines:
         for kind in kinds:
             phases[line["phase"]][kind] += line[kind]
     return {
-        "devices": setup.bound.all_devices,
-        "device": setup.mesh.devices.flat[0].device_kind,
-        "batch_size": setup.config.train.batch_size,
+        "devices": trainer.bound.all_devices,
+        "device": trainer.mesh.devices.flat[0].device_kind,
+        "batch_size": trainer.config.train.batch_size,
         "counted": {"devices": found.devices, "samples": found.samples, "ids": found.ids},
         "capacities": found.capacities,
         "memory": memory,
@@ -130,7 +130,7 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
     }
 
 
-def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compiled) -> dict[str, int]:
+def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of one device.
 
     Returns:
@@ -140,8 +140,8 @@ def _memory(setup: Setup, capacities: dict[str, int], compiled: jax.stages.Compi
       the way back, say): "fetched_rows", those of all exchanges with their padding, and "pooled", a vector for
       each sample and feature.
     """
-    state, inputs = abstract_state(setup), abstract_inputs(setup, capacities)
-    bound, item_bytes = setup.bound, np.dtype(setup.dtype).itemsize
+    state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
+    bound, item_bytes = trainer.bound, np.dtype(trainer.dtype).itemsize
     stats: Any = compiled.memory_analysis()
     fetched = sum(g.lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
     b = inputs.labels_B.shape[0] // bound.all_devices

@@ -27,7 +27,8 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
-from recjax.train.setup import Setup, specs
+from recjax.train.table_specs import specs
+from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import as_lazy
 
 KERNELS = {"torchrec": "fbgemm", "torch": "torch"}  # what --against names -> the peer's tables
@@ -37,12 +38,12 @@ _BATCH_BYTES = 2**29  # batches that the peer holds: about this many bytes, 4 to
 class Peer:
     """A child process that trains the same model from the same weights on the same batches."""
 
-    def __init__(self, kind: str, setup: Setup, state: states.TrainState, python: str | None = None) -> None:
+    def __init__(self, kind: str, trainer: Trainer, state: states.TrainState, python: str | None = None) -> None:
         """Starts it; it is ready when this returns.
 
         Args:
           kind: one of KERNELS.
-          setup: ours, which `require_known` has let pass.
+          trainer: ours, which `require_known` has let pass.
           state: weights to start from, on which no step has been taken.
           python: the interpreter to run it with; None takes this one.
 
@@ -51,7 +52,7 @@ class Peer:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="recjax-peer-")
         folder = Path(self._folder.name)
-        _write(setup, state, KERNELS[kind], folder)
+        _write(trainer, state, KERNELS[kind], folder)
         command = [python or sys.executable, peer_torch.__file__, str(folder)]
         with open(folder / "errors", "w") as errors:
             try:
@@ -161,12 +162,12 @@ def _cannot(config: RunConfig, schema: Schema) -> str:
     return ""
 
 
-def _write(setup: Setup, state: states.TrainState, kernel: str, folder: Path) -> None:
-    config, schema = setup.config, setup.source.schema
+def _write(trainer: Trainer, state: states.TrainState, kernel: str, folder: Path) -> None:
+    config, schema = trainer.config, trainer.source.schema
     tables, _ = specs(config, schema)
     table_rule: Any = tables[0].optimizer
     dense_rule: Any = config.train.optimizer
-    on_gpu = setup.mesh.devices.flat[0].platform == "gpu"
+    on_gpu = trainer.mesh.devices.flat[0].platform == "gpu"
     model: Any = config.model
     spec = {
         "kernel": kernel,
@@ -184,17 +185,17 @@ def _write(setup: Setup, state: states.TrainState, kernel: str, folder: Path) ->
         },
     }
     (folder / "peer.json").write_text(json.dumps(spec))
-    _write_batches(setup, folder)
-    _write_weights(setup, state, tables, folder)
+    _write_batches(trainer, folder)
+    _write_weights(trainer, state, tables, folder)
 
 
-def _write_batches(setup: Setup, folder: Path) -> None:
-    train, schema = setup.config.train, setup.source.schema
+def _write_batches(trainer: Trainer, folder: Path) -> None:
+    train, schema = trainer.config.train, trainer.source.schema
     sample_bytes = 4 * (len(schema.dense) + 1 + sum(f.bag or 0 for f in schema.features))
     count = max(4, min(64, _BATCH_BYTES // (sample_bytes * train.batch_size)))
     order: dict[str, Any] = {"shuffle": train.shuffle, "shuffle_blocks": train.shuffle_blocks, "workers": 0}
     taken = []
-    for batch in batches(setup.source, "train", train.batch_size, seed=setup.config.seed, **order):
+    for batch in batches(trainer.source, "train", train.batch_size, seed=trainer.config.seed, **order):
         if batch.size == train.batch_size:  # the last one of an epoch may be short
             taken.append(batch)
         if len(taken) == count:
@@ -205,8 +206,8 @@ def _write_batches(setup: Setup, folder: Path) -> None:
     np.save(folder / "ids.npy", np.stack(ids).astype(np.int32))
 
 
-def _write_weights(setup: Setup, state: states.TrainState, tables: tuple[TableSpec, ...], folder: Path) -> None:
-    arrays = states.export(state, setup.bound, setup.dense)
+def _write_weights(trainer: Trainer, state: states.TrainState, tables: tuple[TableSpec, ...], folder: Path) -> None:
+    arrays = trainer.export(state)
     for t, table in enumerate(tables):
         rows = as_lazy(arrays["tables"][table.name]["rows"]).load()
         np.save(folder / f"table_{t}.npy", rows[RowOrder(table.rows).position(np.arange(table.rows))])

@@ -20,8 +20,8 @@ from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError, TrainingError
-from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer, build_trainer
 
 Precision = Literal["float32", "bfloat16", "float64"]
 CHECKED = 5  # first steps whose losses must agree with the peer's
@@ -64,16 +64,18 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
       the machine's rates ("machine").
 
     Raises:
-      ConfigError: the peer is not installed or knows no such model; or what `make_setup` refuses.
+      ConfigError: the peer is not installed or knows no such model; or what `build_trainer` refuses.
       TrainingError: the peer computes something else, or died.
     """
     precisions: tuple[Precision, ...] = ("float32", "bfloat16") if options.against else (config.compute_dtype,)
     source = config.data.open()
     if options.against:
         require_known(config, source.schema)
-    ours = {p: Ours(make_setup(dataclasses.replace(config, compute_dtype=p), source, ("train",))) for p in precisions}
-    first = ours[precisions[0]].setup
-    state = first.new_state()
+    ours = {
+        p: Ours(build_trainer(dataclasses.replace(config, compute_dtype=p), source, ("train",))) for p in precisions
+    }
+    first = ours[precisions[0]].trainer
+    state = first.init_state()
     with contextlib.ExitStack() as stack:
         peer = None
         if options.against:
@@ -157,8 +159,8 @@ def _step(
     side: Ours, state: TrainState, options: Options, limits: dict[str, Any], samples_per_s: float
 ) -> tuple[TrainState, dict[str, Any]]:
     """What one precision's step consists of."""
-    setup = side.setup
-    config, bound = setup.config, setup.bound
+    trainer = side.trainer
+    config, bound = trainer.config, trainer.bound
     holder = {}
 
     def train() -> None:
@@ -168,9 +170,11 @@ def _step(
     trace = profile.profile(train, folder)
     state = holder["state"]
     # One more batch, laid out as those of the profile were, to read sizes and the compiled program from.
-    counted = next(setup.counted("train", config.train.batch_size, parts=config.train.accumulate))
-    inputs = setup.place(counted, side.cursor.capacities)
-    traced = setup.train_step.trace(state, inputs)
+    stream = trainer.train_inputs()
+    stream.load_state_dict({"position": 0, "capacities": side.capacities, "peaks": {}})
+    inputs = next(stream)
+    stream.close()
+    traced = trainer.step_program.trace(state, inputs)
     hlo = traced.lower().compile().as_text() or ""
     found = breakdown.read(trace, hlo)
     if folder is None:
@@ -205,8 +209,8 @@ def _step(
     }
 
 
-def _about(setup: Setup, options: Options, busy: float | None) -> dict[str, Any]:
-    config, schema = setup.config, setup.source.schema
+def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, Any]:
+    config, schema = trainer.config, trainer.source.schema
     return {
         "model": config.model.kind,
         "tables": len(schema.features),
@@ -214,8 +218,8 @@ def _about(setup: Setup, options: Options, busy: float | None) -> dict[str, Any]
         "dim": config.embedding.dim,
         "ids_per_sample": sum(f.bag or 0 for f in schema.features),
         "batch_size": config.train.batch_size,
-        "devices": setup.mesh.devices.size,
-        "device": setup.mesh.devices.flat[0].device_kind,
+        "devices": trainer.mesh.devices.size,
+        "device": trainer.mesh.devices.flat[0].device_kind,
         "threads": threads(),
         "steps_per_round": options.steps,
         "cpu_share_of_others": busy,

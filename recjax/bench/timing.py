@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax.train.loop import Cursor, training
-from recjax.train.setup import Setup
+from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer
 
 UNTIMED = 5  # steps at the start of a round until its pipeline runs as it does in the middle of a training
 
@@ -34,9 +34,9 @@ class Round:
 class Ours:
     """Trains with recjax, round by round, from one state that may be handed on to another precision's `Ours`."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         """Takes no step yet."""
-        self.setup, self.cursor = setup, Cursor()
+        self.trainer, self.progress = trainer, TrainProgress()
         self.compilations = 0
         self.capacities: dict[str, int] = {}
 
@@ -48,16 +48,21 @@ class Ours:
         losses: list[float] = []
         ends: list[float] = []
         pending: jax.Array | None = None
-        for new, _, result in training(self.setup, state, self.cursor):
-            state = new
-            if self.cursor.capacities != self.capacities:
-                self.capacities, self.compilations = self.cursor.capacities, self.compilations + 1
+        stream = self.trainer.train_inputs()
+        stream.load_state_dict(self.progress.inputs())
+        for inputs in stream:
+            state, metrics = self.trainer.train_step(state, inputs)
+            self.progress.advance(stream)
+            state = self.trainer.averaged(state, self.progress.step)
+            if stream.capacities != self.capacities:
+                self.capacities, self.compilations = stream.capacities, self.compilations + 1
             if pending is not None:
                 losses.append(float(pending))
                 ends.append(time.perf_counter())
-            pending = result["loss"]
+            pending = metrics["loss"]
             if len(ends) == untimed + steps:
                 break
+        stream.close()
         jax.block_until_ready(state)
         return state, Round(ends[-1] - ends[untimed - 1], losses)
 

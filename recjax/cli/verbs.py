@@ -84,7 +84,7 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.config import presets
     from recjax.embedding.plan import make_plan
     from recjax.embedding.plan_report import describe_plan, plan_table
-    from recjax.train.setup import specs
+    from recjax.train.table_specs import specs
 
     if options.memory_gib is not None and not options.compile:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")

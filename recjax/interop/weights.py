@@ -23,10 +23,11 @@ from recjax.interop.state_dicts import Entry, entries, recognise
 from recjax.train import origins
 from recjax.train import state as states
 from recjax.train.checkpoint.checkpoints import Checkpoints
-from recjax.train.loop import Cursor, describe
+from recjax.train.progress import TrainProgress, describe
 from recjax.train.run.folder import RunFolder
 from recjax.train.run.open_run import open_run
-from recjax.train.setup import Setup, dims, make_setup, specs
+from recjax.train.table_specs import dims, specs
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import disk_error
 from recjax.utils.lazy_arrays import Index, as_lazy
 from recjax.utils.paths import expanded, located, run_folder
@@ -56,17 +57,17 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
         if any((folder.path / "checkpoints").glob("[0-9]*")):
             raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
         used = origins.found(config, folder.path, _note)
-        setup = make_setup(used)
+        trainer = build_trainer(used)
         with _named(file):
             form, prefix = recognise(theirs.files)
-            wanted = _entries(form, setup, [k.removeprefix(prefix) for k in theirs.files])
+            wanted = _entries(form, trainer, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
-        arrays = states.one_version(states.export(setup.new_state(), setup.bound, setup.dense))
+        arrays = states.one_version(trainer.export(trainer.init_state()))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
         folder.claim(_note, used=used)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-            checkpoints.save(0, arrays, describe(setup, Cursor()))
+            checkpoints.save(0, arrays, describe(trainer, TrainProgress()))
     return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}
 
 
@@ -97,9 +98,9 @@ def export_weights(
       ConfigError: the format cannot hold this model, or the file cannot be written.
     """
     file = expanded(file)
-    setup, state, done = open_run(located(run), overrides, (), step, report=_note, trust_code=trust_code)
-    found = _entries(form, setup)
-    arrays = states.one_version(states.export(state, setup.bound, setup.dense))
+    trainer, state, done = open_run(located(run), overrides, (), step, report=_note, trust_code=trust_code)
+    found = _entries(form, trainer)
+    arrays = states.one_version(trainer.export(state))
     values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
     return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
 
@@ -108,10 +109,10 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _entries(form: str, setup: Setup, keys: Sequence[str] = ()) -> list[Entry]:
-    schema = setup.source.schema
-    tables, features = specs(setup.config, schema)
-    return entries(form, setup.config.model, len(schema.dense), features, dims(tables, features), keys)
+def _entries(form: str, trainer: Trainer, keys: Sequence[str] = ()) -> list[Entry]:
+    schema = trainer.source.schema
+    tables, features = specs(trainer.config, schema)
+    return entries(form, trainer.config.model, len(schema.dense), features, dims(tables, features), keys)
 
 
 def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:

@@ -28,13 +28,12 @@ from recjax.data.source import between, concatenate, require_rows
 from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.thread_map import ahead
-from recjax.embedding.routing import host
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.serving import rows, scores
 from recjax.serving.faults import RowFaults
 from recjax.train.metrics import measures
 from recjax.train.run.open_run import KEPT, open_run
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 from recjax.utils.paths import expanded, located
 
 _THREADS = 2  # that encode ahead
@@ -87,14 +86,13 @@ def predict(
     if not os.path.exists(input):
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
     source = run_snapshot.open_kept(run / KEPT)
-    setup, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
-    size = setup.config.train.eval_batch_size
-    digits = 17 if setup.dtype == jnp.float64 else 9  # which give every bit back
+    trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
+    size = trainer.config.train.eval_batch_size
+    digits = 17 if trainer.dtype == jnp.float64 else 9  # which give every bit back
     done, total = 0, 0.0
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
-    with _batches(setup, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
-        counted = (host.count(batch, setup.bound, size) for batch in _noted(stream, about))
-        for _, logits in setup.logits(state, counted):
+    with _batches(trainer, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
+        for _, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size)):
             of = about.popleft()
             if not np.isfinite(logits).all():
                 raise TrainingError(
@@ -172,32 +170,32 @@ def _noted(stream: Iterable[_Part], about: collections.deque[_About]) -> Iterato
 
 @contextlib.contextmanager
 def _batches(
-    setup: Setup, input: Path, split: str, size: int, carry: list[str] | None, faults: RowFaults
+    trainer: Trainer, input: Path, split: str, size: int, carry: list[str] | None, faults: RowFaults
 ) -> Iterator[Iterable[_Part]]:
     """The rows of the input in batches of `size`, checked."""
     if input.is_dir():
         if faults.skip:
             raise ConfigError(f"on_error=skip is for files of raw rows; {input} is a folder of prepared data.")
-        yield _prepared(setup, input, split, size, carry)
+        yield _prepared(trainer, input, split, size, carry)
         return
-    if not isinstance(setup.source, PreparedSource):
+    if not isinstance(trainer.source, PreparedSource):
         raise ConfigError(
-            f"the data of this run ({setup.source.name}) do not come from files, so no file can hold rows of them. "
+            f"the data of this run ({trainer.source.name}) do not come from files, so no file can hold rows of them. "
             "Give a folder of prepared data of the same columns."
         )
-    if not _tells(setup):
+    if not _tells(trainer):
         raise DataError(
-            f"{input}: the data of this run ({setup.source.name}) do not say how raw rows become ids. {_ENCODE}"
+            f"{input}: the data of this run ({trainer.source.name}) do not say how raw rows become ids. {_ENCODE}"
         )
-    encoder = open_encoder(setup.source.path)
-    found = rows.read(input, setup.source.name, encoder, faults, carry)
+    encoder = open_encoder(trainer.source.path)
+    found = rows.read(input, trainer.source.name, encoder, faults, carry)
 
     def encode(part: Unlabelled) -> _Part:
         scores.refuse_columns(list(part.carried))
         return encoder.encode(part.chunk), _About(part.numbers, part.carried)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield _rebatched(ahead(pool, _THREADS, encode, found), size, setup.source.schema)
+        yield _rebatched(ahead(pool, _THREADS, encode, found), size, trainer.source.schema)
 
 
 _ENCODE = (
@@ -206,18 +204,18 @@ _ENCODE = (
 )
 
 
-def _tells(setup: Setup) -> bool:
+def _tells(trainer: Trainer) -> bool:
     """Whether the data that a run was trained on say how raw rows become ids."""
-    return isinstance(setup.source, PreparedSource) and "encoder" in setup.source.about
+    return isinstance(trainer.source, PreparedSource) and "encoder" in trainer.source.about
 
 
-def _prepared(setup: Setup, input: Path, split: str, size: int, carry: list[str] | None) -> Iterator[_Part]:
+def _prepared(trainer: Trainer, input: Path, split: str, size: int, carry: list[str] | None) -> Iterator[_Part]:
     """The rows of a folder of prepared data in batches of `size`, checked."""
     source = open_prepared(input)
-    if what := run_snapshot.other_encoding(setup.source, source):
+    if what := run_snapshot.other_encoding(trainer.source, source):
         raw = "Give the raw rows as a file instead: they are then encoded as in training."
         raise DataError(
-            f"the data at {input} {what}: their ids stand for other values. {raw if _tells(setup) else _ENCODE}"
+            f"the data at {input} {what}: their ids stand for other values. {raw if _tells(trainer) else _ENCODE}"
         )
     require_rows(source, split)
     dense, features = source.schema.dense, {feature.name: feature for feature in source.schema.features}
@@ -239,7 +237,7 @@ def _prepared(setup: Setup, input: Path, split: str, size: int, carry: list[str]
         ends = np.cumsum(bags.lengths) if bags.lengths is not None else np.arange(1, batch.size + 1) * bags.ids.shape[1]
         return [found[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
 
-    for batch in batches(source, split, size, epochs=1, workers=setup.config.train.workers):
+    for batch in batches(source, split, size, epochs=1, workers=trainer.config.train.workers):
         numbers = np.arange(batch.position + 1, batch.position + batch.size + 1)
         yield batch, _About(numbers, {name: values(batch, name) for name in names})
 

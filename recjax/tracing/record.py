@@ -9,7 +9,6 @@ from the profile, where operations are named after the program's instructions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import platform
@@ -29,7 +28,6 @@ from recjax.comms.dependencies import dependencies
 from recjax.comms.trace import ITEM_BYTES, Event, Trace, checked
 from recjax.config.run import RunConfig
 from recjax.embedding.routing import host
-from recjax.embedding.routing.capacity import grow
 from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.errors import ConfigError
@@ -37,9 +35,9 @@ from recjax.parallel import distributed
 from recjax.settings.values import written
 from recjax.tracing.times import Timeline
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
-from recjax.train.loop import Cursor, counted, training
-from recjax.train.setup import Setup, make_setup
+from recjax.train.routers import InFlight, place_all
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer, build_trainer
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
@@ -73,13 +71,13 @@ def record(config: RunConfig, steps: int, alone: bool = False) -> Trace:
         the steps. On host devices that would take their cores from them.
 
     Raises:
-      ConfigError: `steps` is not positive, or what `make_setup` refuses.
-      DataError, DeviceError: as `make_setup`.
+      ConfigError: `steps` is not positive, or what `build_trainer` refuses.
+      DataError, DeviceError: as `build_trainer`.
     """
     if steps < 1:
         raise ConfigError(f"--steps is {steps}; record at least 1.")
     begun = Recording(config, UNTIMED + steps if alone else 0)
-    _tell(f"training {UNTIMED} steps and recording {steps} on {begun.setup.bound.all_devices} device(s)")
+    _tell(f"training {UNTIMED} steps and recording {steps} on {begun.trainer.bound.all_devices} device(s)")
     begun.train(UNTIMED)
     return begun.record(steps)
 
@@ -96,11 +94,11 @@ class Recording:
             have been trained on, the first comes again. None if 0.
 
         Raises:
-          ConfigError, DataError, DeviceError: as `make_setup`.
+          ConfigError, DataError, DeviceError: as `build_trainer`.
         """
-        self.setup = make_setup(config, splits=("train",))
+        self.trainer = build_trainer(config, splits=("train",))
         self._alone = placed > 0
-        self._loop = _alone(self.setup, placed) if placed else _as_it_trains(self.setup)
+        self._loop = _alone(self.trainer, placed) if placed else _as_it_trains(self.trainer)
         self._programs: dict[tuple[tuple[str, int], ...], str] = {}
 
     def train(self, steps: int) -> list[Step]:
@@ -114,23 +112,23 @@ class Recording:
 
     def record(self, steps: int) -> Trace:
         """Trains, and gives the trace of these steps."""
-        setup = self.setup
+        trainer = self.trainer
         done: list[Step] = []
         taken = profile.profile(lambda: done.extend(self.train(steps)), None)
-        times = profile.timelines(profile.events(taken), "jit_train_step", list(setup.mesh.devices.flat), steps)
+        times = profile.timelines(profile.events(taken), "jit_train_step", list(trainer.mesh.devices.flat), steps)
         profile.discard(taken)
         done, times = _gathered(done, times)
-        ranks: dict[int, list[Event]] = {rank: [] for rank in range(setup.bound.all_devices)}
+        ranks: dict[int, list[Event]] = {rank: [] for rank in range(trainer.bound.all_devices)}
         for number, step in enumerate(done):
             key = tuple(sorted(step.capacities.items()))
             if key not in self._programs:
                 _tell("reading the compiled step")
-                self._programs[key] = compiled_text(setup, step.capacities)
-            for rank, events in step_events(setup, self._programs[key], step.counts).items():
+                self._programs[key] = compiled_text(trainer, step.capacities)
+            for rank, events in step_events(trainer, self._programs[key], step.counts).items():
                 line = Timeline(times.get((rank, number), ()))
                 ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
         all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
-        trace = Trace(setup.bound.all_devices, all_ranks, _about(setup, steps, self._alone))
+        trace = Trace(trainer.bound.all_devices, all_ranks, _about(trainer, steps, self._alone))
         return checked(trace, "the trace")
 
 
@@ -141,37 +139,38 @@ def compiled(config: RunConfig) -> Trace:
     if the ids of all devices' shares could be counted (see `compile_report.sample`), else padded sizes alone.
 
     Raises:
-      ConfigError: several processes, or what `make_setup` refuses.
-      DataError, DeviceError: as `make_setup`.
+      ConfigError: several processes, or what `build_trainer` refuses.
+      DataError, DeviceError: as `build_trainer`.
     """
     if distributed.processes() > 1:
         raise ConfigError("--compile is for one process, which compiles for all devices. Start it by itself.")
-    setup = make_setup(config, splits=("train",), weights=False)
-    found = compile_report.sample(setup)
-    _tell(f"compiling for {setup.bound.all_devices} device(s)")
-    text = compile_step(setup, found.capacities).as_text() or ""
-    counted_all = found.devices == setup.bound.all_devices
-    ranks = step_events(setup, text, found.counts if counted_all else {})
+    trainer = build_trainer(config, splits=("train",), weights=False)
+    found = compile_report.sample(trainer)
+    _tell(f"compiling for {trainer.bound.all_devices} device(s)")
+    text = compile_step(trainer, found.capacities).as_text() or ""
+    counted_all = found.devices == trainer.bound.all_devices
+    ranks = step_events(trainer, text, found.counts if counted_all else {})
     all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
-    return checked(Trace(setup.bound.all_devices, all_ranks, _about(setup, 1, False) | {"compiled": True}), "the trace")
+    return checked(
+        Trace(trainer.bound.all_devices, all_ranks, _about(trainer, 1, False) | {"compiled": True}), "the trace"
+    )
 
 
-def _as_it_trains(setup: Setup) -> Iterator[tuple[TrainState, Step]]:
-    cursor = Cursor()
-    for state, batch, _ in training(setup, setup.new_state(), cursor):
-        yield state, Step(dict(cursor.capacities), true_counts(setup, batch))
+def _as_it_trains(trainer: Trainer) -> Iterator[tuple[TrainState, Step]]:
+    state, stream = trainer.init_state(), trainer.train_inputs()
+    for done, inputs in enumerate(stream, 1):
+        state, _ = trainer.train_step(state, inputs)
+        state = trainer.averaged(state, done)
+        yield state, Step(dict(stream.capacities), true_counts(trainer, stream.latest))
 
 
-def _alone(setup: Setup, count: int) -> Iterator[tuple[TrainState, Step]]:
-    batches = list(itertools.islice(counted(setup), count))
-    sizes: dict[str, int] = functools.reduce(grow, (batch.needs for batch in batches), {})
-    begun = [setup.router.begin(batch, sizes) for batch in batches]
-    sizes = functools.reduce(grow, (b.needs for b in begun), sizes)
-    steps = [Step(sizes, true_counts(setup, batch)) for batch in batches]
-    inputs = jax.block_until_ready([setup.router.finish(b, sizes) for b in begun])
-    state = setup.new_state()
+def _alone(trainer: Trainer, count: int) -> Iterator[tuple[TrainState, Step]]:
+    batches = list(itertools.islice(trainer.routed_batches(), count))
+    inputs, sizes = jax.block_until_ready(place_all(trainer.router, batches))
+    steps = [Step(sizes, true_counts(trainer, batch)) for batch in batches]
+    state = trainer.init_state()
     for step, given in itertools.cycle(zip(steps, inputs, strict=True)):
-        state, _ = setup.train_step(state, given)
+        state, _ = trainer.train_step(state, given)
         yield state, step
 
 
@@ -200,30 +199,31 @@ def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines
     }
 
 
-def true_counts(setup: Setup, counted: host.Counted) -> dict[str, GroupRouting]:
+def true_counts(trainer: Trainer, batch: InFlight) -> dict[str, GroupRouting]:
     """The counts of a batch's routing, whoever routed it."""
-    if not counted.keys:
-        train, share = setup.config.train, setup.router.share
-        counted = host.count(counted.batch, setup.bound, train.batch_size, train.accumulate, share)
-    return {g.name: host.true_counts(g, counted) for g in setup.bound.groups if g.spread}
+    routed = batch.routed
+    if not routed.keys:
+        train, share = trainer.config.train, trainer.router.share
+        routed = host.route_on_host(routed.batch, trainer.bound, train.batch_size, train.accumulate, share)
+    return {g.name: host.true_counts(g, routed) for g in trainer.bound.groups if g.spread}
 
 
-def compiled_text(setup: Setup, capacities: dict[str, int]) -> str:
+def compiled_text(trainer: Trainer, capacities: dict[str, int]) -> str:
     """The text of the training step as it runs with these capacities."""
-    lowered = setup.train_step.lower(abstract_state(setup), abstract_inputs(setup, capacities))
+    lowered = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, capacities))
     return lowered.compile().as_text() or ""
 
 
-def step_events(setup: Setup, hlo: str, counts: dict[str, GroupRouting]) -> dict[int, list[Event]]:
+def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> dict[int, list[Event]]:
     """Rank -> the collectives of one step in the order of the program's text, not timed.
 
     Args:
-      setup: of the run.
+      trainer: of the run.
       hlo: text of its compiled step.
       counts: as `Step` has them.
     """
-    bound = setup.bound
-    item_bytes = np.dtype(setup.dtype).itemsize
+    bound = trainer.bound
+    item_bytes = np.dtype(trainer.dtype).itemsize
     scope_of, waits = scopes(hlo), dependencies(hlo)
     found = collectives(hlo)
     ids = {collective.name: number for number, collective in enumerate(found)}
@@ -268,18 +268,18 @@ def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[
     return dataclasses.replace(event, parts=sizes)
 
 
-def _about(setup: Setup, steps: int, alone: bool) -> dict[str, Any]:
-    config = setup.config
+def _about(trainer: Trainer, steps: int, alone: bool) -> dict[str, Any]:
+    config = trainer.config
     return {
         "source": "recjax",
         "model": config.model.kind,
         "config": {key: written(value) for key, value in settings.flatten(config).items()},
-        "devices": setup.bound.all_devices,
+        "devices": trainer.bound.all_devices,
         "hosts": config.mesh.hosts,
         "batch_size": config.train.batch_size,
         "steps": steps,
         "alone": alone,
-        "device": setup.mesh.devices.flat[0].device_kind,
+        "device": trainer.mesh.devices.flat[0].device_kind,
         "versions": {"python": platform.python_version(), "jax": jax.__version__},
     }
 

@@ -1,9 +1,9 @@
-"""What all processes must do alike though each sees only its own samples: sizes of arrays, when to save and stop.
+"""Keeps processes in step: they agree on the sizes of arrays, and on when to save and to stop.
 
-Capacities follow from the needs of every process's batch, so their largest are agreed on by a small collective that
-runs a step ahead of the one that needs them, in the same order in every process. Whether somebody has been asked to
-stop (SIGTERM, Ctrl-C) travels with them, so that all stop after the same step; and so does whether a checkpoint is due
-by the clock of process 0.
+Capacities follow from the requirements of every process's batch, so their largest are agreed on by a small collective
+that runs a step ahead of the one that needs them, in the same order in every process. Whether somebody has been asked
+to stop (SIGTERM, Ctrl-C) travels with them, so that all stop after the same step; and so does whether a checkpoint is
+due by the clock of process 0.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.routing.host import Counted
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import Share, put_share, replicated
+from recjax.train.routers import InFlight
 
 _STOP, _SAVE = "\0stop", "\0save"  # beside the names of capacities
 
@@ -30,7 +30,7 @@ def never() -> int:
     return 0
 
 
-class AskedToStop(Exception):
+class StopRequested(Exception):
     """A pass over data was broken off, in all processes at the same batch, for one of them has been asked to stop.
 
     Attributes:
@@ -42,10 +42,10 @@ class AskedToStop(Exception):
         self.number = number
 
 
-def agreed(
-    stream: Iterator[Counted], mesh: Mesh, stop: Callable[[], int] = never, save: Callable[[], int] = never
-) -> Iterator[Counted]:
-    """A stream of counted batches whose needs are the largest of all processes, and `stop` and `save` those of any.
+def synchronize_batches(
+    stream: Iterator[InFlight], mesh: Mesh, stop: Callable[[], int] = never, save: Callable[[], int] = never
+) -> Iterator[InFlight]:
+    """Gives each batch the largest required capacities of all processes, and `stop` and `save` of any.
 
     Args:
       stream: this process's; every process's is equally long.
@@ -54,31 +54,32 @@ def agreed(
       save: whether this process wants a checkpoint.
     """
     if jax.process_count() == 1:
-        for counted in stream:
+        for batch in stream:
             asked, due = stop(), bool(save())
-            yield dataclasses.replace(counted, stop=asked, save=due) if asked or due else counted
+            yield dataclasses.replace(batch, stop=asked, save=due) if asked or due else batch
         return
     largest, count = _largest(mesh), Share.of(mesh).count
 
-    def begin(counted: Counted) -> tuple[Counted, list[str], jax.Array]:
-        needs = {**counted.needs, _STOP: int(stop()), _SAVE: int(save())}
-        names = sorted(needs)
-        mine = np.array([needs[name] for name in names], np.int32)
-        return counted, names, largest(put_share(np.tile(mine, (count, 1)), mesh))
+    def begin(batch: InFlight) -> tuple[InFlight, list[str], jax.Array]:
+        mine = {**batch.routed.required_capacities, _STOP: int(stop()), _SAVE: int(save())}
+        names = sorted(mine)
+        row = np.array([mine[name] for name in names], np.int32)
+        return batch, names, largest(put_share(np.tile(row, (count, 1)), mesh))
 
-    def finish(counted: Counted, names: list[str], found: jax.Array) -> Counted:
-        needs = dict(zip(names, np.asarray(found).tolist(), strict=True))
-        asked, due = needs.pop(_STOP), bool(needs.pop(_SAVE))
-        return dataclasses.replace(counted, needs=needs, stop=asked, save=due)
+    def finish(batch: InFlight, names: list[str], of_all: jax.Array) -> InFlight:
+        required = dict(zip(names, np.asarray(of_all).tolist(), strict=True))
+        asked, due = required.pop(_STOP), bool(required.pop(_SAVE))
+        routed = dataclasses.replace(batch.routed, required_capacities=required)
+        return dataclasses.replace(batch, routed=routed, stop=asked, save=due)
 
-    waiting: tuple[Counted, list[str], jax.Array] | None = None
+    waiting: tuple[InFlight, list[str], jax.Array] | None = None
     while True:
         watchdog.phase("input" if waiting else "start")  # the first batch may have to be fetched from far away
-        item = next(stream, None)
+        read = next(stream, None)
         watchdog.phase("wait")
-        if item is None:
+        if read is None:
             break
-        before, waiting = waiting, begin(item)
+        before, waiting = waiting, begin(read)
         if before:
             yield finish(*before)
     if waiting:
@@ -87,4 +88,4 @@ def agreed(
 
 @functools.cache
 def _largest(mesh: Mesh) -> Any:
-    return jax.jit(lambda needs_NxK: jnp.max(needs_NxK, axis=0), out_shardings=replicated(mesh))
+    return jax.jit(lambda rows_NxK: jnp.max(rows_NxK, axis=0), out_shardings=replicated(mesh))

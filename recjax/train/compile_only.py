@@ -20,47 +20,47 @@ from recjax.embedding.low_precision import held
 from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
-from recjax.train.setup import Setup
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.step_inputs import StepInputs
+from recjax.train.trainer import Trainer
 
 
-def abstract_state(setup: Setup) -> TrainState:
-    """The shapes, dtypes and shardings of `Setup.new_state()`. `setup.model` may itself be shapes alone."""
-    dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, setup.dtype), nnx.state(setup.model, nnx.Param))
+def abstract_state(trainer: Trainer) -> TrainState:
+    """The shapes, dtypes and shardings of `Trainer.init_state()`. `trainer.model` may itself be shapes alone."""
+    dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, trainer.dtype), nnx.state(trainer.model, nnx.Param))
     tables: Any = {}
     slots: Any = {}
-    for group in setup.bound.groups:
+    for group in trainer.bound.groups:
         rows = group.versions * group.parts * group.rows
-        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), held(group, setup.dtype))
+        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), held(group, trainer.dtype))
         slots[group.name] = {
-            name: jax.ShapeDtypeStruct((rows, *slot.shape), setup.dtype) for name, slot in group.slots().items()
+            name: jax.ShapeDtypeStruct((rows, *slot.shape), trainer.dtype) for name, slot in group.slots().items()
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
-    dense, opt = jax.eval_shape(setup.dense.hold, dense, jax.eval_shape(setup.tx.init, dense))
+    dense, opt = jax.eval_shape(trainer.dense.hold, dense, jax.eval_shape(trainer.tx.init, dense))
     state = TrainState(step, ok, dense, opt, tables, slots)
-    return _placed(setup, state, state_specs(setup.bound, setup.dense))
+    return _placed(trainer, state, state_specs(trainer.bound, trainer.dense))
 
 
-def abstract_inputs(setup: Setup, capacities: dict[str, int]) -> StepInputs:
-    """The shapes, dtypes and shardings of what `Setup.place` makes of a training batch.
+def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
+    """The shapes, dtypes and shardings of what `Trainer.place` makes of a training batch.
 
     Args:
-      setup: of the run.
-      capacities: as `route.pad` takes them.
+      trainer: of the run.
+      capacities: as `pack` takes them.
     """
-    train, devices = setup.config.train, setup.bound.all_devices
+    train, devices = trainer.config.train, trainer.bound.all_devices
     parts = devices * train.accumulate
     samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
-    groups = {g.name: _group(g, capacities) for g in setup.bound.groups}
+    groups = {g.name: _group(g, capacities) for g in trainer.bound.groups}
     features: dict[str, FeatureRouting] = {}
-    for group in setup.bound.groups:
+    for group in trainer.bound.groups:
         for feature in group.features:
-            features[feature.name] = _feature(setup, feature, parts, samples, capacities)
-    dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(setup.source.schema.dense)), setup.dtype)
-    each_B = jax.ShapeDtypeStruct((parts * samples,), setup.dtype)
-    return _placed(setup, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
+            features[feature.name] = _feature(trainer, feature, parts, samples, capacities)
+    dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
+    each_B = jax.ShapeDtypeStruct((parts * samples,), trainer.dtype)
+    return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
@@ -75,7 +75,7 @@ def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
 
 
 def _feature(
-    setup: Setup, feature: FeatureSpec, parts: int, samples: int, capacities: dict[str, int]
+    trainer: Trainer, feature: FeatureSpec, parts: int, samples: int, capacities: dict[str, int]
 ) -> FeatureRouting:
     shape: tuple[int, ...]
     if feature.bag is not None:
@@ -87,29 +87,29 @@ def _feature(
     weighted = feature.weighted or feature.pooling == "mean"
     ids = jax.ShapeDtypeStruct(shape, np.int32)
     return FeatureRouting(
-        ids, jax.ShapeDtypeStruct(shape, setup.dtype) if weighted else None, ids if len(shape) == 1 else None
+        ids, jax.ShapeDtypeStruct(shape, trainer.dtype) if weighted else None, ids if len(shape) == 1 else None
     )
 
 
-def _placed(setup: Setup, tree: Any, specs: Any) -> Any:
+def _placed(trainer: Trainer, tree: Any, specs: Any) -> Any:
     """The shapes with the shardings of `specs`, a tree that may end before `tree` does."""
 
     def place(spec: Any, part: Any) -> Any:
-        sharding = NamedSharding(setup.mesh, spec)
+        sharding = NamedSharding(trainer.mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
 
     return jax.tree.map(place, specs, tree, is_leaf=lambda x: isinstance(x, P))
 
 
-def compile_step(setup: Setup, capacities: dict[str, int]) -> jax.stages.Compiled:
-    """The compiled training step of a setup, to be read and not to be run.
+def compile_step(trainer: Trainer, capacities: dict[str, int]) -> jax.stages.Compiled:
+    """The compiled training step of a trainer, to be read and not to be run.
 
     On CPU machine code is made in the cheapest way that this version of XLA has, since nobody runs it: the usual one
     takes several times as long where many devices exchange many groups. Collectives are the same, and temporaries were
     within 0.01% in every program compared.
     """
-    lowered = setup.train_step.lower(abstract_state(setup), abstract_inputs(setup, capacities))
-    if setup.mesh.devices.flat[0].platform != "cpu":
+    lowered = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, capacities))
+    if trainer.mesh.devices.flat[0].platform != "cpu":
         return lowered.compile()
     plain: dict[str, Any] = {"xla_backend_optimization_level": 0}
     try:

@@ -20,8 +20,8 @@ from recjax.train.agreement import never
 from recjax.train.metrics import calibration
 from recjax.train.metrics.binned import Binned, Exact
 from recjax.train.metrics.slices import Groups, Slices, find_feature
-from recjax.train.setup import Setup
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer
 from recjax.utils.text import aligned
 
 EXACT_ROWS = 10_000_000  # samples that are kept for an exact AUC: about 1.2 GB of memory at the end
@@ -52,16 +52,16 @@ class _Part(Protocol):
     def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
 
 
-def measure(setup: Setup, state: TrainState, split: str, stop: Callable[[], int] = never) -> dict[str, float]:
+def measure(trainer: Trainer, state: TrainState, split: str, stop: Callable[[], int] = never) -> dict[str, float]:
     """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`).
 
     Raises:
-      AskedToStop: `stop` of any process has said so.
+      StopRequested: `stop` of any process has said so.
     """
-    return _measured(setup, state, split, _is_exact(setup, split, EXACT_ROWS), (), stop).result()
+    return _measured(trainer, state, split, _is_exact(trainer, split, EXACT_ROWS), (), stop).result()
 
 
-def report(setup: Setup, state: TrainState, split: str, details: Details) -> dict[str, Any]:
+def report(trainer: Trainer, state: TrainState, split: str, details: Details) -> dict[str, Any]:
     """The measures of a split and all `details` of it.
 
     Returns:
@@ -78,19 +78,19 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
       ConfigError: no such feature, or one that does not group samples.
       DataError, TrainingError: as for `metrics.evaluate`.
     """
-    schema, exact = setup.source.schema, _is_exact(setup, split, details.exact_rows)
+    schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
     grouped = find_feature(schema, details.group) if details.group else None
     by = [find_feature(schema, name) for name in details.by]
     groups = []
     if grouped:
-        parts = min(_MOST_PARTS, max(1, -(-_rows(setup, split) // _PART_ROWS)))
-        groups = [Groups(grouped, parts, meaning(setup.source, grouped).shared)]
+        parts = min(_MOST_PARTS, max(1, -(-_rows(trainer, split) // _PART_ROWS)))
+        groups = [Groups(grouped, parts, meaning(trainer.source, grouped).shared)]
     slices = {}
     for feature in by:
-        workers = setup.config.train.workers
-        stream = batches(setup.source, split, setup.config.train.eval_batch_size, epochs=1, workers=workers)
-        slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(setup.source, feature).name)
-    whole = _measured(setup, state, split, exact, (*slices.values(), *groups))
+        workers = trainer.config.train.workers
+        stream = batches(trainer.source, split, trainer.config.train.eval_batch_size, epochs=1, workers=workers)
+        slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(trainer.source, feature).name)
+    whole = _measured(trainer, state, split, exact, (*slices.values(), *groups))
     histogram = whole.histogram()
     points = calibration.curve(histogram, details.calibration_bins, details.calibration_by)
     result: dict[str, Any] = {
@@ -109,7 +109,7 @@ def report(setup: Setup, state: TrainState, split: str, details: Details) -> dic
 
 
 def _measured(
-    setup: Setup,
+    trainer: Trainer,
     state: TrainState,
     split: str,
     exact: bool,
@@ -117,19 +117,19 @@ def _measured(
     stop: Callable[[], int] = never,
 ) -> Exact | Binned:
     whole = Exact() if exact else Binned()
-    for batch, logits in setup.predictions(state, split, stop):
+    for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop)):
         whole.add(batch.labels, logits, batch.weights, batch.position)
         for part in parts:
             part.add(batch, logits)
     return whole
 
 
-def _is_exact(setup: Setup, split: str, exact_rows: int) -> bool:
-    return _rows(setup, split) <= exact_rows
+def _is_exact(trainer: Trainer, split: str, exact_rows: int) -> bool:
+    return _rows(trainer, split) <= exact_rows
 
 
-def _rows(setup: Setup, split: str) -> int:
-    return int(setup.source.row_counts(split).sum())
+def _rows(trainer: Trainer, split: str) -> int:
+    return int(trainer.source.row_counts(split).sum())
 
 
 def to_text(result: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from recjax.config.own_code import source_of
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError, DataError
 from recjax.parallel import distributed, watchdog
-from recjax.train.setup import Setup, make_setup
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import write_whole
 
 _OF_DATA = ("data",)
@@ -32,30 +32,30 @@ _SIZES, _REPEATS = (2**16, 2**20), 10  # of the messages that are timed, in byte
 _TOKEN = ".seen-by-all.unfinished-0"  # in a run folder, which takes it for a rest if nobody removes it
 
 
-def facts(setup: Setup) -> dict[str, str]:
+def facts(trainer: Trainer) -> dict[str, str]:
     """What all processes must have alike, by name."""
-    source = source_of(type(setup.config))
-    devices = jax.local_devices(backend=setup.mesh.devices.flat[0].platform)
+    source = source_of(type(trainer.config))
+    devices = jax.local_devices(backend=trainer.mesh.devices.flat[0].platform)
     return {
         "recjax": __version__,
         "jax": jax.__version__,
         "platform": devices[0].platform,
         "device kind": devices[0].device_kind,
         "devices of a process": str(len(devices)),
-        "devices together": str(setup.mesh.devices.size),
-        "mesh": json.dumps(dict(setup.mesh.shape)),
-        "config": settings.config_hash(setup.config, ("data.path", "data.cache", "plan")),
+        "devices together": str(trainer.mesh.devices.size),
+        "mesh": json.dumps(dict(trainer.mesh.shape)),
+        "config": settings.config_hash(trainer.config, ("data.path", "data.cache", "plan")),
         **({} if source is None else {"code of the model": source.hash}),
-        "plan": hashlib.sha256(setup.plan.to_json().encode()).hexdigest()[:12],
-        "data": setup.source.fingerprint,
+        "plan": hashlib.sha256(trainer.plan.to_json().encode()).hexdigest()[:12],
+        "data": trainer.source.fingerprint,
     }
 
 
-def require_alike(setup: Setup, out: Path | None) -> dict[int, dict[str, str]]:
+def require_alike(trainer: Trainer, out: Path | None) -> dict[int, dict[str, str]]:
     """Compares the processes' facts, and finds out whether all see the run folder; one process has nothing to do.
 
     Args:
-      setup: what this process has built.
+      trainer: what this process has built.
       out: the run folder; None leaves that question out.
 
     Returns:
@@ -65,7 +65,7 @@ def require_alike(setup: Setup, out: Path | None) -> dict[int, dict[str, str]]:
       ConfigError, DataError: they differ; the paragraph has the values side by side.
       DeviceError: a process did not say what it has.
     """
-    found = compare(facts(setup))
+    found = compare(facts(trainer))
     if out is not None and distributed.processes() > 1:
         _require_shared(out)
     return found
@@ -145,11 +145,11 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
     Raises:
       ConfigError, DataError, DeviceError: what stands in the way of the run.
     """
-    setup = make_setup(config, splits=("train", "test"))
-    found = require_alike(setup, out)
+    trainer = build_trainer(config, splits=("train", "test"))
+    found = require_alike(trainer, out)
     measured: dict[str, Any] = {}
-    if setup.mesh.devices.size > 1:
-        mesh = ranks_mesh(list(setup.mesh.devices.flat))
+    if trainer.mesh.devices.size > 1:
+        mesh = ranks_mesh(list(trainer.mesh.devices.flat))
         measured = sweep(mesh, ("all_reduce", "all_to_all"), _SIZES, _REPEATS)["collectives"]
     return {"processes": len(found), **found[0], "collectives": measured}
 

@@ -8,30 +8,30 @@ from recjax.data.source import SPLITS
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.values import written
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 
 
-def remarks(config: RunConfig, setup: Setup) -> list[str]:
+def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
     """A paragraph for each such thing.
 
     Args:
       config: as it was asked for.
-      setup: of the run; its config is that for so many training samples.
+      trainer: of the run; its config is that for so many training samples.
     """
-    return [*_smaller(config, setup), *_unvalidated(setup), *_without_bottom(setup)]
+    return [*_smaller(config, trainer), *_unvalidated(trainer), *_without_bottom(trainer)]
 
 
-def _smaller(config: RunConfig, setup: Setup) -> list[str]:
+def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:
     """Says so where settings give way to those for few samples."""
-    if setup.config == config:
+    if trainer.config == config:
         return []
-    samples = int(setup.source.row_counts("train").sum())
+    samples = int(trainer.source.row_counts("train").sum())
     if samples >= config.small.below_rows:
         return [
             f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples: each "
             "step takes all of them"
         ]
-    instead = [f"{key}={written(new)}" for key, old, new in settings.diff(config, setup.config) if new is not None]
+    instead = [f"{key}={written(new)}" for key, old, new in settings.diff(config, trainer.config) if new is not None]
     return [
         f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
         f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "
@@ -39,9 +39,9 @@ def _smaller(config: RunConfig, setup: Setup) -> list[str]:
     ]
 
 
-def _unvalidated(setup: Setup) -> list[str]:
+def _unvalidated(trainer: Trainer) -> list[str]:
     """Says so where there is no split that could choose a step."""
-    source, patience = setup.source, setup.config.train.patience
+    source, patience = trainer.source, trainer.config.train.patience
     if source.row_counts("validation").sum() > 0:
         return []
     there = ", ".join(split for split in SPLITS if source.row_counts(split).sum() > 0)
@@ -52,10 +52,10 @@ def _unvalidated(setup: Setup) -> list[str]:
     ]
 
 
-def _without_bottom(setup: Setup) -> list[str]:
+def _without_bottom(trainer: Trainer) -> list[str]:
     """Says so where the data leave a bottom MLP nothing to see."""
-    model = setup.config.model
-    if setup.source.schema.dense or not isinstance(model, DLRMConfig | DCNv2Config) or not model.bottom:
+    model = trainer.config.model
+    if trainer.source.schema.dense or not isinstance(model, DLRMConfig | DCNv2Config) or not model.bottom:
         return []
     return [
         f"the data have no dense features, so the model has no bottom MLP: model.bottom={written(model.bottom)} is not "

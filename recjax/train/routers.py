@@ -1,15 +1,14 @@
 """Who routes a batch: the host, or the devices. Either way the step gets the same arrays.
 
-Workers `count` a batch; `begin` takes it to the devices as far as its sizes are not needed for; then its `needs` are
-known, for which the caller chooses capacities; and `finish` gives what the step takes.
+Worker threads `route` a batch; `start` takes it to the devices as far as its sizes are not needed for; then its
+required capacities are known, for which the caller chooses sizes; and `complete` gives what the step takes.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -18,6 +17,7 @@ from jax.sharding import Mesh
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
+from recjax.embedding.routing.host import RoutedBatch
 from recjax.parallel.mesh import Share
 from recjax.train.step_inputs import StepInputs, place
 
@@ -26,25 +26,31 @@ MANY_IDS = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
-class Begun:
-    """A batch on its way to the devices. What follows it is there if they route.
+class InFlight:
+    """A batch between the reader and the step. Fields after `save` are set by `DeviceRouter` alone.
 
     Attributes:
-      counted: the batch.
+      batch: as it was read; in a training of several processes its samples for the devices of this one.
+      routed: the samples for the devices of this process, routed.
+      stop: the signal upon which all processes stop after this batch; 0: none.
+      save: whether all processes save a checkpoint after it.
       inputs: all that the step takes but for the groups' routing, with ids in place of indices of rows.
       located: group name -> where its ids lie.
-      found: further names of `Counted.needs` -> int32 [], on the devices.
+      required: further names of `RoutedBatch.required_capacities` -> int32 [], on the devices.
     """
 
-    counted: host.Counted
+    batch: Batch
+    routed: RoutedBatch
+    stop: int = 0
+    save: bool = False
     inputs: Any = None
     located: Any = None
-    found: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+    required: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def needs(self) -> dict[str, int]:
+    def required_capacities(self) -> dict[str, int]:
         """The least capacities that hold it. Waits for the devices if it is they who route."""
-        return self.counted.needs | {name: int(need) for name, need in self.found.items()}
+        return self.routed.required_capacities | {name: int(n) for name, n in self.required.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,33 +60,33 @@ class HostRouter:
     bound: BoundPlan
     mesh: Mesh
     dtype: Any
-    depth: ClassVar[int] = 0  # batches that are begun before the one that is finished
+    depth: ClassVar[int] = 0  # batches that are started before the one that is completed
 
     @functools.cached_property
     def share(self) -> Share:
         """The devices that it routes for."""
         return Share.of(self.mesh)
 
-    def count(self, batch: Batch, batch_size: int, parts: int) -> host.Counted:
-        """See `route.count`."""
-        return host.count(batch, self.bound, batch_size, parts, self.share)
+    def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
+        """See `route_on_host`."""
+        return host.route_on_host(batch, self.bound, batch_size, parts, self.share)
 
-    def begin(self, counted: host.Counted, capacities: dict[str, int]) -> Begun:
-        """Nothing: all needs are known."""
+    def start(self, batch: InFlight, capacities: dict[str, int]) -> InFlight:
+        """Does nothing: all required capacities are known."""
         del capacities
-        return Begun(counted)
+        return batch
 
-    def finish(self, begun: Begun, capacities: dict[str, int]) -> StepInputs:
+    def complete(self, batch: InFlight, capacities: dict[str, int]) -> StepInputs:
         """Lays the batch out on the mesh."""
-        counted = begun.counted
+        routed = batch.routed
         with jax.profiler.TraceAnnotation("route"):
-            routing = host.pad(counted, self.bound, capacities, self.dtype)
-        return place(counted.batch, routing, counted.local, self.mesh, self.dtype)
+            routing = host.pack(routed, self.bound, capacities, self.dtype)
+        return place(routed.batch, routing, routed.local, self.mesh, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRouter:
-    """Routes on the devices. The batch after the one that is trained on is begun before that one's step."""
+    """Routes on the devices. The batch after the one that is trained on is started before that one's step."""
 
     bound: BoundPlan
     mesh: Mesh
@@ -92,26 +98,27 @@ class DeviceRouter:
         """The devices whose samples it lays out."""
         return Share.of(self.mesh)
 
-    def count(self, batch: Batch, batch_size: int, parts: int) -> host.Counted:
-        """See `route_device.measure`."""
-        return device.measure(batch, self.bound, batch_size, parts, self.share)
+    def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
+        """See `device.count_ids`."""
+        return device.count_ids(batch, self.bound, batch_size, parts, self.share)
 
-    def begin(self, counted: host.Counted, capacities: dict[str, int]) -> Begun:
+    def start(self, batch: InFlight, capacities: dict[str, int]) -> InFlight:
         """Sends the batch off and has it sorted."""
+        routed = batch.routed
         with jax.profiler.TraceAnnotation("route"):
-            features = device.lay_out(counted, self.bound, capacities, self.dtype)
-        routing = host.Routing({}, features)
-        inputs = place(counted.batch, routing, counted.local, self.mesh, self.dtype)
-        located, needs = self._sort(inputs.routing.features)
-        for need in needs.values():
-            need.copy_to_host_async()
-        return Begun(counted, inputs, located, needs)
+            features = device.pack_ids(routed, self.bound, capacities, self.dtype)
+        inputs = place(routed.batch, host.Routing({}, features), routed.local, self.mesh, self.dtype)
+        located, required = self._sort(inputs.routing.features)
+        for size in required.values():
+            size.copy_to_host_async()
+        return dataclasses.replace(batch, inputs=inputs, located=located, required=required)
 
-    def finish(self, begun: Begun, capacities: dict[str, int]) -> StepInputs:
+    def complete(self, batch: InFlight, capacities: dict[str, int]) -> StepInputs:
         """Writes the routing."""
-        capacity.require(capacities, begun.needs)
-        sizes, inputs = device.sizes(self.bound, capacities), begun.inputs
-        return dataclasses.replace(inputs, routing=self._layout(inputs.routing.features, begun.located, sizes))
+        capacity.require(capacities, batch.required_capacities)
+        sizes, inputs = device.sizes(self.bound, capacities), batch.inputs
+        routing = self._layout(inputs.routing.features, batch.located, sizes)
+        return dataclasses.replace(inputs, routing=routing)
 
     @functools.cached_property
     def _sort(self) -> Any:
@@ -125,27 +132,9 @@ class DeviceRouter:
 Router = HostRouter | DeviceRouter
 
 
-def ahead(
-    router: Router, stream: Iterator[host.Counted], capacities: Callable[[Sequence[dict[str, int]]], dict[str, int]]
-) -> Iterator[Begun]:
-    """The batches of a stream, each begun `depth` batches before it is given.
-
-    In a profile the wait for the stream is called input.
-
-    Args:
-      router: who routes.
-      stream: the counted batches.
-      capacities: those of a batch, from `Counted.needs` of all that were not given yet, its own the last: so that a
-        batch is begun with the sizes that it would have if those before it were done.
-    """
-    waiting: collections.deque[Begun] = collections.deque()
-    while True:
-        with jax.profiler.TraceAnnotation("input"):
-            counted = next(stream, None)
-        if counted is None:
-            yield from waiting
-            return
-        needs = [*(begun.counted.needs for begun in waiting), counted.needs]
-        waiting.append(router.begin(counted, capacities(needs)))
-        if len(waiting) > router.depth:
-            yield waiting.popleft()
+def place_all(router: Router, batches: Sequence[InFlight]) -> tuple[list[StepInputs], dict[str, int]]:
+    """Lays out batches that are all there, with capacities that hold each of them, which it also returns."""
+    sizes: dict[str, int] = functools.reduce(capacity.grow, (batch.routed.required_capacities for batch in batches), {})
+    started = [router.start(batch, sizes) for batch in batches]
+    sizes = functools.reduce(capacity.grow, (batch.required_capacities for batch in started), sizes)
+    return [router.complete(batch, sizes) for batch in started], sizes

@@ -23,7 +23,7 @@ from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer
 
@@ -150,9 +150,9 @@ def has(package: str) -> bool:
 def test_the_peer_computes_the_same(kind: str, config: Any) -> None:
     if not has("fbgemm_gpu" if kind == "torchrec" else "torch"):
         pytest.skip("the extra [peers] is not installed")
-    setup = make_setup(config)
-    ours, state = Ours(setup), setup.new_state()
-    with Peer(kind, setup, state, PYTHON) as peer:
+    trainer = build_trainer(config)
+    ours, state = Ours(trainer), trainer.init_state()
+    with Peer(kind, trainer, state, PYTHON) as peer:
         state, mine = ours.round(state, 18, untimed=2)
         theirs = peer.round("float32", 18, untimed=2)
         assert theirs.losses == pytest.approx(mine.losses, rel=2e-5)

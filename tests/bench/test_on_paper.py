@@ -13,12 +13,11 @@ from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam, RowWiseAdagrad
-from recjax.embedding.routing import capacity
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
 from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 N, D, B = 4, 8, 512
 DENSE = (13 * 16 + 16) + (16 * D + D) + (14 * 16 + 16) + (16 + 1)  # the top MLP sees D + 3 * 4 / 2 values
@@ -77,7 +76,7 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
     assert found["sent"]["padded_bytes"] == pytest.approx(sum(p["padded_bytes"] for p in found["phases"].values()))
 
     ids = CONFIG.data.open().read("train", 0).bags  # useful: distinct rows of a device's samples that others have
-    tables = {t.spec.name: t for g in make_setup(CONFIG, weights=False).bound.groups for t in g.tables}
+    tables = {t.spec.name: t for g in build_trainer(CONFIG, weights=False).bound.groups for t in g.tables}
     asked = set()
     for n in range(N):
         for name in ("sparse_1", "sparse_2"):
@@ -89,16 +88,16 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
 
 
 def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = make_setup(CONFIG, weights=False)
-    whole = compile_report.sample(setup)
+    trainer = build_trainer(CONFIG, weights=False)
+    whole = compile_report.sample(trainer)
     assert (whole.devices, whole.samples, whole.ids) == (N, B, B * 7)
     monkeypatch.setattr(compile_report, "COUNTED_IDS", 2 * (B // N) * 7 + 1)
-    some = compile_report.sample(setup)
+    some = compile_report.sample(trainer)
     assert (some.devices, some.samples, some.ids) == (2, B // 2, B // 2 * 7)
     for name, counts in whole.counts.items():
         np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
     monkeypatch.setattr(compile_report, "COUNTED_IDS", 1)
-    assert compile_report.sample(setup).devices == 1
+    assert compile_report.sample(trainer).devices == 1
 
 
 def test_the_shapes_are_those_of_a_training() -> None:
@@ -121,11 +120,10 @@ def test_the_shapes_are_those_of_a_training() -> None:
         train=TrainConfig(batch_size=101, accumulate=2),
         mesh=MeshConfig(devices=4, hosts=2),
     )
-    setup = make_setup(config)
-    counted = next(setup.counted("train", 101, parts=2))
-    capacities = capacity.grow({}, counted.needs)
-    real = setup.new_state(), setup.place(counted, capacities)
-    paper = abstract_state(make_setup(config, weights=False)), abstract_inputs(setup, capacities)
+    trainer = build_trainer(config)
+    stream = trainer.train_inputs()
+    real = trainer.init_state(), next(stream)
+    paper = abstract_state(build_trainer(config, weights=False)), abstract_inputs(trainer, stream.capacities)
     for (path, x), (same, y) in zip(jax.tree.leaves_with_path(real), jax.tree.leaves_with_path(paper), strict=True):
         assert (path, x.shape, x.dtype) == (same, y.shape, y.dtype)
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim), path

@@ -1,5 +1,6 @@
 """Rounds of steps: the same training as `recjax train`, and its statistics."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -14,8 +15,7 @@ from recjax.config.train import TrainConfig
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.train.loop import Cursor, training
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer
 
@@ -29,15 +29,17 @@ CONFIG = RunConfig(
 
 
 def test_rounds_go_on_where_the_last_one_ended_and_repeat_no_batch() -> None:
-    setup = make_setup(CONFIG)
-    ours, state = Ours(setup), setup.new_state()
+    trainer = build_trainer(CONFIG)
+    ours, state = Ours(trainer), trainer.init_state()
     state, first = ours.round(state, steps=3, untimed=2)
     state, second = ours.round(state, steps=2, untimed=1)
     assert int(state.step) == 6 + 4  # each round ends with a step that is not timed
     assert first.seconds > 0 and second.seconds > 0
 
-    stream = training(setup, setup.new_state(), Cursor())
-    losses = [float(result["loss"]) for (_, _, result), _ in zip(stream, range(9), strict=False)]
+    state, losses = trainer.init_state(), []
+    for inputs in itertools.islice(trainer.train_inputs(), 9):
+        state, metrics = trainer.train_step(state, inputs)
+        losses.append(float(metrics["loss"]))
     assert [*first.losses, *second.losses] == losses[:5] + losses[6:9]
 
 

@@ -14,8 +14,9 @@ from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.train.setup import specs
+from recjax.train.table_specs import specs
 
 
 def test_flops_of_products_alone_and_in_loops() -> None:
@@ -48,8 +49,8 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
     config = RunConfig(embedding=EmbeddingConfig(8, "sum", RowWiseAdagrad()))
     tables, features = specs(config, source.schema)
     bound = bind(make_plan("row_wise", tables), tables, features, devices)
-    counted = host.count(batch, bound, 4096)
-    routing = host.pad(counted, bound, capacity.grow({}, counted.needs))
+    counted = route_on_host(batch, bound, 4096)
+    routing = pack(counted, bound, capacity.grow({}, counted.required_capacities))
 
     pairs = set()  # (device that asks, device that has it, table, row)
     (group,) = bound.groups

@@ -19,8 +19,8 @@ from recjax.bench import roofline
 from recjax.bench.timing import Ours
 from recjax.config.presets import load
 from recjax.train.run.summary import versions
-from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer, build_trainer
 
 DATA = {
     "movietweetings": ("movietweetings",),
@@ -34,9 +34,9 @@ class Contestant:
 
     def __init__(self, preset: str, *overrides: str) -> None:
         """Builds it."""
-        self.setup: Setup = make_setup(load(preset, (*overrides, "plan=row_wise")), splits=("train",))
-        self.ours = Ours(self.setup)
-        self.state: TrainState = self.setup.new_state()
+        self.trainer: Trainer = build_trainer(load(preset, (*overrides, "plan=row_wise")), splits=("train",))
+        self.ours = Ours(self.trainer)
+        self.state: TrainState = self.trainer.init_state()
         self.ms: list[float] = []
 
     def round(self, steps: int) -> None:
@@ -46,21 +46,22 @@ class Contestant:
 
     def host_ms(self) -> float:
         """Milliseconds of CPU to count one batch and to lay it out, when nothing else runs."""
-        train = self.setup.config.train
-        batch = next(self.setup.counted("train", train.batch_size)).batch
+        train = self.trainer.config.train
+        batch = next(self.trainer.routed_batches()).batch
         taken = []
         for _ in range(7):
             start = time.process_time()
-            self.setup.place(self.setup.router.count(batch, train.batch_size, 1), self.ours.capacities)
+            self.trainer.router.complete(self.trainer.route(batch, train.batch_size), self.ours.capacities)
             taken.append(1e3 * (time.process_time() - start))
         return statistics.median(taken)
 
     def kib(self) -> tuple[float, float]:
         """KiB of ids, rows and gradients that leave a device in a step: useful and padded."""
-        counted = next(self.setup.counted("train", self.setup.config.train.batch_size))
-        inputs = self.setup.place(counted, self.ours.capacities)
-        hlo = self.setup.train_step.lower(self.state, inputs).compile().as_text() or ""
-        lines: list[dict[str, Any]] = roofline.wire_bytes(hlo, self.setup.bound, inputs.routing, 4)
+        stream = self.trainer.train_inputs()
+        stream.load_state_dict({"position": 0, "capacities": self.ours.capacities, "peaks": {}})
+        inputs = next(stream)
+        hlo = self.trainer.step_program.lower(self.state, inputs).compile().as_text() or ""
+        lines: list[dict[str, Any]] = roofline.wire_bytes(hlo, self.trainer.bound, inputs.routing, 4)
         found = [x for x in lines if x["phase"] in ("id_exchange", "row_exchange", "grad_exchange")]
         return sum(x["useful_bytes"] for x in found) / 1024, sum(x["padded_bytes"] for x in found) / 1024
 

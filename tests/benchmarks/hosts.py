@@ -2,7 +2,7 @@
 
     python tests/benchmarks/hosts.py [--preset bench_kaggle16 bench_multihot] [--mesh 8x2 64x8]
 
-Counted, not measured: the first training batch of a preset, all tables row-wise in float32. Bytes are those of rows
+RoutedBatch, not measured: the first training batch of a preset, all tables row-wise in float32. Bytes are those of rows
 alone, of all hosts together: the useful ones, and with the padding that the first step's capacities bring. A mesh is
 devices x hosts; no device is needed. It printed:
 
@@ -24,13 +24,14 @@ from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
-from recjax.train.setup import specs
+from recjax.embedding.routing.host import route_on_host
+from recjax.train.table_specs import specs
 from recjax.utils.text import aligned
 
 
-def crossing(counted: host.Counted, bound: BoundPlan, hosts: int) -> tuple[int, int]:
+def crossing(counted: host.RoutedBatch, bound: BoundPlan, hosts: int) -> tuple[int, int]:
     """Useful and padded bytes of the rows that leave their host, where the devices stand in so many."""
-    capacities = capacity.grow({}, counted.needs)
+    capacities = capacity.grow({}, counted.required_capacities)
     useful = padded = 0
     for group in bound.groups:
         counts_NxO = host.true_counts(group, counted).counts_NxO
@@ -51,7 +52,7 @@ def counts(config: RunConfig, devices: int, hosts: int) -> list[tuple[int, int]]
     found = []
     for known in (1, hosts):
         bound = bind(make_plan("row_wise", tables), tables, features, devices, hosts=known)
-        found.append(crossing(host.count(batch, bound, train.batch_size), bound, hosts))
+        found.append(crossing(route_on_host(batch, bound, train.batch_size), bound, hosts))
     return found
 
 

@@ -23,9 +23,9 @@ import jax
 
 from recjax import main as runs
 from recjax.config.presets import load
-from recjax.train import loop
-from recjax.train import setup as setups
+from recjax.train import callbacks
 from recjax.train.metrics import measures
+from recjax.train.trainer import Trainer
 
 GIB = 2**30
 SHARES = (10, 3, 2, 1)  # of the tables, in sixteenths: one has over half of all bytes
@@ -98,12 +98,12 @@ def settings(options: argparse.Namespace) -> list[str]:
 def run(what: str, folder: Path, options: argparse.Namespace) -> None:
     """One process: prints its phases as JSON."""
     phases = Phases()
-    phases.watch(setups.Setup, "new_state", "initialise")
+    phases.watch(Trainer, "init_state", "initialise")
     phases.watch(runs, "resume", "restore")
     phases.watch(runs, "_chosen", "choose")
-    phases.watch(loop.Loop, "_save", "save")
-    phases.watch(loop.Loop, "_evaluate", "evaluate")
-    phases.watch(loop.Loop, "fit", "train")
+    phases.watch(callbacks.SaveCheckpoint, "_save", "save")
+    phases.watch(callbacks.Evaluate, "_evaluate", "evaluate")
+    phases.watch(runs, "fit", "train")
     phases.watch(measures, "evaluate", "evaluate")
     if what == "evaluate":
         runs.evaluate(folder)

@@ -42,9 +42,8 @@ from recjax import kernels
 from recjax.bench.overlap import flights
 from recjax.bench.report import flights as table
 from recjax.config import presets
-from recjax.embedding.routing import capacity
 from recjax.parallel.mesh import AXES
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 
 def devices_of(arguments: argparse.Namespace, count: int) -> list[Any]:
@@ -67,23 +66,22 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="FILE", help="also write the compiled program")
     arguments = parser.parse_args()
 
-    setup = make_setup(presets.load(arguments.preset, [*arguments.overrides, "mesh.platform=cpu"]))
-    train, count = setup.config.train, setup.mesh.devices.size
+    trainer = build_trainer(presets.load(arguments.preset, [*arguments.overrides, "mesh.platform=cpu"]))
+    count = trainer.mesh.devices.size
     devices = devices_of(arguments, count)
     if len(devices) != count:
         sys.exit(f"the topology has {len(devices)} devices: set mesh.devices={len(devices)}, not {count}")
-    target = Mesh(np.array(devices).reshape(setup.mesh.devices.shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    counted = next(setup.counted("train", train.batch_size, parts=train.accumulate))
-    inputs = setup.place(counted, capacity.grow({}, counted.needs))
+    target = Mesh(np.array(devices).reshape(trainer.mesh.devices.shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    inputs = next(trainer.train_inputs())
 
     def there(x: jax.Array) -> jax.ShapeDtypeStruct:
         sharding = x.sharding
         assert isinstance(sharding, NamedSharding)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(target, sharding.spec))
 
-    state, inputs = jax.tree.map(there, (setup.new_state(), inputs))
+    state, inputs = jax.tree.map(there, (trainer.init_state(), inputs))
     with kernels.switched_off():
-        lowered = dataclasses.replace(setup, mesh=target).train_step.lower(state, inputs)
+        lowered = dataclasses.replace(trainer, mesh=target).step_program.lower(state, inputs)
         compiled = lowered.compile(compiler_options=dict(flag.split("=", 1) for flag in arguments.flag) or None)
     text = compiled.as_text() or ""
     if arguments.text:

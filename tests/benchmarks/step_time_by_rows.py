@@ -20,7 +20,7 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
-from recjax.embedding.routing import host
+from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -53,10 +53,10 @@ class Runner:
             bags = {n: Bags((rng.zipf(1.1, (batch_size, 1)) - 1) % 10_000) for n in names}
             dense = rng.standard_normal((batch_size, DENSE)).astype(np.float32)
             labels = (rng.random(batch_size) < 0.3).astype(np.float32)
-            counted.append(host.count(Batch(dense, bags, labels, np.ones_like(labels)), bound, batch_size))
+            counted.append(route_on_host(Batch(dense, bags, labels, np.ones_like(labels)), bound, batch_size))
         # One capacity for every table size, or the sizes would exchange different amounts of padding.
         capacities = {bound.groups[0].name: batch_size * TABLES // devices}
-        self.inputs = [place(c.batch, host.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
+        self.inputs = [place(c.batch, pack(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
         self.run(8)
 
     def run(self, steps: int) -> float:

@@ -16,7 +16,7 @@ from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import make_plan
-from recjax.embedding.routing.host import count, pad
+from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import DataError
 
@@ -139,8 +139,8 @@ def test_unsigned_ids_and_lengths(dtype):
     bound = bind(make_plan("row_wise", tables), tables, (feature,), 2)
     signed = dataclasses.replace(batch, bags={"tags": Bags(ids, lengths)})
     ours, theirs = (
-        pad(counted, bound, counted.needs).features["tags"]
-        for counted in (count(one, bound, 300) for one in (batch, signed))
+        pack(counted, bound, counted.required_capacities).features["tags"]
+        for counted in (route_on_host(one, bound, 300) for one in (batch, signed))
     )
     np.testing.assert_array_equal(ours.inverse, theirs.inverse)
 

@@ -23,7 +23,7 @@ from recjax.embedding.quantize import decode, encode
 from recjax.embedding.routing.host import GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 D, C = 14, 8
 TABLE, FEATURE = TableSpec("t", 40, D, Sgd(0.1)), FeatureSpec("f", "t")
@@ -178,7 +178,7 @@ def test_settings(preset):
 def test_float64_refuses_to_round():
     config = recjax.load("synthetic", "compute_dtype=float64", "plan=row_wise", "embedding.exchange.backward=float16")
     with pytest.raises(ConfigError, match="compute_dtype is float64, but .* table 'sparse_0' .* reduced precision"):
-        make_setup(config, Synthetic(rows=(30,), train_rows=10).open())
+        build_trainer(config, Synthetic(rows=(30,), train_rows=10).open())
 
 
 def test_useful_bytes_know_the_precision():

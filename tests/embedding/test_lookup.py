@@ -21,7 +21,7 @@ from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.routing import capacity, host
-from recjax.embedding.routing.host import FeatureRouting
+from recjax.embedding.routing.host import FeatureRouting, pack, route_on_host
 from recjax.embedding.sharding.base import SparseGradient, UpdateContext, coalesce
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -108,7 +108,9 @@ FEATURES = (
 )
 
 
-def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan, Batch, host.Counted, host.Routing]:
+def make(
+    devices: int, plan: str, batch_size: int, size: int
+) -> tuple[BoundPlan, Batch, host.RoutedBatch, host.Routing]:
     rng = np.random.default_rng(size)
     bound = bind(make_plan(plan, TABLES), TABLES, FEATURES, devices)
     bags = {}
@@ -118,8 +120,8 @@ def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan
         ids = rng.integers(0, 5, shape)  # of 7 and 11 rows: some stay untouched
         bags[f.name] = Bags(ids, lengths, rng.normal(size=shape).astype(np.float32) if f.weighted else None)
     batch = Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
-    counted = host.count(batch, bound, batch_size)
-    return bound, batch, counted, host.pad(counted, bound, capacity.grow({}, counted.needs))
+    counted = route_on_host(batch, bound, batch_size)
+    return bound, batch, counted, pack(counted, bound, capacity.grow({}, counted.required_capacities))
 
 
 def buffer_of(group: Group, tables: dict[str, np.ndarray], padding: float) -> np.ndarray:

@@ -25,16 +25,17 @@ from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import nearest, stochastic, values, write
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
-from recjax.embedding.routing import capacity, host
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing.host import GroupRouting, pack, route_on_host
 from recjax.embedding.sharding.base import SparseGradient, UpdateContext
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
-from recjax.train.setup import make_setup, specs
 from recjax.train.step import make_train_step
 from recjax.train.step_inputs import place
+from recjax.train.table_specs import specs
+from recjax.train.trainer import build_trainer
 
 NARROW = {"dtype": "bfloat16"}
 AXES = ("host", "device")
@@ -246,7 +247,7 @@ def test_settings():
     assert [(t.dtype, t.rounding) for t in tables] == [("float32", "stochastic"), ("bfloat16", "nearest")]
     wide = recjax.load("synthetic", "compute_dtype=float64", "embedding.tables.sparse_1.dtype=bfloat16")
     with pytest.raises(ConfigError, match="compute_dtype is float64, but table 'sparse_1' is to hold bfloat16"):
-        make_setup(wide, source)
+        build_trainer(wide, source)
 
 
 @pytest.mark.full
@@ -265,11 +266,11 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
         bound = bind(plan, tables, made.features, 2)
         model, mesh = made.build(np.float32), mesh_of(2)
         state = states.create(model, bound, mesh, made.tx, 0, np.float32)
-        counted = [host.count(b, bound, 64) for b in made.batches]
+        counted = [route_on_host(b, bound, 64) for b in made.batches]
         capacities: dict[str, int] = {}
         for c in counted:
-            capacities = capacity.grow(capacities, c.needs)
-        inputs = [place(c.batch, host.pad(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
+            capacities = capacity.grow(capacities, c.required_capacities)
+        inputs = [place(c.batch, pack(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
         step = make_train_step(nnx.graphdef(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
         before = {n: np.asarray(x) for n, x in state.tables.items()}
         losses = []

@@ -15,7 +15,7 @@ from recjax.embedding.layout import ACROSS, BoundPlan, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import PLACEMENTS, make_plan
 from recjax.embedding.routing import capacity
-from recjax.embedding.routing.host import Routing, count, pad
+from recjax.embedding.routing.host import Routing, pack, route_on_host
 from recjax.embedding.routing.sorting import distinct
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
@@ -162,16 +162,16 @@ def test_every_bag_can_be_read_back(tables, features, per_host, hosts, batch_siz
     bound = build(tables, features, devices, hosts)
     batch = make_batch(bound, max(1, batch_size - missing), seed)
     dtype = np.float64 if seed % 5 == 0 else np.float32
-    counted = count(batch, bound, batch_size, parts)
+    counted = route_on_host(batch, bound, batch_size, parts)
     b = counted.local
     assert b % parts == 0 and batch_size <= devices * b < batch_size + devices * parts
 
-    tight = dict(counted.needs)
+    tight = dict(counted.required_capacities)
     for capacities in (
         capacity.grow({}, tight),
         capacity.grow(capacity.grow({}, tight), {k: v + 9 for k, v in tight.items()}),
     ):
-        routing = pad(counted, bound, capacities, dtype)
+        routing = pack(counted, bound, capacities, dtype)
         check_groups(routing, bound)
         found, used = read_back(routing, bound, b, parts)
         for feature in bound.features:
@@ -188,20 +188,20 @@ def test_every_bag_can_be_read_back(tables, features, per_host, hosts, batch_siz
             lists = np.zeros((devices, group.lists), int)
             for n, place in used[group.name]:
                 lists[n, place // C] += 1
-            assert counted.needs[group.name] == lists.max()
+            assert counted.required_capacities[group.name] == lists.max()
             if group.two_step:
                 check_relays(group, routing, used[group.name], C)
-                assert counted.needs[group.name + ACROSS] == of.counts_NxO.max()
+                assert counted.required_capacities[group.name + ACROSS] == of.counts_NxO.max()
             else:  # each distinct row once, and none that no id uses
                 np.testing.assert_array_equal(of.counts_NxO, lists)
 
     jagged = {f.name: f for f in bound.features if f.bag is None}
     across = {g.name + ACROSS for g in bound.groups if g.two_step}
-    assert counted.needs.keys() == {g.name for g in bound.groups} | across | jagged.keys()
+    assert counted.required_capacities.keys() == {g.name for g in bound.groups} | across | jagged.keys()
     for name, feature in jagged.items():
         lengths = np.pad(batch.bags[name].lengths, (0, devices * b - batch.size))
         sums = lengths.reshape(devices * parts, b // parts).sum(axis=1)
-        assert counted.needs[name] == (lengths if feature.pooling == "none" else sums).max()
+        assert counted.required_capacities[name] == (lengths if feature.pooling == "none" else sums).max()
 
 
 def test_a_batch_by_hand():
@@ -215,10 +215,10 @@ def test_a_batch_by_hand():
         "y": Bags(np.array([1, 1, 3, 2, 0, 0]), np.array([3, 0, 3], np.int32)),
     }
     batch = Batch(np.zeros((3, 1), np.float32), bags, np.zeros(3, np.float32), np.ones(3, np.float32))
-    counted = count(batch, bound, 4)
+    counted = route_on_host(batch, bound, 4)
     group = bound.groups[0].name
-    assert counted.needs == {group: 2, "y": 3}
-    routing = pad(counted, bound, {group: 3, "y": 4})
+    assert counted.required_capacities == {group: 2, "y": 3}
+    routing = pack(counted, bound, {group: 3, "y": 4})
     # device 0 wants rows 0, 3 (slots 0, 1) of owner 0 and row 1 (slot 1) of owner 1; device 1 wants row 0, and row 2
     R = 2
     assert routing.groups[group].slots_NxOxC.tolist() == [[[0, 1, R], [1, R, R]], [[0, R, R], [0, R, R]]]
@@ -234,10 +234,10 @@ def test_routing_only_depends_on_its_batch():
     """Worker threads count batches in any order, and a shorter batch is no other problem."""
     bound = build([(40, 2, "row_wise")] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
     batches = [make_batch(bound, size, size) for size in (10, 4, 10, 1)]
-    first = [count(batch, bound, 10) for batch in batches]
-    again = [count(batch, bound, 10) for batch in reversed(batches)][::-1]
+    first = [route_on_host(batch, bound, 10) for batch in batches]
+    again = [route_on_host(batch, bound, 10) for batch in reversed(batches)][::-1]
     for a, b in zip(first, again, strict=True):
-        assert a.needs == b.needs
+        assert a.required_capacities == b.required_capacities
         for name in a.keys:
             np.testing.assert_array_equal(a.keys[name], b.keys[name])
 
@@ -252,8 +252,8 @@ def test_padding_is_at_most_a_quarter_of_the_useful_bytes(exponent: float) -> No
     sizes: dict[str, int] = {}
     for block in range(6):
         batch = source.read("train", block)
-        counted = count(batch, bound, 4096)
-        sizes = capacity.grow(sizes, counted.needs)
+        counted = route_on_host(batch, bound, 4096)
+        sizes = capacity.grow(sizes, counted.required_capacities)
         least = set()  # rows that some device must get from another
         for table in group.tables:
             ids = batch.bags[table.spec.name].ids.ravel()
@@ -261,22 +261,22 @@ def test_padding_is_at_most_a_quarter_of_the_useful_bytes(exponent: float) -> No
             asking = np.arange(4096) // 512
             away = owners != asking
             least |= {(table.spec.name, *x) for x in zip(asking[away], owners[away], ids[away], strict=True)}
-        useful = pad(counted, bound, sizes).groups[group.name].counts_NxO
+        useful = pack(counted, bound, sizes).groups[group.name].counts_NxO
         assert useful.sum() - np.trace(useful) == len(least)
         assert 8 * 7 * sizes[group.name] <= 1.25 * len(least)
 
 
 def test_short_capacities_are_refused():
     bound = build([(40, 2, "row_wise")] * 3, [(0, None, "sum", False), (1, 2, "sum", True)], 3)
-    counted = count(make_batch(bound, 10, 1), bound, 10)
-    assert len(counted.needs) == 2
-    pad(counted, bound, counted.needs)  # exactly enough
-    for name, need in counted.needs.items():
+    counted = route_on_host(make_batch(bound, 10, 1), bound, 10)
+    assert len(counted.required_capacities) == 2
+    pack(counted, bound, counted.required_capacities)  # exactly enough
+    for name, need in counted.required_capacities.items():
         assert need > 1
         with pytest.raises(ValueError, match=rf"{{'{name}': \({need}, {need - 1}\)}}; grow them"):
-            pad(counted, bound, {**counted.needs, name: need - 1})
+            pack(counted, bound, {**counted.required_capacities, name: need - 1})
         with pytest.raises(ValueError, match="None"):
-            pad(counted, bound, {k: v for k, v in counted.needs.items() if k != name})
+            pack(counted, bound, {k: v for k, v in counted.required_capacities.items() if k != name})
 
 
 def test_one_data_feature_in_two_tables():
@@ -285,8 +285,8 @@ def test_one_data_feature_in_two_tables():
     bound = bind(make_plan("row_wise", tables), tables, features, 2)
     bags = {"x": Bags(np.array([3, 9, 3]), np.array([2, 0, 1], np.int32))}
     batch = Batch(np.zeros((3, 1), np.float32), bags, np.zeros(3, np.float32), np.ones(3, np.float32))
-    counted = count(batch, bound, 3)
-    found, _ = read_back(pad(counted, bound, capacity.grow({}, counted.needs)), bound, counted.local, 1)
+    counted = route_on_host(batch, bound, 3)
+    found, _ = read_back(pack(counted, bound, capacity.grow({}, counted.required_capacities)), bound, counted.local, 1)
     assert [sorted(s) for s in found["x"]] == [sorted(s) for s in found["x.first"]]
     assert sorted(found["x"][0]) == [(3, 1.0), (9, 1.0)]
 

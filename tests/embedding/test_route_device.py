@@ -11,9 +11,9 @@ from support import mesh_of
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity
-from recjax.embedding.routing import host as route
+from recjax.embedding.routing.host import route_on_host
 from recjax.parallel.mesh import sharded
-from recjax.train.routers import DeviceRouter, HostRouter
+from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 
 TABLES = [
     (40, 2, "row_wise"),
@@ -50,29 +50,30 @@ def test_both_give_the_same_arrays(devices: int, hosts: int, parts: int, dedup: 
     sizes: dict[str, int] = {}
     for seed, size in ((0, 20), (1, 23), (2, 1)):  # two batches of several sizes use one program
         batch = make_batch(bound, size, seed)
-        expected = host.count(batch, 23, parts)
-        sizes = capacity.grow(sizes, expected.needs)
-        begun = device.begin(device.count(batch, 23, parts), sizes)
-        assert begun.needs == expected.needs
-        inputs = device.finish(begun, sizes)
-        equal(inputs, host.finish(host.begin(expected, sizes), sizes))
+        expected = InFlight(batch, host.route(batch, 23, parts))
+        sizes = capacity.grow(sizes, expected.required_capacities)
+        started = device.start(InFlight(batch, device.route(batch, 23, parts)), sizes)
+        assert started.required_capacities == expected.required_capacities
+        inputs = device.complete(started, sizes)
+        equal(inputs, host.complete(host.start(expected, sizes), sizes))
         assert inputs.labels_B.sharding.is_equivalent_to(sharded(mesh), 1)
 
 
 def test_short_capacities_are_refused() -> None:
     bound: BoundPlan = build(TABLES, FEATURES, 1)
     device = DeviceRouter(bound, mesh_of(1), np.float32)
-    counted = device.count(make_batch(bound, 20, 0), 23, 1)
-    begun = device.begin(counted, counted.needs)
-    for name, need in begun.needs.items():
+    batch = make_batch(bound, 20, 0)
+    routed = device.route(batch, 23, 1)
+    started = device.start(InFlight(batch, routed), routed.required_capacities)
+    for name, need in started.required_capacities.items():
         with pytest.raises(ValueError, match=re.escape(f"{{'{name}': ({need}, {need - 1})}}; grow")):
-            device.finish(begun, {**begun.needs, name: need - 1})
+            device.complete(started, {**started.required_capacities, name: need - 1})
 
 
 def test_the_host_only_measures_bags() -> None:
     bound = build(TABLES, FEATURES, 3)
     batch = make_batch(bound, 20, 0)
-    measured = DeviceRouter(bound, mesh_of(3), np.float32).count(batch, 23, 1)
-    counted = route.count(batch, bound, 23)
+    measured = DeviceRouter(bound, mesh_of(3), np.float32).route(batch, 23, 1)
+    counted = route_on_host(batch, bound, 23)
     jagged = {f.name for f in bound.features if f.bag is None}
-    assert measured.needs == {name: counted.needs[name] for name in jagged}
+    assert measured.required_capacities == {name: counted.required_capacities[name] for name in jagged}

@@ -23,7 +23,7 @@ from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.run.folder import read_config
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 PRESET = Path(__file__).with_name("history_preset.py")
 SHORT = ("train.steps=4", "train.log_every=1", "train.checkpoint_every=2")
@@ -180,9 +180,9 @@ def test_probabilities_in_place_of_logits_are_noticed_when_a_step_is_traced(tmp_
     line = "(joined.astype(self.dtype))[:, 0]"
     (tmp_path / "sigmoid.py").write_text(PRESET.read_text().replace(f"self.mlp{line}", f"nnx.sigmoid(self.mlp{line})"))
     for preset, told in ((PRESET, []), (tmp_path / "sigmoid.py", ["the model History"])):
-        setup = make_setup(recjax.load(str(preset)))
-        shapes = abstract_state(setup), abstract_inputs(setup, sample(setup).capacities)
-        for step in (setup.train_step, setup.predict):  # once for both
+        trainer = build_trainer(recjax.load(str(preset)))
+        shapes = abstract_state(trainer), abstract_inputs(trainer, sample(trainer).capacities)
+        for step in (trainer.step_program, trainer.predict_program):  # once for both
             jax.eval_shape(step, *shapes)
         said = [line for line in capsys.readouterr().err.splitlines() if "probabilities" in line]
         assert [line.partition(" (")[0] for line in said] == told

@@ -19,7 +19,7 @@ import os, signal, sys
 import jax
 import recjax
 from recjax.parallel import distributed
-from recjax.train import loop
+from recjax.train import callbacks
 
 preset, out, fate, how = sys.argv[1:5]
 if how == "join":
@@ -30,12 +30,12 @@ else:
 config = recjax.load(preset, *sys.argv[5:])
 recjax.fit(config, out=f"{out}/first")
 
-def describe(setup, cursor, plain=loop.describe):
+def describe(trainer, progress, plain=callbacks.describe):
     if distributed.process() == 1:
         exec(fate)
-    return plain(setup, cursor)
+    return plain(trainer, progress)
 
-loop.describe = describe
+callbacks.describe = describe
 recjax.fit(config, out=f"{out}/second")
 if distributed.is_main():  # what was said of the first run's save is forgotten
     assert {key.split("/")[0] for key in distributed.posted("save")} == {"1"}

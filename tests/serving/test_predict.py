@@ -70,9 +70,9 @@ def test_raw_rows_have_the_scores_of_the_prepared_ones(shop, tmp_path):
         "mean_probability": pytest.approx(probabilities.mean(), rel=1e-6),
     }
     np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-6)
-    setup, state, _ = open_run(folder / "run", [trained_on(folder)], (), summary["eval_step"], print)
+    trainer, state, _ = open_run(folder / "run", [trained_on(folder)], (), summary["eval_step"], print)
     for split, part in (("train", slice(0, 500)), ("validation", slice(500, 600)), ("test", slice(600, 700))):
-        truth = np.concatenate([logits for _, logits in setup.predictions(state, split)])
+        truth = np.concatenate([logits for _, logits in trainer.predict(state, trainer.eval_inputs(split))])
         np.testing.assert_allclose(logits[part], truth, rtol=1e-5, atol=1e-6)
         out = tmp_path / f"{split}.jsonl"
         inside("predict", folder / "run", "--input", folder / "elsewhere", "--split", split, "--out", out)

@@ -21,7 +21,7 @@ from recjax.studies.replica_groups.arranged import Arranged, Parts
 from recjax.studies.replica_groups.cost import sync_bytes
 from recjax.studies.replica_groups.training import Arm, configured
 from recjax.train.compile_only import compile_step
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 GROUPS, SIZE, EPOCHS = 3, 50, 2
 
@@ -73,19 +73,19 @@ def test_too_few_samples_are_told() -> None:
 def test_bytes_of_row_gradients_are_those_of_the_compiled_program() -> None:
     """What arrives from the other groups, of an all-gather's result; the formula counts what is sent, as much."""
     config = configured(recjax.load("synthetic", "plan=row_wise"), Arm(4), devices=2, batch_size=64)
-    setup = make_setup(config, weights=False)
-    needs = next(setup.counted("train", config.train.batch_size)).needs
+    trainer = build_trainer(config, weights=False)
+    needs = next(trainer.routed_batches()).routed.required_capacities
     capacities = capacity.grow({}, needs)
     exact = capacities | {name: needs[name] for name in needs if name.endswith(SUMMED)}
-    text = compile_step(setup, exact).as_text()
+    text = compile_step(trainer, exact).as_text()
     received = sum(c.result_bytes * 3 / 4 for c in collectives(text) if c.phase == "replica_exchange")
-    assert received > 0 and sync_bytes(setup.bound, needs)["rows float32"] == pytest.approx(received)
+    assert received > 0 and sync_bytes(trainer.bound, needs)["rows float32"] == pytest.approx(received)
 
 
 def test_bytes_of_whole_tables_are_those_of_a_ring() -> None:
     config = configured(recjax.load("synthetic", "plan=row_wise", "data.rows=100,60"), Arm(2), 1, 64)
-    setup = make_setup(config, weights=False)
-    found = sync_bytes(setup.bound, collections.defaultdict(int))
+    trainer = build_trainer(config, weights=False)
+    found = sync_bytes(trainer.bound, collections.defaultdict(int))
     D = config.embedding.dim
     assert found["tables float32"] == 160 * (D + 1) * 4  # 2 (G - 1) / G is 1; row-wise Adagrad has one slot a row
     assert found["tables int8"] == 160 * (D + 8 + 4)

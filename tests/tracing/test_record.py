@@ -21,7 +21,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.tracing.record import Recording, step_events, true_counts
 from recjax.train.compile_only import compile_step
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.full
 
@@ -49,22 +49,22 @@ class Traced:
         mesh = MeshConfig(devices=devices, platform="cpu", hosts=hosts)
         own = dataclasses.replace(CONFIG.embedding, **embedding)
         config = dataclasses.replace(CONFIG, mesh=mesh, plan=plan, embedding=own)
-        self.setup = make_setup(config, splits=("train",))
+        self.trainer = build_trainer(config, splits=("train",))
         self.N, self.hosts, self.E = devices, hosts, devices // hosts
-        counted = next(self.setup.counted("train", B))
-        self.capacities = capacity.grow({}, counted.needs)
-        hlo = compile_step(self.setup, self.capacities).as_text() or ""
-        self.events = step_events(self.setup, hlo, true_counts(self.setup, counted))
+        batch = next(self.trainer.routed_batches())
+        self.capacities = capacity.grow({}, batch.routed.required_capacities)
+        hlo = compile_step(self.trainer, self.capacities).as_text() or ""
+        self.events = step_events(self.trainer, hlo, true_counts(self.trainer, batch))
         b = -(-B // devices)
         self.wanted: list[set[tuple[str, int]]] = [
             set() for _ in range(devices)
         ]  # (table, row) that each device's samples name
-        for feature in self.setup.bound.features:
-            bags = counted.batch.bags[feature.reads]
+        for feature in self.trainer.bound.features:
+            bags = batch.batch.bags[feature.reads]
             lengths = np.full(len(bags.ids), bags.ids.shape[1]) if bags.lengths is None else bags.lengths
             for sample, row in zip(np.repeat(np.arange(len(lengths)), lengths), bags.ids.ravel(), strict=True):
                 self.wanted[sample // b].add((feature.table, int(row)))
-        self.group = self.setup.bound.groups[0]
+        self.group = self.trainer.bound.groups[0]
 
     def owner(self, key: tuple[str, int]) -> int:
         """Where the plan puts a row: the device, or its place within a host."""

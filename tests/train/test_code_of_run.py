@@ -427,14 +427,14 @@ def test_all_processes_must_have_the_same_code():
 
 @pytest.mark.full
 def test_the_facts_of_a_process(file):
-    from recjax.train.setup import make_setup
+    from recjax.train.trainer import build_trainer
 
-    first = preflight.facts(make_setup(load(file)))
+    first = preflight.facts(build_trainer(load(file)))
     own_model.edit(file.parent / "head.py", *BIAS)
-    second = preflight.facts(make_setup(load(file)))
+    second = preflight.facts(build_trainer(load(file)))
     assert [key for key in first if first[key] != second[key]] == ["code of the model"]
     built_in = RunConfig(data=load(file).data, mesh=load(file).mesh)
-    assert "code of the model" not in preflight.facts(make_setup(built_in))
+    assert "code of the model" not in preflight.facts(build_trainer(built_in))
 
 
 def test_a_sweep_skips_only_runs_of_the_same_code(tmp_path, file):

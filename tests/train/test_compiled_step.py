@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,25 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from support import Problem, mesh_of, problem
+from support import Placed, Problem, problem, trainer_of
 
 from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.bind import bind
-from recjax.embedding.layout import ACROSS, BoundPlan
+from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adagrad, Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, Segment, make_plan
-from recjax.embedding.routing import capacity
-from recjax.embedding.routing import host as route
+from recjax.embedding.plan import Plan, Segment
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.finite import explain
 from recjax.train.state import TrainState
-from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step
-from recjax.train.step_inputs import StepInputs, place
+from recjax.train.step import PLAIN, StepOptions
+from recjax.train.step_inputs import StepInputs
 
 pytestmark = pytest.mark.full
 
@@ -44,45 +39,21 @@ def make(rows: tuple[int, ...], optimizer: Any = ADAGRAD) -> Problem:
     return problem(source, model, optimizer, D, steps=3, batch_size=B, tx=optax.sgd(0.1))
 
 
-class Built:
-    """A problem on a mesh, and its step."""
-
-    def __init__(
-        self, problem: Problem, devices: int, plan: str | Plan, options: StepOptions = PLAIN, hosts: int = 1
-    ) -> None:
-        self.problem, self.mesh = problem, mesh_of(devices, hosts)
-        plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-        self.bound: BoundPlan = bind(plan, problem.tables, problem.features, devices, hosts=hosts)
-        model = problem.build(np.float32)
-        self.graphdef = nnx.graphdef(model)
-        self.new: Callable[[], TrainState] = lambda: states.create(
-            model, self.bound, self.mesh, problem.tx, 0, np.float32
-        )
-        self.step = make_train_step(self.graphdef, self.bound, self.mesh, problem.tx, options)
-        self.counted = [route.count(b, self.bound, B, options.accumulate) for b in problem.batches]
-        self.capacities: dict[str, int] = {}
-        for c in self.counted:
-            self.capacities = capacity.grow(self.capacities, c.needs)
-
-    def inputs(self, index: int) -> StepInputs:
-        c = self.counted[index]
-        return place(c.batch, route.pad(c, self.bound, self.capacities), c.local, self.mesh, np.float32)
-
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Compiled:
-        return self.step.lower(self.new(), self.inputs(0)).compile()
+def built(problem: Problem, devices: int, plan: str | Plan, options: StepOptions = PLAIN, hosts: int = 1) -> Placed:
+    problem = dataclasses.replace(problem, options=options)
+    return Placed.of(problem, trainer_of(problem, devices, plan, hosts=hosts))
 
 
 @functools.cache
-def built_once(devices: int, plan: str, options: StepOptions = PLAIN) -> Built:
+def placed_once(devices: int, plan: str, options: StepOptions = PLAIN) -> Placed:
     """With tables of 900, 37 and 2000 rows, for all tests that do not change it."""
-    return Built(make((900, 37, 2000)), devices, plan, options)
+    return built(make((900, 37, 2000)), devices, plan, options)
 
 
 @pytest.mark.smoke
 def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
-    built = built_once(8, "row_wise")
-    found = collectives(built.compiled.as_text())
+    placed = placed_once(8, "row_wise")
+    found = collectives(placed.compiled.as_text())
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-to-all"): 1,
         ("row_exchange", "all-to-all"): 1,
@@ -91,19 +62,19 @@ def test_row_wise_step_has_exactly_the_claimed_collectives() -> None:
         ("finite_check", "all-reduce"): 1,
     }
     assert {c.group_size for c in found} == {8}
-    (group,) = built.bound.groups
-    C = built.capacities[group.name]
+    (group,) = placed.trainer.bound.groups
+    C = placed.capacities[group.name]
     bytes_of = {c.phase: c.result_bytes for c in found}
     assert bytes_of["id_exchange"] == 8 * C * 4
     assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 8 * C * D * 4
-    parameters = sum(x.size for x in jax.tree.leaves(built.new().dense))
+    parameters = sum(x.size for x in jax.tree.leaves(placed.trainer.init_state().dense))
     assert bytes_of["dense_grads"] == (parameters + 2) * 4  # and the sums of w*l and of w
     assert bytes_of["finite_check"] == 2 * 4  # the numbers of bad gradients and of bad slots
 
 
 def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
-    built = built_once(3, "table_wise")
-    found = collectives(built.compiled.as_text())
+    placed = placed_once(3, "table_wise")
+    found = collectives(placed.compiled.as_text())
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-to-all"): 1,
         ("row_exchange", "all-to-all"): 1,
@@ -116,8 +87,8 @@ def test_table_wise_step_has_the_collectives_of_a_row_wise_one() -> None:
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), ADAGRAD])
 def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | RowWiseAdagrad) -> None:
     """Also where D = 8 is no multiple of the 3 devices, which hold 3, 3 and 2 columns."""
-    built = Built(make((900, 37, 2000), optimizer), 3, "column_wise")
-    found = collectives(built.compiled.as_text())
+    placed = built(make((900, 37, 2000), optimizer), 3, "column_wise")
+    found = collectives(placed.compiled.as_text())
     means = {("sparse_update", "all-reduce"): 1} if isinstance(optimizer, RowWiseAdagrad) else {}
     assert collections.Counter((c.phase, c.kind) for c in found) == {
         ("id_exchange", "all-gather"): 1,
@@ -127,8 +98,8 @@ def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | R
         ("finite_check", "all-reduce"): 1,
         **means,
     }
-    (group,) = built.bound.groups
-    C = built.capacities[group.name]
+    (group,) = placed.trainer.bound.groups
+    C = placed.capacities[group.name]
     bytes_of = {c.phase: c.result_bytes for c in found}
     assert bytes_of["id_exchange"] == 3 * C * 4
     assert bytes_of["row_exchange"] == bytes_of["grad_exchange"] == 3 * C * 3 * 4
@@ -138,10 +109,10 @@ def test_column_wise_step_has_exactly_the_claimed_collectives(optimizer: Sgd | R
 
 def test_across_hosts_travels_what_must_and_no_more() -> None:
     """2 hosts of 4 devices, a table of each way to spread: two steps, [hosts, K] across, least bytes, in place."""
-    problem = make((50_000, 50_000, 50_000))
-    placed = dict(zip((t.name for t in problem.tables), ("row_wise", "column_wise", "grid"), strict=True))
-    built = Built(problem, 8, Plan({name: (Segment(p),) for name, p in placed.items()}), hosts=2)
-    compiled, inputs = built.compiled, built.inputs(0)
+    made = make((50_000, 50_000, 50_000))
+    placements = dict(zip((t.name for t in made.tables), ("row_wise", "column_wise", "grid"), strict=True))
+    placed = built(made, 8, Plan({name: (Segment(p),) for name, p in placements.items()}), hosts=2)
+    compiled, inputs = placed.compiled, placed.inputs[0]
     hlo = compiled.as_text() or ""
     inside, across = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
     found = collections.defaultdict(list)
@@ -149,9 +120,9 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         if c.kind != "all-reduce":
             found[c.phase, c.kind, "across" if members(c.groups, 8) == across else "inside"].append(c.result_bytes)
             assert members(c.groups, 8) in (inside, across)
-    by_placement = {group.tables[0].placement: group for group in built.bound.groups}
-    C = {p: built.capacities[g.name] for p, g in by_placement.items()}
-    K = {p: built.capacities[g.name + ACROSS] for p, g in by_placement.items()}
+    by_placement = {group.tables[0].placement: group for group in placed.trainer.bound.groups}
+    C = {p: placed.capacities[g.name] for p, g in by_placement.items()}
+    K = {p: placed.capacities[g.name + ACROSS] for p, g in by_placement.items()}
     W = {"row_wise": D, "column_wise": 1, "grid": 4}
     rows = (
         sorted(2 * K[p] * W[p] * 4 for p in W),
@@ -168,10 +139,10 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
 
     # The least possible: each distinct row once for each host that asks, if any of it lives on another one.
     ids_bytes = values = 0
-    for feature in problem.features:
-        group, bags = by_placement[placed[feature.table]], built.problem.batches[0].bags[feature.reads]
+    for feature in made.features:
+        group, bags = by_placement[placements[feature.table]], made.batches[0].bags[feature.reads]
         lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
-        host_L = np.repeat(np.arange(B), lengths) // built.counted[0].local // 4
+        host_L = np.repeat(np.arange(B), lengths) // placed.routed[0].local // 4
         owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
         pairs = set(zip(host_L.tolist(), bags.ids.ravel().tolist(), owner_L.tolist(), strict=True))
         if group.sharding.kind == "rows":
@@ -180,7 +151,7 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         else:  # 4 devices of the other host have columns of it, or one has; and of the 8 columns 4 are there
             askers = 4 if group.sharding.kind == "columns" else 1
             ids_bytes, values = ids_bytes + len(pairs) * askers * 4, values + len(pairs) * 4
-    lines = wire_bytes(hlo, built.bound, inputs.routing, 4)
+    lines = wire_bytes(hlo, placed.trainer.bound, inputs.routing, 4)
     useful: collections.Counter[str] = collections.Counter()
     for w in lines:
         useful[w["phase"]] += round(w["across_useful_bytes"] * 8)
@@ -189,16 +160,16 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
     assert all(w["useful_bytes"] <= w["padded_bytes"] and w["across_padded_bytes"] <= w["padded_bytes"] for w in lines)
 
     memory = compiled.memory_analysis()
-    shards = [g.rows * g.width * 4 for g in built.bound.groups]
+    shards = [g.rows * g.width * 4 for g in placed.trainer.bound.groups]
     assert memory.temp_size_in_bytes < min(shards) == 200_000
-    for g in built.bound.groups:
+    for g in placed.trainer.bound.groups:
         assert not re.search(rf"f32\[{g.rows},{g.width}\]\S* copy\(", hlo)
 
 
 def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
     def found(options: StepOptions) -> tuple[collections.Counter[str], int]:
-        built = built_once(4, "row_wise", options)
-        compiled = collectives(built.compiled.as_text())
+        placed = placed_once(4, "row_wise", options)
+        compiled = collectives(placed.compiled.as_text())
         return collections.Counter(c.kind for c in compiled), sum(c.result_bytes for c in compiled)
 
     kinds, size = found(PLAIN)
@@ -208,18 +179,18 @@ def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
 
 
 def test_data_parallel_step_only_reduces() -> None:
-    built = built_once(8, "data_parallel")
-    found = collectives(built.compiled.as_text())
+    placed = placed_once(8, "data_parallel")
+    found = collectives(placed.compiled.as_text())
     assert {c.kind for c in found} == {"all-reduce"}
     assert {c.phase for c in found} <= {"grad_exchange", "dense_grads"}  # XLA may combine the two into one
-    parameters = sum(x.size for x in jax.tree.leaves(built.new().dense))
+    parameters = sum(x.size for x in jax.tree.leaves(placed.trainer.init_state().dense))
     assert sum(c.result_bytes for c in found) == ((900 + 37 + 2000) * (D + 1) + parameters + 2) * 4
 
 
 def test_a_mixed_plan_exchanges_once_per_group() -> None:
-    built = Built(make((9000, 37, 12000)), 4, "auto")
-    assert [g.sharding.kind for g in built.bound.groups] == ["rows", "replicated"]
-    found = collectives(built.compiled.as_text())
+    placed = built(make((9000, 37, 12000)), 4, "auto")
+    assert [g.sharding.kind for g in placed.trainer.bound.groups] == ["rows", "replicated"]
+    found = collectives(placed.compiled.as_text())
     assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
         "id_exchange": 1,
         "row_exchange": 1,
@@ -229,9 +200,10 @@ def test_a_mixed_plan_exchanges_once_per_group() -> None:
 
 
 def test_prediction_only_fetches() -> None:
-    built = built_once(8, "row_wise")
-    predict = make_predict(built.graphdef, built.bound, built.mesh)
-    found = collectives(predict.lower(built.new(), built.inputs(0)).compile().as_text())
+    placed = placed_once(8, "row_wise")
+    found = collectives(
+        placed.trainer.predict_program.lower(placed.trainer.init_state(), placed.inputs[0]).compile().as_text()
+    )
     assert collections.Counter(c.phase for c in found) == {"id_exchange": 1, "row_exchange": 1}
 
 
@@ -241,11 +213,12 @@ def test_prediction_only_fetches() -> None:
 )
 def test_temporaries_do_not_grow_with_the_table(plan: str, optimizer: RowWiseAdagrad | Adam) -> None:
     def temporary(V: int) -> tuple[int, str, str]:
-        built = Built(make((V, 37, 2000), optimizer), 8, plan)
+        placed = built(make((V, 37, 2000), optimizer), 8, plan)
         # equal capacities, so that nothing but the table differs
-        built.capacities = dict.fromkeys(built.capacities, 512)
-        (group,) = built.bound.groups
-        compiled = built.compiled
+        batch = placed.trainer.route(placed.routed[0].batch, B)
+        placed.inputs[0] = placed.trainer.router.complete(batch, dict.fromkeys(placed.capacities, 512))
+        (group,) = placed.trainer.bound.groups
+        compiled = placed.compiled
         return (
             compiled.memory_analysis().temp_size_in_bytes,
             str(compiled.as_text()),
@@ -262,17 +235,17 @@ def test_temporaries_do_not_grow_with_the_table(plan: str, optimizer: RowWiseAda
 
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
 def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
-    built = built_once(8, plan)
-    (group,) = built.bound.groups
-    state = built.new()
+    placed = placed_once(8, plan)
+    (group,) = placed.trainer.bound.groups
+    state = placed.trainer.init_state()
 
     def addresses() -> list[int]:
         return [s.data.unsafe_buffer_pointer() for s in state.tables[group.name].addressable_shards]
 
     before = addresses()
     for k in range(3):
-        states.to_host(state, built.bound)  # what a checkpoint does before an asynchronous save
-        state, _ = built.step(state, built.inputs(k))
+        states.to_host(state, placed.trainer.bound)  # what a checkpoint does before an asynchronous save
+        state, _ = placed.trainer.train_step(state, placed.inputs[k])
         if plan == "row_wise":
             assert addresses() == before
 
@@ -282,11 +255,11 @@ def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
 def test_two_runs_are_bit_identical(plan: str) -> None:
     def run() -> bytes:
-        built = Built(make((9000, 37, 2000)), 8, plan)
-        state = built.new()
+        placed = built(make((9000, 37, 2000)), 8, plan)
+        state = placed.trainer.init_state()
         for k in range(3):
-            state, metrics = built.step(state, built.inputs(k))
-        host = states.to_host(state, built.bound)
+            state, metrics = placed.trainer.train_step(state, placed.inputs[k])
+        host = states.to_host(state, placed.trainer.bound)
         return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves((host, metrics)))
 
     assert run() == run()
@@ -294,10 +267,10 @@ def test_two_runs_are_bit_identical(plan: str) -> None:
 
 def test_a_norm_that_overflows_is_not_finite_either() -> None:
     """Else the scale would be 0, and steps that change nothing would go unnoticed."""
-    built = built_once(2, "row_wise", StepOptions(clip_norm=1.0))
-    inputs = built.inputs(0)
+    placed = placed_once(2, "row_wise", StepOptions(clip_norm=1.0))
+    inputs = placed.inputs[0]
     huge = StepInputs(inputs.dense_BxK * 1e21, inputs.labels_B, inputs.weights_B, inputs.routing)
-    state, metrics = built.step(built.new(), huge)
+    state, metrics = placed.trainer.train_step(placed.trainer.init_state(), huge)
     assert int(metrics["bad_norm"]) == 1 and not bool(metrics["ok"])
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
 
@@ -315,20 +288,20 @@ OVERFLOWS = [
 
 @pytest.mark.parametrize(("tables", "dense", "plan", "devices", "where"), OVERFLOWS)
 def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, devices, where) -> None:
-    built = Built(dataclasses.replace(make((900, 37, 2000), tables), tx=dense), devices, plan)
-    fresh = built.new()
-    before = states.to_host(fresh, built.bound)
-    inputs = built.inputs(0)
+    placed = built(dataclasses.replace(make((900, 37, 2000), tables), tx=dense), devices, plan)
+    fresh = placed.trainer.init_state()
+    before = states.to_host(fresh, placed.trainer.bound)
+    inputs = placed.inputs[0]
     huge = StepInputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
-    state, metrics = built.step(fresh, huge)
+    state, metrics = placed.trainer.train_step(fresh, huge)
     bad = {name: int(jnp.sum(count)) for name, count in metrics.items() if name.startswith("bad_")}
     assert {name for name, count in bad.items() if count} == ({where} if where else set())
     assert np.isfinite(float(metrics["loss"])) and bool(metrics["ok"]) == (not where)
     if where:
-        jax.tree.map(np.testing.assert_array_equal, states.to_host(state, built.bound), before)
+        jax.tree.map(np.testing.assert_array_equal, states.to_host(state, placed.trainer.bound), before)
         assert int(state.step) == 0
         kind = "rowwise_adagrad" if tables == ADAGRAD else tables.kind
-        said = explain(TrainConfig(), built.bound, 1, "samples 0 to 96", metrics)
+        said = explain(TrainConfig(), placed.trainer.bound, 1, "samples 0 to 96", metrics)
         rows = "the rows of sparse_0, sparse_1, sparse_2"
         whose = f"{kind} for {rows}" if where == "bad_slots" else "adagrad for the dense part"
         assert re.match(
@@ -338,40 +311,42 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
 
 def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_already() -> None:
     """Row-wise Adagrad's sums: 2^127 + 2^127 is no float32, though both are; infinity + x is no new infinity."""
-    built = built_once(2, "row_wise")
-    (group,) = built.bound.groups
+    placed = placed_once(2, "row_wise")
+    (group,) = placed.trainer.bound.groups
     for start, rows_scale, ok in ((2.0**126, 0.0, True), (2.0**127, 1.0, False), (np.inf, 1.0, True)):
-        fresh = built.new()
+        fresh = placed.trainer.init_state()
         sums = fresh.slots[group.name]["sum_of_squares"]
         full = jax.device_put(jnp.full_like(sums, start), sums.sharding)
         state = dataclasses.replace(fresh, slots={group.name: {"sum_of_squares": full}})
-        inputs = built.inputs(0)
+        inputs = placed.inputs[0]
         # gradients of a row are of the size of the bottom MLP's output, which the dense features scale
         huge = StepInputs(inputs.dense_BxK * (1e21 * rows_scale), inputs.labels_B, inputs.weights_B, inputs.routing)
-        _, metrics = built.step(state, huge)
+        _, metrics = placed.trainer.train_step(state, huge)
         assert (bool(metrics["ok"]), bool(metrics["bad_slots"][0])) == (ok, not ok)
 
 
 @pytest.mark.parametrize("where", ["dense", "labels", "table"])
 def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where: str) -> None:
-    built = built_once(8, "auto" if where == "labels" else "row_wise")
-    state, _ = built.step(built.new(), built.inputs(0))
-    inputs = built.inputs(1)
+    placed = placed_once(8, "auto" if where == "labels" else "row_wise")
+    state, _ = placed.trainer.train_step(placed.trainer.init_state(), placed.inputs[0])
+    inputs = placed.inputs[1]
     if where == "dense":
         inputs = StepInputs(inputs.dense_BxK.at[5, 1].set(np.nan), inputs.labels_B, inputs.weights_B, inputs.routing)
     elif where == "labels":
         inputs = StepInputs(inputs.dense_BxK, inputs.labels_B.at[5].set(np.inf), inputs.weights_B, inputs.routing)
     else:
         # one row so large that only gradients overflow is hard to build; a NaN row reaches loss and gradients
-        name = built.bound.groups[0].name
+        name = placed.trainer.bound.groups[0].name
         slot = int(np.asarray(inputs.routing.groups[name].slots_NxOxC)[0, 0, 0])
         spoilt = {**state.tables, name: state.tables[name].at[slot].set(np.nan)}
         state = TrainState(state.step, state.ok, state.dense, state.opt, spoilt, state.slots)
-    before = states.to_host(state, built.bound)
-    state, metrics = built.step(state, inputs)
+    before = states.to_host(state, placed.trainer.bound)
+    state, metrics = placed.trainer.train_step(state, inputs)
     assert not bool(metrics["ok"])
     assert int(metrics["bad_loss"]) + int(metrics["bad_dense"]) + int(metrics["bad_tables"]) > 0
-    state, metrics = built.step(state, built.inputs(2))  # already on its way when the loop reads the metrics
+    state, metrics = placed.trainer.train_step(
+        state, placed.inputs[2]
+    )  # already on its way when the loop reads the metrics
     assert not bool(metrics["ok"])
     assert int(state.step) == 1
-    jax.tree.map(np.testing.assert_array_equal, states.to_host(state, built.bound), before)
+    jax.tree.map(np.testing.assert_array_equal, states.to_host(state, placed.trainer.bound), before)

@@ -12,28 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Problem, Result, compare, mesh_of, problem, run_oracle
+from support import Placed, Problem, Result, by_row, compare, mesh_of, problem, run_oracle, trainer_of
 
 from recjax.bench.breakdown import part_of, scopes
 from recjax.comms.compiled import collectives
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.train import DenseAdagrad, Held, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import make_plan
-from recjax.embedding.routing import capacity
-from recjax.embedding.routing import host as route
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.overrides import config_hash
-from recjax.train import state as states
-from recjax.train.dense import Sharded, _elementwise, buckets, make_dense, order_made
-from recjax.train.step import StepOptions, make_predict, make_train_step
-from recjax.train.step_inputs import StepInputs, place
+from recjax.train.dense import Sharded, _elementwise, buckets, order_made
+from recjax.train.state import TrainState
+from recjax.train.step import StepOptions
+from recjax.train.step_inputs import StepInputs
+from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
 
@@ -61,51 +57,27 @@ def truth() -> Result:
 class Trained:
     result: Result
     compiled: jax.stages.Compiled
-    state: states.TrainState
+    state: TrainState
     inputs: list[StepInputs]
     host: dict[str, Any]
 
 
-class Built:
+def placed(held: Held, bucket_mib: float, devices: int) -> Placed:
     """The problem on a mesh, in float64."""
-
-    def __init__(self, held: Held, bucket_mib: float, devices: int) -> None:
-        p = make()
-        self.mesh = mesh_of(devices)
-        self.bound = bind(make_plan("row_wise", p.tables), p.tables, p.features, devices)
-        self.model = p.build(np.float64)
-        self.held = make_dense(held, bucket_mib, self.model, p.tx, np.float64, devices)
-
-    def inputs(self) -> list[StepInputs]:
-        p = make()
-        counted = [route.count(b, self.bound, p.batch_size) for b in p.batches]
-        capacities: dict[str, int] = {}
-        for c in counted:
-            capacities = capacity.grow(capacities, c.needs)
-        padded = [route.pad(c, self.bound, capacities, np.float64) for c in counted]
-        return [place(c.batch, r, c.local, self.mesh, np.float64) for c, r in zip(counted, padded, strict=True)]
-
-    def load(self, host: dict[str, Any]) -> states.TrainState:
-        return states.from_host(host, 0, self.model, self.bound, self.mesh, make().tx, np.float64, self.held)
+    return Placed.of(make(), trainer_of(make(), devices, dtype=np.float64, held=held, bucket_mib=bucket_mib))
 
 
 @functools.cache
 def train(held: Held, bucket_mib: float, devices: int) -> Trained:
-    p, built = make(), Built(held, bucket_mib, devices)
-    inputs = built.inputs()
-    state = states.create(built.model, built.bound, built.mesh, p.tx, p.seed, np.float64, built.held)
-    step = make_train_step(nnx.graphdef(built.model), built.bound, built.mesh, p.tx, p.options, built.held)
-    compiled = step.lower(state, inputs[0]).compile()
+    on_mesh = placed(held, bucket_mib, devices)
+    trainer, inputs = on_mesh.trainer, on_mesh.inputs
+    state = trainer.init_state()
+    compiled = trainer.step_program.lower(state, inputs[0]).compile()
     losses = []
     for each in inputs:
         state, metrics = compiled(state, each)
         losses.append(float(metrics["loss"]))
-    host = states.to_host(state, built.bound, built.held)
-    tables = {}
-    for table in built.bound.groups[0].tables:
-        order = table.order.position(np.arange(table.spec.rows))
-        tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
-    return Trained(Result(losses, tables, host["dense"]), compiled, state, inputs, host)
+    return Trained(Result(losses, *by_row(trainer, state)), compiled, state, inputs, load(trainer.export(state)))
 
 
 CASES = [("replicated", KIB, 8), ("sharded", 0.0, 8), ("sharded", KIB, 3), ("sharded", KIB, 2), ("sharded", 0.0, 1)]
@@ -195,7 +167,7 @@ def test_what_is_not_finite_is_counted_once() -> None:
     def bad(held: Held, bucket_mib: float) -> dict[str, int]:
         trained = train(held, bucket_mib, 8)
         first = trained.inputs[0]
-        state = Built(held, bucket_mib, 8).load(trained.host)
+        state = placed(held, bucket_mib, 8).trainer.restore(trained.host, 0)
         spoilt = StepInputs(first.dense_BxK.at[5, 1].set(np.nan), first.labels_B, first.weights_B, first.routing)
         after, metrics = trained.compiled(state, spoilt)
         assert not bool(metrics["ok"]) and int(after.step) == 0
@@ -210,12 +182,11 @@ def test_a_checkpoint_does_not_know_who_wrote_it() -> None:
     with jax.enable_x64(True):
         host = train("sharded", KIB, 3).host
         logits = []
-        for other in (Built("replicated", 0.0, 2), Built("sharded", 0.0, 8), Built("sharded", KIB, 3)):
-            state = other.load(host)
-            again = states.to_host(state, other.bound, other.held)
-            jax.tree.map(np.testing.assert_array_equal, again, host)
-            predict = make_predict(nnx.graphdef(other.model), other.bound, other.mesh, other.held)
-            logits.append(np.asarray(predict(state, other.inputs()[0]))[: make().batch_size])
+        for other in (placed("replicated", 0.0, 2), placed("sharded", 0.0, 8), placed("sharded", KIB, 3)):
+            state = other.trainer.restore(host, 0)
+            jax.tree.map(np.testing.assert_array_equal, load(other.trainer.export(state)), host)
+            prediction = other.trainer.predict_program(state, other.inputs[0])
+            logits.append(np.asarray(prediction)[: make().batch_size])
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(logits[2], logits[0], rtol=0, atol=1e-12)
     config = RunConfig()

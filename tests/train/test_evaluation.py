@@ -46,8 +46,8 @@ def run(preset, tmp_path_factory):
 @pytest.fixture(scope="module")
 def truth(run):
     """Labels, logits and weights of the test split, and its users and bags of tags."""
-    setup, state, _ = open_run(run, (), ("test",), None, report=print)
-    batches = list(setup.predictions(state, "test"))
+    trainer, state, _ = open_run(run, (), ("test",), None, report=print)
+    batches = list(trainer.predict(state, trainer.eval_inputs("test")))
     assert [batch.size for batch, _ in batches] == [128, 128, 128, 116]
     whole = block(3)
     logits = np.concatenate([logits for _, logits in batches])

@@ -7,7 +7,7 @@ from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.train.setup import dims, specs
+from recjax.train.table_specs import dims, specs
 
 DATA = Synthetic(rows=(50, 20), ids_per_bag=(1, 0), weighted=(False, True), train_rows=300)
 ADAGRAD = RowWiseAdagrad(0.03)

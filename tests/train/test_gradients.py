@@ -35,8 +35,8 @@ class Linear(nnx.Module):
 
 
 def embeddings() -> ShardedEmbeddings:
-    plan = make_plan("data_parallel", [TABLE])
-    return ShardedEmbeddings(bind(plan, [TABLE], [FEATURE], 1, True, 1, 1, False))
+    plan = make_plan("data_parallel", (TABLE,))
+    return ShardedEmbeddings(bind(plan, (TABLE,), (FEATURE,), 1, True, 1, 1, False))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -47,8 +47,8 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
         (group,) = tables.bound.groups
         dense = np.random.default_rng(0).normal(size=(6, 2))
         batch = Batch(dense, {"t": Bags(IDS, None, None)}, LABELS, WEIGHTS, 0)
-        counted = host.count(batch, tables.bound, 6, parts)
-        routing = host.pad(counted, tables.bound, counted.needs, np.float64)
+        routed = host.route_on_host(batch, tables.bound, 6, parts)
+        routing = host.pack(routed, tables.bound, routed.required_capacities, np.float64)
         rows_RxD = np.random.default_rng(1).normal(size=(7, 2))
         _, slot_V = group.table("t").locate(np.arange(7, dtype=np.int32))
         slots_C = routing.groups[group.name].slots_NxOxC.reshape(-1)

@@ -1,6 +1,8 @@
 """The loop's own promises, with small parts around it: states, copies, capacities, what a step without a loss says."""
 
 import dataclasses
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,17 @@ import recjax
 from recjax.config.presets import load
 from recjax.data.batch import Batch
 from recjax.data.synthetic.clicks import SyntheticSource
-from recjax.embedding.routing import capacity
 from recjax.errors import ConfigError, DataError
+from recjax.train import callbacks
 from recjax.train import loop as loops
 from recjax.train import state as states
+from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.loop import Cursor, Loop, describe, resume
+from recjax.train.loop import Outcome
+from recjax.train.progress import TrainProgress, describe, resume
 from recjax.train.run.writers import MetricsFile
-from recjax.train.setup import Setup, make_setup
+from recjax.train.step_log import StepLog
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.lazy_arrays import load as load_arrays
 
 pytestmark = pytest.mark.full
@@ -27,23 +32,24 @@ pytestmark = pytest.mark.full
 SMALL = ("data.rows=400,300", "data.train_rows=2000", "data.validation_rows=300", "data.test_rows=300", "train.steps=2")
 
 
-def setup(*overrides: str, source: Any = None) -> Setup:
+def trainer(*overrides: str, source: Any = None) -> Trainer:
     config = load("synthetic", (*SMALL, "train.batch_size=200", "mesh.devices=2", "plan=row_wise", *overrides))
-    return make_setup(config, source)
+    return build_trainer(config, source)
 
 
-def fit(made: Setup, folder: Path) -> None:
-    with Checkpoints(folder / "checkpoints", 2) as checkpoints, MetricsFile(folder / "metrics.jsonl", None) as log:
-        Loop(made, checkpoints, log).fit(made.new_state(), Cursor())
+def fit(made: Trainer, folder: Path, start: Any = None, clock: Any = time.monotonic) -> Outcome:
+    state, progress = start or (made.init_state(), TrainProgress())
+    with Checkpoints(folder / "checkpoints", 9) as checkpoints, MetricsFile(folder / "metrics.jsonl", None) as file:
+        log = StepLog(made, file, clock=clock)
+        return loops.fit(made, state, progress, log, (Evaluate(made, log), SaveCheckpoint(made, checkpoints, log)))
 
 
 def test_training_takes_nothing_away_from_the_next_state():
-    made = setup()
-    state = made.new_state()
+    made = trainer()
+    state = made.init_state()
     before = states.to_host(state, made.bound)
-    counted = next(made.counted("train", 200))
-    made.train_step(state, made.place(counted, capacity.grow({}, counted.needs)))  # donates the state
-    after = states.to_host(made.new_state(), made.bound)
+    made.train_step(state, next(made.train_inputs()))  # donates the state
+    after = states.to_host(made.init_state(), made.bound)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
 
 
@@ -54,13 +60,13 @@ def test_the_host_never_holds_two_copies_of_the_state(tmp_path, monkeypatch):
         original(self, *arguments, **options)
         writing.append(self)
 
-    def copy(*arguments: Any, original: Any = states.export) -> Any:
+    def copy(*arguments: Any, original: Any = Trainer.export) -> Any:
         assert all(checkpoints._saving is None for checkpoints in writing), "the one before is still being written"
         return original(*arguments)
 
     monkeypatch.setattr(Checkpoints, "save", watched)
-    monkeypatch.setattr(loops.states, "export", copy)
-    fit(setup("train.checkpoint_every=1"), tmp_path)
+    monkeypatch.setattr(Trainer, "export", copy)
+    fit(trainer("train.checkpoint_every=1"), tmp_path)
     assert len(writing) == 2
 
 
@@ -90,8 +96,8 @@ def test_tables_are_copied_for_a_checkpoint_or_training_waits(tmp_path, monkeypa
 
     monkeypatch.setattr(Checkpoints, "save", watched)
     monkeypatch.setattr(Checkpoints, "wait_for_arrays", waited)
-    monkeypatch.setattr(loops, "available_bytes", lambda: left)
-    fit(setup("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path)
+    monkeypatch.setattr(callbacks, "available_bytes", lambda: left)
+    fit(trainer("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path)
     assert events == (["ndarray"] * 2 if copied else ["LazyArray", "waited"] * 2)
     told = "straight from the devices while training waits" in capsys.readouterr().err
     assert told == (choice == "auto" and not copied)
@@ -104,7 +110,7 @@ def test_both_ways_to_save_give_the_same_bits(tmp_path):
 
     for choice in ("always", "never"):
         (tmp_path / choice).mkdir()
-        fit(setup("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path / choice)
+        fit(trainer("train.checkpoint_every=1", f"train.checkpoint_copy={choice}"), tmp_path / choice)
     for step in (1, 2):
         left, right = saved("always", step), saved("never", step)
         assert left["tables"].keys() == {"sparse_0", "sparse_1"}
@@ -117,12 +123,11 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
 
-        def training(*arguments: Any, original: Any = loops.training, **options: Any) -> Any:
-            for trained in original(*arguments, **options):
-                self.now += 25
-                yield trained
+        def train_step(*arguments: Any, original: Any = Trainer.train_step) -> Any:
+            self.now += 25
+            return original(*arguments)
 
-        monkeypatch.setattr(loops, "training", training)
+        monkeypatch.setattr(Trainer, "train_step", train_step)
 
     def __call__(self) -> float:
         return self.now
@@ -137,37 +142,34 @@ def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, ev
     """The first after a minute of training, with which compilation does not count."""
 
     def trained(name: str, clock: Any) -> Any:
-        made = setup("train.steps=20", "train.epochs=2", f"train.checkpoint_every={every}")
+        made = trainer("train.steps=20", "train.epochs=2", f"train.checkpoint_every={every}")
         (tmp_path / name).mkdir()
-        with Checkpoints(tmp_path / name / "checkpoints", 9) as checkpoints:
-            with MetricsFile(tmp_path / name / "metrics.jsonl", None) as log:
-                outcome = Loop(made, checkpoints, log, clock=clock).fit(made.new_state(), Cursor())
-        return states.to_host(outcome.state, made.bound)
+        return states.to_host(fit(made, tmp_path / name, clock=clock).state, made.bound)
 
     plain = trained("plain", lambda: 0.0)
     assert kept(tmp_path / "plain") == [10, 20], "at the ends of the epochs"
-    monkeypatch.setattr(loops.Loop, "_evaluate", lambda *_: 0)
+    monkeypatch.setattr(Evaluate, "_evaluate", lambda *_: None)
     timed = trained("timed", Clock(monkeypatch))
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, timed))
     more = [step for step in kept(tmp_path / "timed") if step not in (10, 20)]
     # The clock starts with the first result; two or three steps later there are 60 s; the next step can be told.
     assert more[0] in (5, 6, 7)
     assert len(more) == 1 if steps_between is None else more[1] - 10 in (steps_between, steps_between + 1)
-    again = setup("train.steps=20", "train.epochs=2")
+    again = trainer("train.steps=20", "train.epochs=2")
     checkpoints = Checkpoints(tmp_path / "timed" / "checkpoints", 9)
-    state, cursor = checkpoints.restore(more[0], use=lambda restored: resume(again, restored))
-    assert cursor.step == more[0] and cursor.position == 200 * more[0]
-    with MetricsFile(tmp_path / "again.jsonl", None) as log, Checkpoints(tmp_path / "again", 9) as others:
-        outcome = Loop(again, others, log).fit(state, cursor)
+    state, progress = checkpoints.restore(more[0], use=lambda restored: resume(again, restored))
+    assert progress.step == more[0] and progress.position == 200 * more[0]
+    (tmp_path / "again").mkdir()
+    outcome = fit(again, tmp_path / "again", (state, progress))
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, states.to_host(outcome.state, again.bound)))
 
 
 def test_capacities_are_kept_on_the_same_layout_only():
-    one, many = setup("mesh.devices=1"), setup("mesh.devices=8")
-    cursor = Cursor(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640}, peaks={"a": 5})
-    saved = Restored(1, states.to_host(one.new_state(), one.bound), describe(one, cursor))
-    assert resume(one, saved)[1] == cursor
-    assert resume(many, saved)[1] == dataclasses.replace(cursor, capacities={}, peaks={})
+    one, many = trainer("mesh.devices=1"), trainer("mesh.devices=8")
+    progress = TrainProgress(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640}, peaks={"a": 5})
+    saved = Restored(1, states.to_host(one.init_state(), one.bound), describe(one, progress))
+    assert resume(one, saved)[1] == progress
+    assert resume(many, saved)[1] == dataclasses.replace(progress, capacities={}, peaks={})
 
 
 class Unweighted(SyntheticSource):
@@ -182,7 +184,7 @@ class Unweighted(SyntheticSource):
 
 def test_a_step_whose_weights_are_all_zero_is_named(tmp_path):
     config = load("synthetic", (*SMALL, "train.batch_size=200")).data
-    made = setup("train.shuffle=false", source=Unweighted(config))
+    made = trainer("train.shuffle=false", source=Unweighted(config))
     with pytest.raises(DataError, match=r"step 1 has no loss: .* weight 0\. It covers samples 0 to 199 .* epoch 0"):
         fit(made, tmp_path)
 
@@ -194,25 +196,24 @@ def test_fit_takes_a_config_not_a_name(tmp_path):
 
 def test_a_run_that_goes_on_forgets_what_its_end_chose():
     before = {"best_step": 5, "best_value": 0.6, "misses": 0, "stopped": False}
-    cursor = Cursor(step=7, best_step=7, best_value=0.7, end={"lines": ["validation"], **before})
-    assert cursor.extend() == ["validation"]
-    assert cursor == Cursor(step=7, best_step=5, best_value=0.6)
-    assert cursor.extend() == []
-    stopped = Cursor(step=7, best_step=5, best_value=0.6, misses=1, stopped=True, end={"lines": [], **before})
+    progress = TrainProgress(step=7, best_step=7, best_value=0.7, end={"lines": ["validation"], **before})
+    assert progress.extend() == ["validation"]
+    assert progress == TrainProgress(step=7, best_step=5, best_value=0.6)
+    assert progress.extend() == []
+    stopped = TrainProgress(step=7, best_step=5, best_value=0.6, misses=1, stopped=True, end={"lines": [], **before})
     assert stopped.extend() == [] and not stopped.stopped and stopped.misses == 0
 
 
 def test_routing_on_the_devices_trains_and_predicts_the_same_bits():
     outcomes = []
     for routing in ("host", "device"):
-        made = setup("train.steps=4", f"train.routing={routing}")
-        cursor, losses = Cursor(), []
-        for state, counted, result in loops.training(made, made.new_state(), cursor):
-            losses.append(float(result["loss"]))
-            assert cursor.position == counted.batch.position + counted.batch.size == 200 * cursor.step
-            if cursor.step == 4:
-                logits = [x for _, x in made.predictions(state, "test")]
-                outcomes.append((losses, states.to_host(state, made.bound), logits, cursor))
-                break
+        made = trainer("train.steps=4", f"train.routing={routing}")
+        state, stream, losses = made.init_state(), made.train_inputs(), []
+        for done, inputs in enumerate(itertools.islice(stream, 4), 1):
+            state, metrics = made.train_step(state, inputs)
+            losses.append(float(metrics["loss"]))
+            assert stream.position == stream.latest.batch.position + stream.latest.batch.size == 200 * done
+        logits = [x for _, x in made.predict(state, made.eval_inputs("test"))]
+        outcomes.append((losses, states.to_host(state, made.bound), logits, stream.state_dict()))
     assert jax.tree.all(jax.tree.map(np.array_equal, outcomes[0][:3], outcomes[1][:3]))
     assert outcomes[0][3] == outcomes[1][3]

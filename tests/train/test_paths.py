@@ -132,7 +132,7 @@ def test_a_path_that_is_refused(preset, good, tmp_path, monkeypatch, given, stat
     (tmp_path / "file").write_text("mine")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     before = sorted(os.listdir(tmp_path))
-    monkeypatch.setattr(main, "make_setup", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(main, "build_trainer", lambda *_, **__: pytest.fail("it began"))
     out = given.replace("{in}", str(tmp_path))
     assert_refused(train(preset, good, 1, "--out", out), status, words)
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "file").read_text() == "mine"

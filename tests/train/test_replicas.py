@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from support import Problem, compare, mesh_of, problem, run_oracle, run_sharded
+from support import Placed, Problem, compare, mesh_of, problem, run_oracle, run_sharded, trainer_of
 
 import recjax
 from recjax.comms.compiled import collectives, members
@@ -32,9 +31,9 @@ from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.train import state as states
-from recjax.train.setup import make_setup
-from recjax.train.step import PLAIN, StepOptions, make_predict, make_train_step
-from recjax.train.step_inputs import place
+from recjax.train.state import TrainState
+from recjax.train.step import StepOptions
+from recjax.train.trainer import build_trainer
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
@@ -64,42 +63,17 @@ def _dense(problem: Problem, dtype: Any) -> dict[str, Any]:
     return {"dense": states._named_leaves(dense), "opt": states._named_leaves(opt)}
 
 
-class Built:
+def built(
+    problem: Problem, devices: int, replicas: int, plan: str | Plan = "row_wise", dtype: Any = np.float32, **how: Any
+) -> Placed:
     """A problem on a mesh of replica groups."""
+    return Placed.of(problem, trainer_of(problem, devices, plan, dtype, replicas=replicas, **how))
 
-    def __init__(
-        self, problem: Problem, devices: int, replicas: int, plan: str | Plan = "row_wise", *,
-        independent: bool = False, options: StepOptions = PLAIN, dtype: Any = np.float32, hosts: int = 1,
-    ) -> None:  # fmt: skip
-        self.problem, self.dtype, self.mesh = problem, dtype, mesh_of(devices, hosts, replicas)
-        plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-        self.bound = bind(
-            plan, problem.tables, problem.features, devices // replicas, True, hosts, replicas, independent
-        )
-        self.model = problem.build(dtype)
-        self.step = make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, problem.tx, options)
-        self.predict = make_predict(nnx.graphdef(self.model), self.bound, self.mesh)
-        self.counted = [host.count(b, self.bound, B) for b in problem.batches]
-        self.capacities: dict[str, int] = {}
-        for c in self.counted:
-            self.capacities = capacity.grow(self.capacities, c.needs)
 
-    def new(self) -> Any:
-        tables = start(self.problem.tables, self.problem.features, self.dtype)
-        return self.restored(tables | _dense(self.problem, self.dtype), 0)
-
-    def restored(self, saved: Any, step: int = 6) -> Any:
-        return states.from_host(saved, step, self.model, self.bound, self.mesh, self.problem.tx, self.dtype)
-
-    def inputs(self, i: int) -> Any:
-        c = self.counted[i]
-        return place(c.batch, host.pad(c, self.bound, self.capacities, self.dtype), c.local, self.mesh, self.dtype)
-
-    def steps(self, state: Any, first: int = 0, last: int | None = None) -> Any:
-        for i in range(first, len(self.counted) if last is None else last):
-            state, metrics = self.step(state, self.inputs(i))
-            assert bool(metrics["ok"])
-        return state
+def new(placed: Placed, problem: Problem) -> TrainState:
+    """The state before the first step."""
+    dtype = placed.trainer.dtype
+    return placed.trainer.restore(start(problem.tables, problem.features, dtype) | _dense(problem, dtype), 0)
 
 
 PLACED = ("column_wise", "data_parallel", "row_wise", "table_wise")
@@ -115,9 +89,9 @@ def test_synchronous_groups_give_the_numbers_of_any_mesh(devices: int, replicas:
 
 def test_copies_of_the_tables_are_equal_to_the_bit_and_work_in_place() -> None:
     """All groups, in float32, where another order of additions would show; with clipping, and a table of 4 MB."""
-    built = Built(make(ADAGRAD, 12, (130_000, 37, 50, 41)), 8, 4, options=StepOptions(clip_norm=0.1))
-    state = states.create(built.model, built.bound, built.mesh, built.problem.tx, 0, np.float32)
-    state = built.steps(state)
+    clipped = dataclasses.replace(make(ADAGRAD, 12, (130_000, 37, 50, 41)), options=StepOptions(clip_norm=0.1))
+    placed = built(clipped, 8, 4)
+    state = placed.steps(placed.trainer.init_state())
     for array in jax.tree.leaves((state.tables, state.slots)):
         of_part = collections.defaultdict(list)
         for shard in array.addressable_shards:
@@ -125,7 +99,7 @@ def test_copies_of_the_tables_are_equal_to_the_bit_and_work_in_place() -> None:
         assert [len(same) for same in of_part.values()] == [4, 4]
         for first, *others in of_part.values():
             assert first.std() > 0 and all(np.array_equal(first, other) for other in others)
-    compiled = built.step.lower(state, built.inputs(0)).compile()
+    compiled = placed.trainer.step_program.lower(state, placed.inputs[0]).compile()
     memory = compiled.memory_analysis()
     table = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.tables))
     assert table > 2_000_000 > 4 * memory.temp_size_in_bytes  # and donated:
@@ -133,14 +107,15 @@ def test_copies_of_the_tables_are_equal_to_the_bit_and_work_in_place() -> None:
 
 
 def test_the_collectives_are_those_of_one_group_and_one_exchange_between_groups() -> None:
-    built = Built(make(steps=3), 8, 2)
-    compiled = built.step.lower(built.new(), built.inputs(0)).compile()
+    made = make(steps=3)
+    placed = built(made, 8, 2)
+    compiled = placed.compiled
     found = collections.defaultdict(list)
     for c in collectives(compiled.as_text()):
         found[c.phase, c.kind].append((members(c.groups, 8), c.result_bytes))
     inside, across = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
-    (group,) = built.bound.groups
-    C, K = built.capacities[group.name], built.capacities[group.name + SUMMED]
+    (group,) = placed.trainer.bound.groups
+    C, K = placed.capacities[group.name], placed.capacities[group.name + SUMMED]
     assert K < 4 * C  # equal rows of a group's devices travel once to the other group
     between = found.pop(("replica_exchange", "all-gather"))
     assert all(groups == across for groups, _ in between)
@@ -158,26 +133,28 @@ def test_the_collectives_are_those_of_one_group_and_one_exchange_between_groups(
 @pytest.mark.parametrize(("devices", "hosts"), [(8, 1), (8, 2)])
 @pytest.mark.parametrize("plan", [MIXED, "row_wise"])
 def test_devices_route_to_owners_of_their_own_group(devices: int, hosts: int, plan: Any) -> None:
-    built = Built(make(steps=3), devices, 2, plan, hosts=hosts)
-    counted = route_device.measure(built.problem.batches[1], built.bound, B)
-    features = route_device.lay_out(counted, built.bound, built.capacities, np.float32)
-    located, needs = route_device.make_sort(built.bound, built.mesh)(features)
+    made = make(steps=3)
+    placed = built(made, devices, 2, plan, hosts=hosts)
+    counted = route_device.count_ids(made.batches[1], placed.trainer.bound, B)
+    features = route_device.pack_ids(counted, placed.trainer.bound, placed.capacities, np.float32)
+    located, needs = route_device.make_sort(placed.trainer.bound, placed.trainer.mesh)(features)
     for name, need in needs.items():
-        exactly = built.counted[1].needs[name]
+        exactly = placed.routed[1].required_capacities[name]
         assert int(need) == exactly or (name.endswith(SUMMED) and int(need) >= exactly)
-    capacities = capacity.grow(built.capacities, {name: int(need) for name, need in needs.items()})
-    sizes = route_device.sizes(built.bound, capacities)
-    found = route_device.make_layout(built.bound, built.mesh)(features, located, sizes)
-    truth = host.pad(built.counted[1], built.bound, capacities)
+    capacities = capacity.grow(placed.capacities, {name: int(need) for name, need in needs.items()})
+    sizes = route_device.sizes(placed.trainer.bound, capacities)
+    found = route_device.make_layout(placed.trainer.bound, placed.trainer.mesh)(features, located, sizes)
+    truth = host.pack(placed.routed[1], placed.trainer.bound, capacities)
     jax.tree.map(np.testing.assert_array_equal, found, truth)
 
 
 @pytest.mark.parametrize(("hosts", "plan"), [(1, "row_wise"), (2, "row_wise"), (2, "column_wise")])
 def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
     """Distinct rows that each device, or in two steps each host, asks of each owner of its group, counted anew."""
-    built = Built(make(steps=3), 8, 2, plan, hosts=hosts)
-    (group,) = built.bound.groups
-    counted = built.counted[0]
+    made = make(steps=3)
+    placed = built(made, 8, 2, plan, hosts=hosts)
+    (group,) = placed.trainer.bound.groups
+    counted = placed.routed[0]
     of_host: dict[tuple[int, int], set[tuple[str, int]]] = collections.defaultdict(set)
     for feature in group.features:
         bags = counted.batch.bags[feature.reads]
@@ -204,16 +181,17 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
 def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal() -> None:
     exchange = Exchange("float32", "int8")
     plan = Plan({f"sparse_{i}": (Segment("row_wise", exchange=exchange),) for i in range(4)})
-    built = Built(make(Sgd(0.1), 6), 4, 4, plan)  # a group is one device: nothing else is encoded
-    state = built.steps(built.new())
-    compiled = built.step.lower(state, built.inputs(0)).compile()
+    made = make(Sgd(0.1), 6)
+    placed = built(made, 4, 4, plan)  # a group is one device: nothing else is encoded
+    state = placed.steps(new(placed, made))
+    compiled = placed.trainer.step_program.lower(state, placed.inputs[0]).compile()
     kinds = {c.shapes[0][0] for c in collectives(compiled.as_text()) if c.phase == "replica_exchange"}
     assert kinds == {"u8", "s32"}
     for array in jax.tree.leaves(state.tables):
         first, *others = [np.asarray(s.data) for s in array.addressable_shards]
         assert all(np.array_equal(first, other) for other in others)
-    exact = Built(make(Sgd(0.1), 6), 4, 4)
-    (truth,), (found,) = exact.steps(exact.new()).tables.values(), state.tables.values()
+    exact = built(make(Sgd(0.1), 6), 4, 4)
+    (truth,), (found,) = exact.steps(new(exact, made)).tables.values(), state.tables.values()
     assert 1e-7 < np.abs(np.asarray(truth) - np.asarray(found)).max() < 1e-2
 
 
@@ -221,28 +199,29 @@ def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal()
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[tuple[Built, Any]]:
+def apart() -> Iterator[tuple[Problem, Placed, Any]]:
     """Two groups of two devices that have trained for six steps of SGD, each by itself; with the state on the host."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        built = Built(make(Sgd(0.5), 15), 4, 2, MIXED, independent=True, dtype=np.float64)
-        yield built, states.to_host(built.steps(built.new(), last=6), built.bound)
+        made = make(Sgd(0.5), 15)
+        placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
+        yield made, placed, load(placed.trainer.export(placed.steps(new(placed, made), last=6)))
 
 
-def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[Built, Any]) -> None:
+def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[Problem, Placed, Any]) -> None:
     """mean(w - lr * g) = w - lr * mean(g): also for short batches, of which a group has fewer samples or none."""
-    built, _ = apart
+    made, placed, _ = apart
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        assert {c.batch.size for c in built.counted} == {B, 500 % B}
-        average, state = make_average(built.bound, built.mesh), built.new()
+        assert {c.batch.size for c in placed.routed} == {B, 500 % B}
+        average, state = make_average(placed.trainer.bound, placed.trainer.mesh), new(placed, made)
         for i in range(15):
-            state = built.steps(state, i, i + 1)
+            state = placed.steps(state, i, i + 1)
             tables, slots = average(state.tables, state.slots, state.ok)
             state = dataclasses.replace(state, tables=tables, slots=slots)
-        truth = run_oracle(built.problem, np.float64)
-        saved = states.to_host(state, built.bound)
+        truth = run_oracle(made, np.float64)
+        saved = load(placed.trainer.export(state))
     for version in saved["replicas"].values():
         for name, arrays in truth.tables.items():
-            table = next(t for g in built.bound.groups for t in g.tables if t.spec.name == name)
+            table = next(t for g in placed.trainer.bound.groups for t in g.tables if t.spec.name == name)
             rows = version[name]["rows"][table.order.position(np.arange(table.spec.rows))]
             np.testing.assert_allclose(rows, arrays["rows"], rtol=0, atol=1e-9)
 
@@ -251,93 +230,93 @@ def test_each_group_learns_from_its_part_of_the_batch_alone() -> None:
     """With the dense part held still: as two runs, each of its half of every batch."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         still = dataclasses.replace(make(steps=6), tx=optax.set_to_zero())
-        built = Built(still, 4, 2, MIXED, independent=True, dtype=np.float64)
-        saved = states.to_host(built.steps(built.new()), built.bound)["replicas"]
+        made = still
+        placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
+        saved = load(placed.trainer.export(placed.steps(new(placed, made))))["replicas"]
         for group in range(2):
-            local = built.counted[0].local * 2
+            local = placed.routed[0].local * 2
             batches = [between(b, group * local, min((group + 1) * local, b.size)) for b in still.batches]
             own = dataclasses.replace(still, batches=batches)
             truth = run_oracle(own, np.float64).tables
-            for table in (t for g in built.bound.groups for t in g.tables):
+            for table in (t for g in placed.trainer.bound.groups for t in g.tables):
                 position = table.order.position(np.arange(table.spec.rows))
                 for key, array in truth[table.spec.name].items():
                     found = saved[str(group)][table.spec.name][key][position]
                     np.testing.assert_allclose(found, array, rtol=0, atol=1e-9)
 
 
-def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple[Built, Any]) -> None:
-    built, saved = apart
+def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple[Problem, Placed, Any]) -> None:
+    made, placed, saved = apart
     with jax.enable_x64(True):
-        state = built.restored(saved)
+        state = placed.trainer.restore(saved, 6)
         first, second = saved["replicas"]["0"], saved["replicas"]["1"]
-        found = make_distance(built.bound, built.mesh)(state.tables)
-        for group in built.bound.groups:
+        found = make_distance(placed.trainer.bound, placed.trainer.mesh)(state.tables)
+        for group in placed.trainer.bound.groups:
             names = [t.spec.name for t in group.tables]
             truth = np.sqrt(sum(np.square(first[n]["rows"] - second[n]["rows"]).sum() for n in names))
             assert truth > 0.01 and float(found[group.name]) == pytest.approx(truth, rel=1e-12)
-        average = make_average(built.bound, built.mesh)
+        average = make_average(placed.trainer.bound, placed.trainer.mesh)
         copied = jax.tree.map(jnp.copy, (state.tables, state.slots))
         kept = average(copied[0], copied[1], jnp.asarray(False))
         jax.tree.map(np.testing.assert_array_equal, kept, (state.tables, state.slots))
         tables, slots = average(state.tables, state.slots, jnp.asarray(True))
-        assert all(float(x) == 0 for x in make_distance(built.bound, built.mesh)(tables).values())
+        assert all(float(x) == 0 for x in make_distance(placed.trainer.bound, placed.trainer.mesh)(tables).values())
         state = dataclasses.replace(state, tables=tables, slots=slots)
-        after = states.to_host(state, built.bound)["replicas"]["1"]
+        after = load(placed.trainer.export(state))["replicas"]["1"]
         means = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-15), after, means)
 
 
 def test_averages_and_distances_need_no_room_for_a_table() -> None:
-    built = Built(make(rows=(400_000, 37, 50, 41), steps=1), 4, 2, independent=True)
-    state = built.new()
+    made = make(rows=(400_000, 37, 50, 41), steps=1)
+    placed = built(made, 4, 2, independent=True)
+    state = new(placed, made)
     table = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.tables))
-    average: Any = make_average(built.bound, built.mesh)
-    distance: Any = make_distance(built.bound, built.mesh)
+    average: Any = make_average(placed.trainer.bound, placed.trainer.mesh)
+    distance: Any = make_distance(placed.trainer.bound, placed.trainer.mesh)
     for lowered in (average.lower(state.tables, state.slots, state.ok), distance.lower(state.tables)):
         memory = lowered.compile().memory_analysis()
         assert table > 6_000_000
         assert memory.temp_size_in_bytes < 6 * 4 * 2**20  # chunks of 4 MiB, whatever the table's size
 
 
-def test_predictions_are_those_of_the_mean_tables(apart: tuple[Built, Any]) -> None:
+def test_predictions_are_those_of_the_mean_tables(apart: tuple[Problem, Placed, Any]) -> None:
     """Equal to a single group that restored the checkpoint, which takes the means."""
-    built, saved = apart
+    made, placed, saved = apart
     with jax.enable_x64(True):
-        state = built.restored(saved)
-        found = np.asarray(built.predict(state, built.inputs(0)))[:B]
-        one = Built(built.problem, 3, 1, dtype=np.float64)
-        mean = one.restored(saved)
-        truth = np.asarray(one.predict(mean, one.inputs(0)))[:B]
+        state = placed.trainer.restore(saved, 6)
+        found = np.asarray(placed.trainer.predict_program(state, placed.inputs[0]))[:B]
+        truth = first_logits(built(made, 3, 1, dtype=np.float64), saved)
         np.testing.assert_allclose(found, truth, rtol=0, atol=1e-12)
-        own = one_group(built, saved, "0")
+        alone = {"tables": saved["replicas"]["0"], "dense": saved["dense"], "opt": saved["opt"]}
+        own = first_logits(built(made, 1, 1, dtype=np.float64), alone)
         assert np.abs(found - own).max() > 1e-4
-        again = states.to_host(state, built.bound)
+        again = load(placed.trainer.export(state))
     jax.tree.map(np.testing.assert_array_equal, again, saved)  # what was restored is what was saved, group by group
 
 
-def one_group(built: Built, saved: Any, version: str) -> np.ndarray:
-    """Logits of the first batch by the tables of one group."""
-    one = Built(built.problem, 1, 1, dtype=np.float64)
-    alone = {"tables": saved["replicas"][version], "dense": saved["dense"], "opt": saved["opt"]}
-    state = one.restored(alone)
-    return np.asarray(one.predict(state, one.inputs(0)))[:B]
+def first_logits(placed: Placed, saved: Any) -> np.ndarray:
+    """Logits of the first batch by what was saved."""
+    state = placed.trainer.restore(saved, 6)
+    return np.asarray(placed.trainer.predict_program(state, placed.inputs[0]))[:B]
 
 
-def test_clipping_counts_the_rows_of_every_group(apart: tuple[Built, Any]) -> None:
+def test_clipping_counts_the_rows_of_every_group(apart: tuple[Problem, Placed, Any]) -> None:
     """The first step's norm, of which both groups see the same dense part; and their own rows, once each."""
-    free, _ = apart
+    made, free, _ = apart
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
 
-        def moved(built: Built) -> Any:
-            after = states.to_host(built.steps(built.new(), last=1), built.bound)
-            return jax.tree.map(lambda a, b: a - b, states.to_host(built.new(), built.bound), after)
+        def moved(placed: Placed) -> Any:
+            after = load(placed.trainer.export(placed.steps(new(placed, made), last=1)))
+            return jax.tree.map(lambda a, b: a - b, load(placed.trainer.export(new(placed, made))), after)
 
         whole = moved(free)
         # Learning rates of 0.5 and 0.1 show gradients, of which those of two groups' tables are doubled.
         rows = sum(np.square(t["rows"]).sum() for v in whole["replicas"].values() for t in v.values())
         norm = np.sqrt(rows + sum(np.square(x / 0.1).sum() for x in whole["dense"].values()))
         options = StepOptions(clip_norm=float(norm) / 4)
-        less = moved(Built(free.problem, 4, 2, MIXED, independent=True, dtype=np.float64, options=options))
+        clipped = dataclasses.replace(made, options=options)
+        less = moved(built(clipped, 4, 2, MIXED, independent=True, dtype=np.float64))
         for kind in ("replicas", "dense"):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 4 * b, atol=1e-12), whole[kind], less[kind])
 
@@ -389,5 +368,5 @@ def test_settings_that_make_no_groups_are_refused() -> None:
     assert MeshConfig(8, hosts=4, replicas=2).shape == (2, 2, 2)
     assert MeshConfig(8, hosts=2, replicas=4).shape == (4, 1, 2)
     config = recjax.load("synthetic", "mesh.devices=4", "mesh.replicas=2")
-    bound = make_setup(config).bound
+    bound = build_trainer(config).bound
     assert (bound.devices, bound.all_devices, bound.synchronous) == (2, 4, True)

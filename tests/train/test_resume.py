@@ -202,15 +202,22 @@ def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
 # Python that a command runs first: in the given evaluation of a split, it is asked to stop.
 ASKED = """
 import os, signal
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 
-def predictions(self, state, split, *options, count=[0], plain=Setup.predictions):
-    count[0] += split == {split!r}
-    for number, batch in enumerate(plain(self, state, split, *options)):
-        if number == 0 and split == {split!r} and count[0] == {which}:
+splits = []
+
+def eval_inputs(self, split, *options, plain=Trainer.eval_inputs):
+    splits.append(split)
+    return plain(self, split, *options)
+
+def predict(self, state, stream, plain=Trainer.predict):
+    this = splits[-1] == {split!r} and splits.count({split!r}) == {which}
+    for number, batch in enumerate(plain(self, state, stream)):
+        if number == 0 and this:
             os.kill(os.getpid(), signal.SIGTERM)
         yield batch
-Setup.predictions = predictions
+
+Trainer.eval_inputs, Trainer.predict = eval_inputs, predict
 """
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 from typing import Any
 
 import jax
@@ -10,14 +11,13 @@ import pytest
 
 from recjax.config.presets import load
 from recjax.embedding.routing import capacity
-from recjax.train.loop import Cursor, training
-from recjax.train.setup import Setup, make_setup
+from recjax.train.trainer import Trainer, build_trainer
 
 SMALL = ("data.rows=400,300", "data.ids_per_bag=0,1", "data.train_rows=2000", "train.batch_size=40")
 
 
-def setup(*overrides: str) -> Setup:
-    return make_setup(load("synthetic", (*SMALL, "mesh.devices=2", "plan=row_wise", *overrides)))
+def trainer(*overrides: str) -> Trainer:
+    return build_trainer(load("synthetic", (*SMALL, "mesh.devices=2", "plan=row_wise", *overrides)))
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -27,16 +27,22 @@ def equal(left: Any, right: Any) -> bool:
 @pytest.mark.full
 @pytest.mark.parametrize("routing", ["host", "device"])
 def test_placing_a_batch_grows_capacities_that_are_short(routing):
-    made = setup(f"train.routing={routing}")
-    counted = next(made.counted("train", 40))
-    needs = made.router.begin(counted, {"sparse_0": 10**4}).needs
-    wide = dict.fromkeys(needs, 10**4)
-    assert len(needs) > 1
-    for name, need in needs.items():
-        enough = made.place(counted, wide | {name: capacity.rung(int(1.03 * need))})
-        assert equal(made.place(counted, wide | {name: need - 1}), enough)
-        assert not equal(made.place(counted, wide), enough)
-    assert equal(made.place(counted, {}), made.place(counted, capacity.grow({}, needs)))
+    made = trainer(f"train.routing={routing}")
+    stream = made.train_inputs()
+
+    def first(capacities: dict[str, int]) -> Any:
+        stream.load_state_dict({"position": 0, "capacities": capacities, "peaks": {}})
+        return next(stream)
+
+    new = first({})
+    required = stream.latest.required_capacities
+    wide = dict.fromkeys(required, 10**4)
+    assert len(required) > 1
+    for name, size in required.items():
+        enough = first(wide | {name: capacity.rung(int(1.03 * size))})
+        assert equal(first(wide | {name: size - 1}), enough)
+        assert not equal(first(wide), enough)
+    assert equal(new, first(capacity.grow({}, required)))
 
 
 @pytest.mark.full
@@ -44,18 +50,16 @@ def test_placing_a_batch_grows_capacities_that_are_short(routing):
 def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
     """Sizes rise with the batches and fall every three steps; a run may be resumed before any of them."""
     monkeypatch.setattr(capacity, "PERIOD", 3)
-    made = setup(f"train.routing={routing}")
-    shapes: list[Any] = []
-    made.__dict__["train_step"] = lambda state, inputs: (shapes.append(jax.tree.map(np.shape, inputs)), {})
-    cursors = [cursor := Cursor()]
-    for _ in itertools.islice(training(made, None, cursor), 24):
-        cursors.append(copy.deepcopy(cursor))
-    cursors[0], whole = Cursor(), list(shapes)
+    made = trainer(f"train.routing={routing}")
+    stream, states, whole = made.train_inputs(), [], []
+    for _ in range(24):
+        states.append(copy.deepcopy(stream.state_dict()))
+        whole.append(jax.tree.map(np.shape, next(stream)))
     lengths = [step.routing.features["sparse_0"].inverse for step in whole]
     changes = [later > earlier for earlier, later in itertools.pairwise(lengths) if later != earlier]
     assert {True, False} == set(changes)
-    for step, start in enumerate(cursors[:22]):
-        shapes.clear()
-        for _ in itertools.islice(training(made, None, copy.deepcopy(start)), 24 - step):
-            pass
+    for step, state in enumerate(states[:22]):
+        again = made.train_inputs()
+        again.load_state_dict(json.loads(json.dumps(state)))
+        shapes = [jax.tree.map(np.shape, inputs) for inputs in itertools.islice(again, 24 - step)]
         assert shapes == whole[step:]

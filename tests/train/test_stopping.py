@@ -1,5 +1,6 @@
 """Signals in this process, which recjax does not own: a run saves, raises, and leaves everything as it was."""
 
+import itertools
 import signal
 import threading
 from pathlib import Path
@@ -13,9 +14,8 @@ from recjax import main as runs
 from recjax.config.run import RunConfig
 from recjax.errors import Interrupted, RecjaxError, StoppedError
 from recjax.parallel import stopping
-from recjax.train import loop as loops
 from recjax.train.checkpoint.checkpoints import Checkpoints
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("heeded")]
 
@@ -39,14 +39,15 @@ def config(preset: Path) -> RunConfig:
 
 def raising(monkeypatch: pytest.MonkeyPatch, at: int, *numbers: int) -> None:
     """Raises signals, each after the one before has had its effect, when step `at` of this process is under way."""
+    done = itertools.count(1)
 
-    def training(*arguments: Any, original: Any = loops.training, **options: Any) -> Any:
-        for done, trained in enumerate(original(*arguments, **options), 1):
-            for number in numbers if done == at else ():
-                signal.raise_signal(number)
-            yield trained
+    def train_step(*arguments: Any, original: Any = Trainer.train_step) -> Any:
+        trained = original(*arguments)
+        for number in numbers if next(done) == at else ():
+            signal.raise_signal(number)
+        return trained
 
-    monkeypatch.setattr(loops, "training", training)
+    monkeypatch.setattr(Trainer, "train_step", train_step)
 
 
 def kept(run: Path) -> list[int]:
@@ -89,7 +90,7 @@ def test_a_second_interrupt_raises_at_once(config, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("number", "error"), [(INT, Interrupted), (TERM, StoppedError)])
 def test_before_the_first_step_the_first_signal_ends_it(config, tmp_path, monkeypatch, number, error):
-    def new_state(self: Setup) -> Any:
+    def init_state(self: Trainer) -> Any:
         signal.raise_signal(number)
         raise AssertionError("it went on")
 
@@ -97,7 +98,7 @@ def test_before_the_first_step_the_first_signal_ends_it(config, tmp_path, monkey
         monkeypatch.context() as patch,
         pytest.raises(error, match="before a step was trained; no checkpoint is complete"),
     ):
-        patch.setattr(Setup, "new_state", new_state)
+        patch.setattr(Trainer, "init_state", init_state)
         recjax.fit(config, tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(error, match=f"to go on from step {STEPS}, the last complete"):
         recjax.fit(config, tmp_path / "run")
@@ -119,11 +120,11 @@ def test_a_command_in_a_program_ends_with_its_status(preset, tmp_path, monkeypat
 def test_in_another_thread_signals_are_left_alone(config, tmp_path, monkeypatch):
     found: list[Any] = []
 
-    def new_state(self: Setup, original: Any = Setup.new_state) -> Any:
+    def init_state(self: Trainer, original: Any = Trainer.init_state) -> Any:
         found.append(signal.getsignal(signal.SIGINT))
         return original(self)
 
-    monkeypatch.setattr(Setup, "new_state", new_state)
+    monkeypatch.setattr(Trainer, "init_state", init_state)
     thread = threading.Thread(target=lambda: found.append(recjax.fit(config, tmp_path / "run")["steps"]))
     thread.start()
     thread.join()

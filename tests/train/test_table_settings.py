@@ -20,7 +20,7 @@ from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.named import Named
 from recjax.train.run.folder import changes
-from recjax.train.setup import dims, specs
+from recjax.train.table_specs import dims, specs
 
 SCHEMA = Schema((), (Feature("C1", 50), Feature("C3", 50, None), Feature("user.id", 20, 2)))
 ADAGRAD = RowWiseAdagrad(0.03)

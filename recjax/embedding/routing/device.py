@@ -21,13 +21,13 @@ from jax.sharding import PartitionSpec as P
 from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.routing.host import (
-    Counted,
     FeatureRouting,
     GroupRouting,
+    RoutedBatch,
     Routing,
-    lay_out_feature,
     local_samples,
     longest,
+    pack_feature,
 )
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
@@ -39,7 +39,7 @@ Features = dict[str, FeatureRouting]  # feature name -> with ids where the routi
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Located:
+class DeviceIds:
     """Where a group's ids lie, in the order of the features and of their arrays. M ids on all devices together.
 
     Attributes:
@@ -81,16 +81,18 @@ class Relay:
     handed_NxE: Any
 
 
-def measure(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
-    """What `route.count` finds, but for all that needs the distinct ids: the host's part, which is short."""
+def count_ids(
+    batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None
+) -> RoutedBatch:
+    """Does the host's part of `route_on_host`, which is short: all that needs no distinct ids."""
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
-    needs = {
+    required = {
         feature.name: longest(feature, batch.bags[feature.reads], b // parts)
         for feature in bound.features
         if batch.bags[feature.reads].lengths is not None
     }
-    return Counted(batch, share.count, b, parts, needs, {}, {}, {}, {})
+    return RoutedBatch(batch, share.count, b, parts, required, {}, {}, {}, {})
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
@@ -102,13 +104,13 @@ def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
     return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.groups)
 
 
-def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
-    """The features' arrays as `route.pad` makes them, with ids (int32) in place of indices of rows."""
+def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
+    """The features' arrays as `pack` makes them, with ids (int32) in place of indices of rows."""
     return {
-        feature.name: lay_out_feature(
+        feature.name: pack_feature(
             feature,
-            counted,
-            counted.batch.bags[feature.reads].ids.ravel().astype(np.int32, copy=False),
+            routed,
+            routed.batch.bags[feature.reads].ids.ravel().astype(np.int32, copy=False),
             NOTHING,
             capacities,
             dtype,
@@ -117,8 +119,8 @@ def lay_out(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtyp
     }
 
 
-def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[str, Located], dict[str, jax.Array]]]:
-    """The jitted first program: features -> (group name -> Located; as `Counted.needs`, for groups, int32 [] each)."""
+def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[str, DeviceIds], dict[str, jax.Array]]]:
+    """The jitted first program: features -> (group name -> DeviceIds; required capacities of groups, int32 [] each)."""
 
     def sort(features: Features) -> Any:
         located = {group.name: _locate(group, features) for group in bound.groups}
@@ -133,10 +135,10 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
     return jax.jit(jax.shard_map(sort, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
 
 
-def _asked_of_owner(found: Located) -> jax.Array:
+def _asked_of_owner(found: DeviceIds) -> jax.Array:
     """Rows that the devices of a replica group ask of one owner at most, or its hosts if these ask: int32 [].
 
-    A row counts once for each that asks, so that this may be more than `route.count` finds; to know better they would
+    A row counts once for each that asks, so that this may be more than `route_on_host` finds; to know better they would
     have to compare. It is the size of a buffer alone.
     """
     if found.relay is not None:
@@ -145,7 +147,7 @@ def _asked_of_owner(found: Located) -> jax.Array:
     return jax.lax.pmax(jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0), ACROSS_GROUPS)
 
 
-def _locate(group: Group, features: Features) -> Located:
+def _locate(group: Group, features: Features) -> DeviceIds:
     buckets, slots = [], []
     for feature in group.features:
         ids_L = features[feature.name].inverse.ravel()
@@ -155,7 +157,7 @@ def _locate(group: Group, features: Features) -> Located:
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
     rank_M, count_O = _rank(bucket_M, slot_M, group.asks, group.lists, group.dedup)
     relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
-    return Located(bucket_M, slot_M, rank_M, count_O[None], relay)
+    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], relay)
 
 
 def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, dedup: bool) -> tuple[Any, Any]:
@@ -193,8 +195,8 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
 
-def _lay_out_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
-    """As `relay.lay_out` makes it on the host."""
+def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
+    """As `hierarchical.lay_out` makes it on the host."""
     slots_AxK = jnp.full((group.asks, across), group.rows, jnp.int32)
     slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
     inside_ExC = jnp.tile(group.asks * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
@@ -204,16 +206,16 @@ def _lay_out_relay(group: Group, relay: Relay, C: int, across: int, summed: int)
     return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, Located], Sizes], Routing]:
+def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, DeviceIds], Sizes], Routing]:
     """The jitted second program: (features, located, `sizes`, static) -> Routing."""
 
-    def layout(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
+    def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
         groups, found = {}, {}
         for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
             of, lists = located[group.name], group.lists
             list_M = of.bucket_M // group.asks
             if of.relay is not None:
-                groups[group.name] = _lay_out_relay(group, of.relay, C, across, summed)
+                groups[group.name] = _pack_relay(group, of.relay, C, across, summed)
             else:
                 slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
                 slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
@@ -229,8 +231,8 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, L
 
     spec = P(BATCH_AXES)
 
-    def mapped(features: Features, located: dict[str, Located], capacities: Sizes) -> Routing:
-        def body(features: Features, located: dict[str, Located]) -> Routing:
+    def mapped(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
+        def body(features: Features, located: dict[str, DeviceIds]) -> Routing:
             return layout(features, located, capacities)
 
         routing: Routing = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(features, located)

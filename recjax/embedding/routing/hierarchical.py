@@ -39,7 +39,7 @@ class Merged:
     Attributes:
       hosts: H, how many they are: all, or those of which this process has the devices.
       keys_M: sorted distinct keys (host, bucket, slot); see `Group.bucket`.
-      index_U: for each key of a device (see `route.Counted`) the index into `keys_M`, int32.
+      index_U: for each key of a device (see `route.RoutedBatch`) the index into `keys_M`, int32.
       counts: how many there are of each (host, bucket).
     """
 

@@ -1,8 +1,8 @@
 """Routing: the only code that sees ids.
 
-`count` decides, for every device's share of a batch, which distinct rows it needs and who owns them;
-`pad` lays that out in arrays of static capacity. `count` depends on its batch alone, so that worker
-threads can run ahead with it; the capacities are then known before the step, and no id is ever lost.
+`route_on_host` decides, for every device's share of a batch, which distinct rows it needs and who owns them; `pack`
+lays that out in arrays of static capacity. The first depends on its batch alone, so that worker threads can run ahead
+with it; the required capacities are then known before the step, and no id is ever lost.
 
 Within a device, duplicates are removed over all features of a group, so each distinct row travels
 once in each direction and its gradients are summed before they travel. (A plan may be bound without that, to
@@ -58,7 +58,7 @@ class GroupRouting:
 class FeatureRouting:
     """How a device pools one feature from the rows that came back. Leading axes are device-major.
 
-    A step may work on its samples in several parts (see `count`); P is their number on all devices together,
+    A step may work on its samples in several parts (see `route_on_host`); P is their number on all devices together,
     s the samples of one.
 
     Attributes:
@@ -84,24 +84,23 @@ class Routing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
-    """A batch after `count`, its sizes still exact. `needs` are the least capacities that hold it."""
+class RoutedBatch:
+    """A batch after `route_on_host`, its sizes still exact."""
 
     batch: Batch  # the samples of these devices
-    devices: int  # how many devices it is counted for, and laid out
+    devices: int  # how many devices it is routed for, and laid out
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
-    needs: dict[str, int]  # group name -> C; feature name -> L (H if not pooled) for jagged features
+    required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
-    whole: Batch | None = None  # what `batch` is a share of, where it was read whole
-    stop: int = 0  # the signal upon which all processes stop after it; 0: none
-    save: bool = False  # whether all processes save a checkpoint after it
 
 
-def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None) -> Counted:
+def route_on_host(
+    batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share: Share | None = None
+) -> RoutedBatch:
     """Finds the distinct rows that each device needs. Ids must have been validated before.
 
     Args:
@@ -109,11 +108,11 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
       bound: the bound plan.
       batch_size: B; device n takes samples n*b to (n+1)*b, b being ceil(B / N) rounded up to a multiple of `parts`.
       parts: in how many parts each device works on its samples, one after the other.
-      share: the devices to count for; None: all.
+      share: the devices to route for; None: all.
     """
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
-    needs: dict[str, int] = {}
+    required: dict[str, int] = {}
     keys: dict[str, np.ndarray] = {}
     counts: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
@@ -124,7 +123,7 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         for feature in group.features:
             bags = batch.bags[feature.reads]
             if bags.lengths is not None:
-                needs[feature.name] = longest(feature, bags, b // parts)
+                required[feature.name] = longest(feature, bags, b // parts)
             owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
             if buckets == 1:
                 pieces.append(slot_L)
@@ -141,13 +140,13 @@ def count(batch: Batch, bound: BoundPlan, batch_size: int, parts: int = 1, share
         else:
             list_U = keys[group.name] // (group.asks * group.rows)
             counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
-        needs[group.name] = _largest(counts[group.name])
+        required[group.name] = _largest(counts[group.name])
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
-            needs[group.name + ACROSS] = _largest(merged[group.name].counts)
+            required[group.name + ACROSS] = _largest(merged[group.name].counts)
         if group.synchronous and group.spread:
-            needs[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
-    return Counted(batch, share.count, b, parts, needs, keys, counts, inverse, merged)
+            required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
+    return RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
 
 
 def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
@@ -173,7 +172,7 @@ def _asked_of_owner(group: Group, keys_U: np.ndarray, share: Share) -> int:
 
 
 def local_samples(batch_size: int, devices: int, parts: int) -> int:
-    """b, samples per device with padding, for `count`'s arguments."""
+    """b, samples per device with padding, for the arguments of `route_on_host`."""
     return parts * -(-batch_size // (devices * parts))
 
 
@@ -183,75 +182,75 @@ def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
     return _largest(counts)
 
 
-def pad(counted: Counted, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
-    """Lays a counted batch out in arrays of the given capacities.
+def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
+    """Lays a routed batch out in arrays of the given capacities.
 
     Args:
-      counted: a batch after `count`.
+      routed: a batch after `route_on_host`.
       bound: the bound plan.
-      capacities: group and feature names to sizes, at least `counted.needs` (ValueError if not).
+      capacities: group and feature names to sizes, at least `routed.required_capacities` (ValueError if not).
       dtype: of the pooling weights: the dtype of the tables.
     """
-    capacity.require(capacities, counted.needs)
+    capacity.require(capacities, routed.required_capacities)
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
-        N, lists, C = counted.devices, group.lists, capacities[group.name]
-        keys_U = counted.keys[group.name]
+        N, lists, C = routed.devices, group.lists, capacities[group.name]
+        keys_U = routed.keys[group.name]
         list_U: Any = 0
         rank_U: Any = slice(len(keys_U))
         inside = place_U = None  # on one device, rows lie in the order of their keys
         if N * lists > 1:
             list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
-            rank_U = ranks(list_U, counted.counts[group.name])
+            rank_U = ranks(list_U, routed.counts[group.name])
             place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         if group.two_step:
             across = capacities[group.name + ACROSS]
-            slots, inside = lay_out(group, counted.merged[group.name], list_U, rank_U, C, across)
+            slots, inside = lay_out(group, routed.merged[group.name], list_U, rank_U, C, across)
         else:
             slots = np.full((N * lists, C), group.rows, np.int32)
             slots[list_U, rank_U] = keys_U % group.rows
             slots = slots.reshape(N, lists, C)
         groups[group.name] = dataclasses.replace(
-            true_counts(group, counted),
+            true_counts(group, routed),
             slots_NxOxC=slots,
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
         )
         for feature in group.features:
-            index_L = counted.inverse[feature.name]
+            index_L = routed.inverse[feature.name]
             if place_U is not None:
                 index_L = place_U[index_L]
-            features[feature.name] = lay_out_feature(feature, counted, index_L, lists * C, capacities, dtype)
+            features[feature.name] = pack_feature(feature, routed, index_L, lists * C, capacities, dtype)
     return Routing(groups, features)
 
 
-def true_counts(group: Group, counted: Counted) -> GroupRouting:
+def true_counts(group: Group, routed: RoutedBatch) -> GroupRouting:
     """Only the counts of a group's routing, which say what of its arrays is useful."""
-    counts = counted.counts[group.name]
+    counts = routed.counts[group.name]
     if group.two_step:
-        asked, handed = relay_counts(group, counted.merged[group.name], counts)
+        asked, handed = relay_counts(group, routed.merged[group.name], counts)
         return GroupRouting(None, asked, None, handed)
-    return GroupRouting(None, counts.astype(np.int32).reshape(counted.devices, group.lists))
+    return GroupRouting(None, counts.astype(np.int32).reshape(routed.devices, group.lists))
 
 
-def lay_out_feature(
+def pack_feature(
     feature: FeatureSpec,
-    counted: Counted,
+    routed: RoutedBatch,
     index_L: np.ndarray,
     nothing: int,
     capacities: dict[str, int],
     dtype: Any,
 ) -> FeatureRouting:
     """A feature's arrays, with `index_L` where its ids are and `nothing` where there is none."""
-    bags, P, s = counted.batch.bags[feature.reads], counted.devices * counted.parts, counted.local // counted.parts
+    bags, P, s = routed.batch.bags[feature.reads], routed.devices * routed.parts, routed.local // routed.parts
     weights_L = _pooling_weights(feature, bags)
     shape: tuple[int, ...]
     at: Any  # where each id goes
     segments = None
     if bags.lengths is None:
         shape = (P * s, bags.ids.shape[1])
-        at = (slice(counted.batch.size),)
+        at = (slice(routed.batch.size),)
         index_L = index_L.reshape(bags.ids.shape)
         weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
     elif feature.pooling == "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import jax
@@ -11,8 +13,7 @@ from recjax.comms import profile
 from recjax.embedding.layout import SUMMED, BoundPlan
 from recjax.embedding.quantize import Precision, encoded_bytes
 from recjax.embedding.routing import capacity
-from recjax.train.loop import Cursor, training
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 
 # What the phases of a step count as. A group's own exchange is apart: it is no all-reduce, and with one device a group
 # there is none.
@@ -28,26 +29,28 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 _WARM = 5  # iterations before those that are profiled
 
 
-def time_parts(setup: Setup, steps: int) -> dict[str, float]:
+def time_parts(trainer: Trainer, steps: int) -> dict[str, float]:
     """Milliseconds of an iteration by PARTS, "other" and "idle" (no device at work): the mean of `steps` of a profile.
 
     Where several devices share processors, as host devices do, a part is its share of what all do at a time.
     """
-    state, cursor = setup.new_state(), Cursor()
-    stream = training(setup, state, cursor)
+    state, stream, done = trainer.init_state(), trainer.train_inputs(), 0
 
     def advance(count: int) -> None:
-        nonlocal state
-        for _ in range(count):
-            state, _, result = next(stream)
-            jax.block_until_ready(result)
+        nonlocal state, done
+        for inputs in itertools.islice(stream, count):
+            state, metrics = trainer.train_step(state, inputs)
+            done += 1
+            state = trainer.averaged(state, done)
+            jax.block_until_ready(metrics)
 
     advance(_WARM)
-    sizes = cursor.capacities
+    sizes = stream.capacities
     trace = profile.profile(lambda: advance(steps), None)
-    counted = next(setup.counted("train", setup.config.train.batch_size))
-    inputs = setup.place(counted, sizes)
-    hlo = setup.train_step.lower(state, inputs).compile().as_text() or ""
+    stream.load_state_dict({"position": 0, "capacities": sizes, "peaks": {}})
+    inputs = next(stream)
+    stream.close()
+    hlo = trainer.step_program.lower(state, inputs).compile().as_text() or ""
     found = breakdown.read(trace, hlo)["device_ms"]
     profile.discard(trace)
     named = {name: sum(found.pop(phase, 0.0) for phase in phases) for name, phases in PARTS.items()}
@@ -66,7 +69,7 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
 
     Args:
       bound: the bound plan, of synchronous groups.
-      needs: `Counted.needs` of a batch.
+      needs: `RoutedBatch.required_capacities` of a batch.
       item_bytes: of a table's or a slot's element.
     """
     G, total = bound.replicas, dict.fromkeys([f"{w} {p}" for w in ("rows", "tables") for p in PRECISIONS], 0.0)
@@ -87,13 +90,10 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
     return total
 
 
-def needs_of(setup: Setup, batches: int = 8) -> dict[str, int]:
-    """The largest `Counted.needs` of the first batches of a training."""
-    found: dict[str, int] = {}
-    stream = setup.counted("train", setup.config.train.batch_size)
-    for _ in range(batches):
-        found = capacity.largest(found, next(stream).needs)
-    return found
+def needs_of(trainer: Trainer, batches: int = 8) -> dict[str, int]:
+    """The largest `RoutedBatch.required_capacities` of the first batches of a training."""
+    first = itertools.islice(trainer.routed_batches(), batches)
+    return functools.reduce(capacity.largest, (batch.routed.required_capacities for batch in first), {})
 
 
 def table_bytes(bound: BoundPlan, item_bytes: int = 4) -> int:

@@ -28,7 +28,7 @@ from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.studies.replica_groups import cost, draw
 from recjax.studies.replica_groups.arranged import Arranged
 from recjax.studies.replica_groups.training import Arm, arranged, configured, run
-from recjax.train.setup import make_setup
+from recjax.train.trainer import build_trainer
 from recjax.utils.files import write_json
 
 GROUPS = (1, 2, 4)
@@ -65,7 +65,7 @@ def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
       report expects and what was found; "times"; "bytes", by number of groups; "figures", paths; "seconds".
 
     Raises:
-      ConfigError, DataError, DeviceError, TrainingError: as `make_setup`, or `out` cannot be written.
+      ConfigError, DataError, DeviceError, TrainingError: as `build_trainer`, or `out` cannot be written.
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
@@ -90,8 +90,8 @@ def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
     }
     for arm in _arms(feature, options.iterations):
         _tell(f"training: {arm.label}, samples {arm.parts}")
-        setup = arranged(configured(config, arm, devices, batch_size), source, arm, options.iterations, feature)
-        found = run(setup, options.iterations, options.every, _tell)
+        trainer = arranged(configured(config, arm, devices, batch_size), source, arm, options.iterations, feature)
+        found = run(trainer, options.iterations, options.every, _tell)
         result["trainings"].append({**dataclasses.asdict(arm), "label": arm.label, "measures": found})
     result["claims"] = claims(result["trainings"])
     result["times"] = list(_times(config, source, batch_size, options)) if options.timed else []
@@ -154,8 +154,8 @@ def _times(config: RunConfig, source: Any, batch_size: int, options: Options) ->
             _tell(f"times: {groups} group(s), D={columns}, {size} samples each, {sync}")
             sized = _sized(config, columns)
             arm = Arm(groups, sync)
-            setup = arranged(configured(sized, arm, 1, size), source, arm, options.timed + 40, "")
-            found = cost.time_parts(setup, options.timed)
+            trainer = arranged(configured(sized, arm, 1, size), source, arm, options.timed + 40, "")
+            found = cost.time_parts(trainer, options.timed)
             yield {"varied": varied, "groups": groups, "dim": columns, "batch": size, "sync": sync, "ms": found}
 
 
@@ -172,17 +172,17 @@ def _bytes(config: RunConfig, source: Any, devices: int, batch_size: int) -> dic
     found: dict[str, Any] = {}
     for groups in GROUPS[1:]:
         arm = Arm(groups)
-        setup = make_setup(
+        trainer = build_trainer(
             configured(config, arm, devices, batch_size),
             Arranged(source, groups, batch_size, "random", "", 1, config.seed),
             weights=False,
         )
-        once = cost.sync_bytes(setup.bound, cost.needs_of(setup))
+        once = cost.sync_bytes(trainer.bound, cost.needs_of(trainer))
         sent = {name: size for name, size in once.items() if name.startswith("rows")}
         sent |= {
             f"{name}, every {k}": size / k for name, size in once.items() if name.startswith("tables") for k in AVERAGES
         }
-        found[str(groups)] = {"sent": sent, "tables_and_slots": cost.table_bytes(setup.bound)}
+        found[str(groups)] = {"sent": sent, "tables_and_slots": cost.table_bytes(trainer.bound)}
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,10 +22,9 @@ from recjax.embedding.replica_groups import make_distance
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 from recjax.studies.replica_groups.arranged import Arranged, Parts
-from recjax.train.loop import Cursor, training
 from recjax.train.metrics import measures
-from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer, build_trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +64,15 @@ def configured(config: RunConfig, arm: Arm, devices: int, batch_size: int) -> Ru
     )
 
 
-def arranged(config: RunConfig, source: BlockSource, arm: Arm, iterations: int, feature: str) -> Setup:
-    """The setup of a training whose data come to the groups as the arm says, for so many iterations at least."""
+def arranged(config: RunConfig, source: BlockSource, arm: Arm, iterations: int, feature: str) -> Trainer:
+    """The trainer of a training whose data come to the groups as the arm says, for so many iterations at least."""
     size = config.train.batch_size // arm.groups
     one = Arranged(source, arm.groups, size, arm.parts, feature, 1, config.seed)
     epochs = -(-iterations // (len(one.order) // config.train.batch_size))
-    return make_setup(config, dataclasses.replace(one, epochs=epochs), splits=("train", "test"))
+    return build_trainer(config, dataclasses.replace(one, epochs=epochs), splits=("train", "test"))
 
 
-def run(setup: Setup, iterations: int, every: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
+def run(trainer: Trainer, iterations: int, every: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
     """Trains, and measures on the test split every so many iterations.
 
     Returns:
@@ -80,44 +80,40 @@ def run(setup: Setup, iterations: int, every: int, tell: Callable[[str], None]) 
       means of the groups' if these are independent; then also "own_accuracy", "own_auc" and "own_logloss", the means
       over the models that each group has by itself, and "distance" of all tables together, see `make_distance`.
     """
-    independent = setup.bound.independent
-    distance = make_distance(setup.bound, setup.mesh) if independent else None
-    given = _make_given(setup.bound, setup.mesh) if independent else None
+    independent = trainer.bound.independent
+    distance = make_distance(trainer.bound, trainer.mesh) if independent else None
+    given = _make_given(trainer.bound, trainer.mesh) if independent else None
     found: dict[str, list[float]] = {}
-    state, cursor = setup.new_state(), Cursor()
+    state, done = trainer.init_state(), 0
 
     def measure(state: TrainState) -> None:
-        values = {"iteration": float(cursor.step), **_measures(setup, state)}
+        values = {"iteration": float(done), **_measures(trainer, state)}
         if distance and given:
             apart = distance(state.tables)
             values["distance"] = math.sqrt(sum(float(x) ** 2 for x in apart.values()))
             own = []
-            for group in range(setup.bound.replicas):
+            for group in range(trainer.bound.replicas):
                 tables = given(state.tables, jnp.int32(group))
-                own.append(_measures(setup, dataclasses.replace(state, tables=tables)))
+                own.append(_measures(trainer, dataclasses.replace(state, tables=tables)))
             values |= {f"own_{name}": float(np.mean([of[name] for of in own])) for name in own[0]}
         for name, value in values.items():
             found.setdefault(name, []).append(value)
-        tell(f"  iteration {cursor.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "iteration"))
+        tell(f"  iteration {done}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "iteration"))
 
     measure(state)
-    stream = training(setup, state, cursor)
-    for state, _, result in _first(stream, iterations):
-        if cursor.step % 8 == 0:
-            jax.block_until_ready(result)  # few steps under way: evaluations would come on top of them
-        if cursor.step % every == 0 or cursor.step == iterations:
+    for done, inputs in enumerate(itertools.islice(trainer.train_inputs(), iterations), 1):
+        state, metrics = trainer.train_step(state, inputs)
+        state = trainer.averaged(state, done)
+        if done % 8 == 0:
+            jax.block_until_ready(metrics)  # few steps under way: evaluations would come on top of them
+        if done % every == 0 or done == iterations:
             measure(state)
     return found
 
 
-def _first(stream: Iterator[Any], count: int) -> Iterator[Any]:
-    for _ in range(count):
-        yield next(stream)
-
-
-def _measures(setup: Setup, state: TrainState) -> dict[str, float]:
+def _measures(trainer: Trainer, state: TrainState) -> dict[str, float]:
     labels, logits, weights = [], [], []
-    for batch, logits_B in setup.predictions(state, "test"):
+    for batch, logits_B in trainer.predict(state, trainer.eval_inputs("test")):
         labels.append(batch.labels)
         logits.append(logits_B)
         weights.append(batch.weights)

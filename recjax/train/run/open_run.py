@@ -16,10 +16,10 @@ from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import origins
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.loop import Cursor, resume
+from recjax.train.progress import TrainProgress, resume
 from recjax.train.run.folder import changes, read_config
-from recjax.train.setup import Setup, make_setup
 from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.paths import located
 
 KEPT = "data"  # folder of a run folder: see recjax.data.storage.run_snapshot
@@ -34,8 +34,8 @@ def open_run(
     *,
     source: BlockSource | None = None,
     trust_code: bool = False,
-) -> tuple[Setup, TrainState, int]:
-    """The setup of a run, and the state and step of a checkpoint.
+) -> tuple[Trainer, TrainState, int]:
+    """The trainer of a run, and the state and step of a checkpoint.
 
     Args:
       run: the run folder.
@@ -62,28 +62,28 @@ def open_run(
         )
     if is_file(config.plan) and config.plan == trained.plan and (run / origins.PLAN).is_file():
         config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
-    setup = make_setup(origins.found(config, run, report, needs_data=source is None), source, splits)
+    trainer = build_trainer(origins.found(config, run, report, needs_data=source is None), source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
 
-        def use(restored: Restored) -> tuple[TrainState, Cursor]:
+        def use(restored: Restored) -> tuple[TrainState, TrainProgress]:
             best = restored.meta["cursor"]["best_step"] if step is None else None
             if best in (None, restored.step):
-                return resume(setup, restored)
+                return resume(trainer, restored)
             try:
-                chosen = checkpoints.restore(best, functools.partial(resume, setup))
+                chosen = checkpoints.restore(best, functools.partial(resume, trainer))
             except TrainingError as error:
                 report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
-                return resume(setup, restored)
+                return resume(trainer, restored)
             report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
             return chosen
 
         if isinstance(step, int):
-            resumed: tuple[TrainState, Cursor] | None = checkpoints.restore(step, use)
+            resumed: tuple[TrainState, TrainProgress] | None = checkpoints.restore(step, use)
         else:
             resumed = checkpoints.newest(report, use)
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
-    state, cursor = resumed
+    state, progress = resumed
     if source is None:
-        refuse_other_values(setup.source, run / KEPT)
-    return setup, state, cursor.step
+        refuse_other_values(trainer.source, run / KEPT)
+    return trainer, state, progress.step

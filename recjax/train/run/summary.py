@@ -12,14 +12,14 @@ from recjax import __version__, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.train.loop import Outcome
 from recjax.train.run.writers import results_table
-from recjax.train.setup import Setup
+from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def summarise(
-    setup: Setup,
+    trainer: Trainer,
     outcome: Outcome,
     step: int,
     result: Mapping[str, float],
@@ -29,27 +29,27 @@ def summarise(
     """The content of summary.json.
 
     Args:
-      setup: the run's fixed parts.
+      trainer: the run's fixed parts.
       outcome: of the training.
       step: the step whose checkpoint was chosen.
       result: its metrics on the test split.
       compared: name -> test AUC to compare with.
       seconds: that this process took.
     """
-    config, best = setup.config, outcome.cursor.best_step
+    config, best = trainer.config, outcome.progress.best_step
     if best != step:
         best = None  # or its checkpoint cannot be used
     return {
-        "steps": outcome.cursor.step,
-        "samples": outcome.cursor.position,
+        "steps": outcome.progress.step,
+        "samples": outcome.progress.position,
         "samples_per_s": outcome.samples_per_s,
         "eval": dict(result),
         "eval_split": "test",
         "eval_step": step,
         "chosen_by": "last step" if best is None else f"validation {config.train.choose_by}",
-        "stopped_early": outcome.cursor.stopped,
+        "stopped_early": outcome.progress.stopped,
         "references": dict(compared),
-        "devices": setup.mesh.devices.size,
+        "devices": trainer.mesh.devices.size,
         "seconds": round(seconds, 1),
         "compilations": outcome.compilations,
         "config_hash": settings.config_hash(config, FREE_ON_RESUME),

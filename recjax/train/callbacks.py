@@ -1,0 +1,161 @@
+"""What happens between the steps of a training: evaluations that choose, and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from recjax.parallel import distributed, watchdog
+from recjax.parallel.stopping import Stop
+from recjax.train import evaluation
+from recjax.train.agreement import StopRequested
+from recjax.train.checkpoint.array_store import size_bytes
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.progress import TrainProgress, describe
+from recjax.train.state import TrainState
+from recjax.train.step_log import StepLog
+from recjax.train.trainer import Trainer
+from recjax.utils.host_memory import available_bytes
+from recjax.utils.lazy_arrays import load
+
+
+@dataclasses.dataclass
+class Event:
+    """What is due after a step. Callbacks may add to it, for those after them and for the loop.
+
+    Attributes:
+      last: whether the step is the last of the run.
+      evaluate: whether `train.eval_every` asks for an evaluation.
+      checkpoint: whether `train.checkpoint_every` asks for a checkpoint.
+      stop: the signal upon which the training ends here, or 0.
+      saved: whether there is a checkpoint of this step now.
+    """
+
+    last: bool = False
+    evaluate: bool = False
+    checkpoint: bool = False
+    stop: int = 0
+    saved: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is due."""
+        return bool(self.last or self.evaluate or self.checkpoint or self.stop)
+
+
+class Callback(Protocol):
+    """Called after a step at which something is due; its metrics, and all before them, have been read by then."""
+
+    def __call__(self, event: Event, state: TrainState, progress: TrainProgress) -> None:
+        """Does its part. `state` is good until the next step, which takes its place."""
+
+
+class Evaluate:
+    """Measures the validation split where that is due and at the end, chooses the best step, and stops early."""
+
+    def __init__(self, trainer: Trainer, log: StepLog, stop: Callable[[], int] | None = None) -> None:
+        """Measures nothing yet.
+
+        Args:
+          trainer: of the run.
+          log: takes the line of each evaluation.
+          stop: the signal that has asked this process to stop, or 0: an evaluation ends at the next batch.
+        """
+        self._trainer, self._log, self._stop = trainer, log, stop or Stop()
+        self._has_validation = int(trainer.source.row_counts("validation").sum()) > 0
+
+    def __call__(self, event: Event, state: TrainState, progress: TrainProgress) -> None:
+        """Evaluates, or notes in `progress` that it was broken off, and in `event` by which signal."""
+        if not event.last and not event.evaluate:
+            return
+        before = progress.choice()
+        try:
+            if self._has_validation:
+                self._evaluate(state, progress)
+        except StopRequested as asked:
+            progress.unevaluated, event.stop = True, asked.number
+            return
+        progress.unevaluated = False
+        if event.last:
+            lines = [] if event.evaluate else ["validation"]
+            if progress.step % self._trainer.config.train.log_every:
+                lines.append("train")
+            progress.end = {"lines": lines, **(progress.choice() if event.evaluate else before)}
+
+    def _evaluate(self, state: TrainState, progress: TrainProgress) -> None:
+        log, train = self._log, self._trainer.config.train
+        with log.progress.paused():
+            result = evaluation.measure(self._trainer, state, "validation", self._stop)
+        log.file.write({"step": progress.step, "split": "validation", "loss": result["logloss"], **result})
+        by, best = train.choose_by, progress.best_value
+        value = float(distributed.from_main("the measure that chooses", repr(float(result[by]))))  # to the last bit
+        if math.isnan(value):
+            log.progress.note(
+                f"step {progress.step:,}: the validation {by} has no value (are all labels equal?), so it chooses "
+                "nothing"
+            )
+            return
+        better = best is None or (value > best if by == "auc" else value < best)
+        progress.choose(value, better, train.patience)
+        text = f"step {progress.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
+        stopping = ", stopping early" if progress.stopped else ""
+        log.progress.note(text + (", best so far" if better else "") + stopping)
+
+
+class SaveCheckpoint:
+    """Saves where a checkpoint is due, at the end, and where validation has just chosen.
+
+    With `train.checkpoint_every` unset each evaluation brings one. Else one that is not the best so far brings none;
+    the best one always does, so that no result depends on how often a run saves.
+    """
+
+    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, log: StepLog) -> None:
+        """Saves nothing yet.
+
+        Args:
+          trainer: of the run.
+          checkpoints: where states go.
+          log: is paused meanwhile.
+        """
+        self._trainer, self._checkpoints, self._log = trainer, checkpoints, log
+        self._copies: bool | None = None  # whether a save copies the tables; decided at the first one
+
+    def __call__(self, event: Event, state: TrainState, progress: TrainProgress) -> None:
+        """Saves, if this step is one for it; waits for the disk if the training ends here."""
+        ends = event.last or bool(event.stop) or progress.stopped
+        evaluated = event.evaluate and not (progress.unevaluated or self._trainer.config.train.checkpoint_every)
+        if ends or event.checkpoint or evaluated or progress.best_step == progress.step:
+            self._save(state, progress)
+            event.saved = True
+        if ends:
+            with watchdog.during("checkpoint"):
+                self._checkpoints.wait()
+
+    def _save(self, state: TrainState, progress: TrainProgress) -> None:
+        # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
+        best = progress.end["best_step"] if progress.end else progress.best_step
+        with self._log.progress.paused(), watchdog.during("checkpoint"):
+            self._checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
+            arrays = self._trainer.export(state)
+            if self._copies is None:
+                self._copies = self._decide(size_bytes(arrays))
+            if self._copies:
+                arrays = load(arrays)
+            self._checkpoints.save(progress.step, arrays, meta=describe(self._trainer, progress), pinned=best)
+            if not self._copies:
+                self._checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
+
+    def _decide(self, needed_bytes: int) -> bool:
+        """Whether checkpoints are written from a copy in host memory, while training goes on."""
+        choice, left = self._trainer.config.train.checkpoint_copy, available_bytes()
+        if choice != "auto":
+            return choice == "always"
+        if left is not None and needed_bytes <= left / 2:
+            return True
+        self._log.progress.note(
+            f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written straight from the devices while training waits: "
+            f"a copy would take more than half of the {(left or 0) / 2**30:.1f} GiB of memory that are available "
+            "(train.checkpoint_copy)"
+        )
+        return False

@@ -1,0 +1,141 @@
+"""How far a training is, beside its weights; and what a checkpoint says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from recjax import settings
+from recjax.config.run import FREE_ON_RESUME
+from recjax.embedding import row_order
+from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.train.checkpoint.checkpoints import Restored
+from recjax.train.inputs import InputStream
+from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer
+
+_CHOICE = ("best_step", "best_value", "misses", "stopped")
+
+
+@dataclasses.dataclass
+class TrainProgress:
+    """What a checkpoint carries beside arrays, so that a run can go on.
+
+    Attributes:
+      step: steps done.
+      position: global sample index of the next sample; this and the next two are the `InputStream.state_dict`.
+      capacities: sizes of the routing arrays, for one layout of the tables; see `capacity.py`.
+      peaks: what the batches of this period required of these at most.
+      best_step: step with the best validation metric so far, None before the first evaluation.
+      best_value: that metric.
+      misses: evaluations since then.
+      stopped: whether the run stopped early.
+      unevaluated: whether the evaluation due at this step was broken off, as the run was asked to stop.
+      end: None, or what the last step of a run did for being the last: "lines", the splits whose lines in
+        metrics.jsonl are due to that, and the four attributes above as they would be without its evaluation.
+    """
+
+    step: int = 0
+    position: int = 0
+    capacities: dict[str, int] = dataclasses.field(default_factory=dict)
+    peaks: dict[str, int] = dataclasses.field(default_factory=dict)
+    best_step: int | None = None
+    best_value: float | None = None
+    misses: int = 0
+    stopped: bool = False
+    unevaluated: bool = False
+    end: dict[str, Any] | None = None
+
+    def advance(self, stream: InputStream) -> None:
+        """Takes in a step on the batch that the stream gave last."""
+        self.step += 1
+        for name, value in stream.state_dict().items():
+            setattr(self, name, value)
+
+    def inputs(self) -> dict[str, Any]:
+        """The `InputStream.state_dict` of the next step."""
+        return {"position": self.position, "capacities": self.capacities, "peaks": self.peaks}
+
+    def choice(self) -> dict[str, Any]:
+        """What validation has chosen so far, and whether it has stopped the run."""
+        return {name: getattr(self, name) for name in _CHOICE}
+
+    def choose(self, value: float, better: bool, patience: int) -> None:
+        """Takes in a validation metric, and whether it is the best; so many that are not stop the run (0: none)."""
+        if better:
+            self.best_step, self.best_value, self.misses = self.step, value, 0
+        else:
+            self.misses += 1
+            self.stopped = 0 < patience <= self.misses
+
+    def extend(self) -> list[str]:
+        """Lets a run that had ended here go on as if it had not: gives the splits whose lines of this step go."""
+        if self.end is None:
+            return []
+        for name in _CHOICE:
+            setattr(self, name, self.end[name])
+        lines, self.end = self.end["lines"], None
+        return list(lines)
+
+
+def describe(trainer: Trainer, progress: TrainProgress) -> dict[str, Any]:
+    """Returns what a checkpoint says of itself beside its arrays: JSON values."""
+    bound, groups = trainer.bound, trainer.bound.groups
+    layout = {"devices": bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}}
+    if bound.hosts > 1:
+        layout["hosts"] = bound.hosts
+    if bound.replicas > 1:
+        layout["replicas"] = bound.replicas
+    return {
+        "cursor": dataclasses.asdict(progress),
+        "config_hash": settings.config_hash(trainer.config, ignore=FREE_ON_RESUME),
+        "row_order": row_order.NAME,
+        "layout": layout,
+        "tables": {
+            table.spec.name: {
+                "rows": table.spec.rows,
+                "dim": table.spec.dim,
+                "optimizer": table.spec.optimizer.kind,
+                "slots": sorted(group.slots()),
+            }
+            for group in groups
+            for table in group.tables
+        },
+        "data": trainer.source.fingerprint,
+    }
+
+
+def resume(trainer: Trainer, restored: Restored) -> tuple[TrainState, TrainProgress]:
+    """Returns the state and progress that a checkpoint holds, on the present mesh and plan.
+
+    Raises:
+      ConfigError: the checkpoint was written by a run of another config.
+      DataError: the data have changed since.
+      TrainingError: it stores rows in an order that this version does not know.
+    """
+    progress = _progress(trainer, restored.meta, f"checkpoint {restored.step}")
+    return trainer.restore(restored.arrays, restored.step), progress
+
+
+def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainProgress:
+    now = describe(trainer, TrainProgress())
+    if meta["data"] != now["data"]:
+        raise DataError(
+            f"{place} was trained on data with fingerprint {meta['data'][:12]}, but the data now have "
+            f"{now['data'][:12]}. Point data.path at the data it was trained on, or start anew in another --out."
+        )
+    if meta["config_hash"] != now["config_hash"]:
+        raise ConfigError(
+            f"{place} was written by a run of config {meta['config_hash']}, but this is {now['config_hash']}. "
+            "Use the config.json beside it, or start anew in another --out."
+        )
+    if meta["row_order"] != row_order.NAME:
+        raise TrainingError(
+            f"{place} stores rows in the order {meta['row_order']!r}, but this version of recjax knows "
+            f"{row_order.NAME!r}. Resume it with the version that wrote it."
+        )
+    progress = TrainProgress(**meta["cursor"])
+    if meta.get("layout") != now["layout"]:
+        progress.capacities, progress.peaks = {}, {}  # those of fewer devices or other groups would pad every exchange
+    return progress

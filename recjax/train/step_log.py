@@ -1,0 +1,125 @@
+"""Metrics of the steps: read one step late, written down, and refused if they are not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Self
+
+from recjax.errors import DataError, TrainingError
+from recjax.parallel import distributed, waiting, watchdog
+from recjax.parallel.stopping import Stop
+from recjax.train.finite import explain
+from recjax.train.progress import TrainProgress
+from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
+from recjax.train.step import Metrics
+from recjax.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+    """A step that was dispatched: its number, where its samples begin and how many they are, and its metrics."""
+
+    step: int
+    first: int
+    samples: int
+    metrics: Metrics
+
+
+class StepLog:
+    """Writes a run's lines of the training split, and its progress line. Use it as a context manager."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        file: MetricsFile | NoMetrics | None = None,
+        stop: Stop | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads and writes nothing yet.
+
+        Args:
+          trainer: of the run.
+          file: metrics.jsonl; None writes none.
+          stop: takes in that training is under way.
+          clock: seconds, monotonic; tests pass their own.
+        """
+        self.file = file or NoMetrics()
+        self._trainer, self._stop = trainer, stop or Stop()
+        self._silent = None if distributed.is_main() else open(os.devnull, "w")  # closed by __exit__
+        self.progress = Progress(trainer.total_steps, self._silent, clock)
+        self._pending: _Pending | None = None
+        self._position = 0
+        self._programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
+        self._starting = contextlib.ExitStack()  # open until the first metrics are there
+
+    @property
+    def compilations(self) -> int:
+        """Training programs that this process compiled."""
+        return len(self._programs)
+
+    def start(self, progress: TrainProgress) -> None:
+        """Takes in where the training begins, and says what it waits for until a step's metrics are there."""
+        self._position = progress.position
+        devices = self._trainer.mesh.devices.size
+        on = f" on {devices:,} devices" if devices > 1 else ""
+        self._starting.enter_context(waiting.saying(f"compiling the step and running it once{on}"))
+
+    def step(self, progress: TrainProgress, metrics: Metrics) -> None:
+        """Takes in a step that was dispatched, and reads the metrics of the one before."""
+        program = tuple(sorted(progress.capacities.items()))
+        if program not in self._programs:
+            self._programs.add(program)
+            self.progress.compiled()
+        self._read(alone=False)
+        self._pending = _Pending(progress.step, self._position, progress.position - self._position, metrics)
+        self._position = progress.position
+
+    def flush(self) -> None:
+        """Reads the metrics of the last step, with no other under way."""
+        self._read(alone=True)
+
+    def _read(self, alone: bool) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        step, metrics, end = pending.step, pending.metrics, pending.first + pending.samples
+        watchdog.phase("wait")
+        ok = bool(metrics["ok"])
+        self._stop.training = True
+        self._starting.close()
+        if not ok:
+            raise self._fault(pending)
+        loss = float(metrics["loss"])
+        self.progress.update(step, end, loss, alone)
+        if step % self._trainer.config.train.log_every == 0 or step == self._trainer.total_steps:
+            rate = self.progress.samples_per_s
+            line = {"step": step, "split": "train", "loss": loss, "samples": end, "samples_per_s": rate}
+            self.file.write(line)
+
+    def _fault(self, pending: _Pending) -> DataError | TrainingError:
+        trainer = self._trainer
+        epoch, offset = divmod(pending.first, trainer.samples_per_epoch)
+        place = f"samples {offset} to {offset + pending.samples - 1} in the order of epoch {epoch}"
+        if float(pending.metrics["weight"]) == 0:
+            return DataError(
+                f"step {pending.step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
+                "samples out when preparing the data, or raise train.batch_size."
+            ).in_all()
+        return TrainingError(
+            explain(trainer.config.train, trainer.bound, pending.step, place, pending.metrics)
+        ).in_all()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the progress line."""
+        self._starting.close()
+        self.progress.close()
+        if self._silent is not None:
+            self._silent.close()

@@ -1,0 +1,103 @@
+"""Tables and lookups of a run: from its config and the schema of its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recjax.config.run import FeatureConfig, RunConfig, TableConfig
+from recjax.data.batch import Schema
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+from recjax.models.layers import LINEAR
+from recjax.settings.values import either
+
+
+def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+    """One lookup for each categorical feature of the data, in their order, and one table unless it shares another's.
+
+    A model with first-order weights has behind these a table and lookup `f.linear` of D=1 for each feature f,
+    which start at 0 and look up the same ids; its config says what updates them (None: what updates the others).
+    Features that share a table share these too. They are always pooled: by sum where the feature itself is not.
+
+    Raises:
+      ConfigError: settings of a table or feature that does not exist, a table that cannot be shared, or a feature that
+        is not pooled although the model takes no sequences.
+    """
+    embedding = config.embedding
+    table_of = _shares(embedding.features, schema)
+    narrow: Any = {"dtype": embedding.dtype, "rounding": embedding.rounding}
+    tables = [
+        TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer, embedding.init_scale, **narrow)
+        for f in schema.features
+        if table_of[f.name] == f.name
+    ]
+    features = []
+    for f in schema.features:
+        pooling = embedding.features.get(f.name, FeatureConfig()).pooling or embedding.pooling
+        features.append(FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted))
+    unpooled = [f.name for f in features if f.pooling == "none"]
+    if unpooled and not getattr(config.model, "sequences", False):
+        raise ConfigError(
+            f"pooling is none for {', '.join(unpooled)}, but model={config.model.kind} takes one vector for each "
+            f"feature. Set embedding.features.{unpooled[0]}.pooling=mean (or sum), or use a model of your own that "
+            "takes sequences: see `Your own model` in the README."
+        )
+    if getattr(config.model, "first_order", False):
+        optimizer = getattr(config.model, "linear", None) or embedding.optimizer
+        tables += [TableSpec(t.name + LINEAR, t.rows, 1, optimizer, init_scale=0, **narrow) for t in tables]
+        for spec in tuple(features):
+            first = dataclasses.replace(spec, name=spec.name + LINEAR, table=spec.table + LINEAR, source=spec.name)
+            features.append(dataclasses.replace(first, pooling="sum") if spec.pooling == "none" else first)
+    names = [t.name for t in tables]
+    for name, own in embedding.tables.items():
+        if name not in names:
+            where = f": that feature uses the table of {table_of[name]}" if table_of.get(name, name) != name else ""
+            raise ConfigError(f"embedding.tables.{name}: there is no table {name!r}{where}. {_nearest(name, names)}")
+        if name.removesuffix(LINEAR) in names[: names.index(name)] and own.dim not in (None, 1):
+            raise ConfigError(f"embedding.tables.{name}.dim is {own.dim}; first-order weights are one number a row.")
+    return tuple(_with_own(table, embedding.tables) for table in tables), tuple(features)
+
+
+def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, str]:
+    """Feature name -> name of the feature whose table it uses, mostly its own; ConfigError if that cannot be."""
+    names = [f.name for f in schema.features]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"embedding.features.{name}: the data have no feature {name!r}. {_nearest(name, names)}")
+    shares = {name: settings.get(name, FeatureConfig()).share or name for name in names}
+    for name, other in shares.items():
+        key = f"embedding.features.{name}.share={other}"
+        if other not in names:
+            raise ConfigError(f"{key}: the data have no feature {other!r}. {_nearest(other, names)}")
+        if shares[other] != other:
+            raise ConfigError(f"{key}: {other} itself uses the table of {shares[other]}. Name that one.")
+        rows, other_rows = schema.feature(name).rows, schema.feature(other).rows
+        if rows != other_rows:
+            raise ConfigError(
+                f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}; to share a table, equal ids must "
+                "mean the same in both. Prepare the data with one vocabulary for both features."
+            )
+    return shares
+
+
+def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpec:
+    """The table with what is set for it alone; the two classes' fields have equal names."""
+    own = settings.get(table.name, TableConfig())
+    values = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+    return dataclasses.replace(table, **{name: value for name, value in values.items() if value is not None})
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """The end of an error message: the names that are most similar, or else the first ones."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names[:10])}{more}."
+
+
+def dims(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> dict[str, int]:
+    """D of every lookup, by its name and in their order: what a model is built for."""
+    by_table = {t.name: t.dim for t in tables}
+    return {f.name: by_table[f.table] for f in features}

@@ -1,0 +1,310 @@
+"""The fixed parts of a training, from a config or put together by hand: mesh, tables, model, and the compiled steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from recjax.config.run import RunConfig
+from recjax.data import thread_map
+from recjax.data.batch import Batch
+from recjax.data.pipeline import batches
+from recjax.data.source import BlockSource, between, require_rows
+from recjax.embedding import replica_groups
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.plan import EXACT, Plan, make_plan
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.spec import TableSpec
+from recjax.errors import ConfigError
+from recjax.parallel import watchdog
+from recjax.parallel.mesh import AXES, make_mesh, whole
+from recjax.train import routers
+from recjax.train import state as states
+from recjax.train.agreement import StopRequested, never, synchronize_batches
+from recjax.train.dense import Dense, make_dense
+from recjax.train.inputs import InputStream
+from recjax.train.module import built
+from recjax.train.routers import InFlight
+from recjax.train.state import TrainState
+from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
+from recjax.train.step_inputs import StepInputs
+from recjax.train.table_specs import dims, specs
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """Trains and predicts: programs and what they are made of. Nothing in it changes; what does is the `TrainState`.
+
+    Attributes:
+      config: the run's config, as it is for so many training samples.
+      source: its data.
+      mesh: its devices.
+      plan: where each table lives.
+      bound: the plan bound to the mesh.
+      model: the dense module, with its initial weights.
+      tx: optimizer of the dense part.
+      dtype: of parameters and tables.
+      dense: how the dense part is held.
+      options: of the training step.
+    """
+
+    config: RunConfig
+    source: BlockSource
+    mesh: Mesh
+    plan: Plan
+    bound: BoundPlan
+    model: nnx.Module
+    tx: optax.GradientTransformation
+    dtype: Any
+    dense: Dense
+    options: StepOptions
+
+    def init_state(self) -> TrainState:
+        """Returns the state before the first step."""
+        return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense)
+
+    def restore(self, arrays: dict[str, Any], step: int) -> TrainState:
+        """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`."""
+        return states.from_host(arrays, step, self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense)
+
+    def export(self, state: TrainState) -> dict[str, Any]:
+        """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
+        return states.export(state, self.bound, self.dense)
+
+    @functools.cached_property
+    def step_program(self) -> jax.stages.Wrapped:
+        """The jitted training step: see `make_train_step`."""
+        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, self.options, self.dense)
+
+    @functools.cached_property
+    def predict_program(self) -> jax.stages.Wrapped:
+        """The jitted forward pass: see `make_predict`."""
+        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh, self.dense)
+
+    def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
+        """Dispatches one training step, which takes the place of `state`; nothing is awaited.
+
+        In a profile it is called dispatch.
+
+        Returns:
+          The new state, and the metrics of the step: see `make_train_step`.
+        """
+        with jax.profiler.TraceAnnotation("dispatch"):
+            return self.step_program(state, inputs)
+
+    def averaged(self, state: TrainState, step: int) -> TrainState:
+        """Returns the state with the means of all replica groups' tables and slots, if they are due after `step` steps.
+
+        They are every `train.average_every` steps where `train.replica_sync` is average; then the result takes the
+        place of `state`. Else it is `state`.
+        """
+        if not self.averages or step % self.config.train.average_every:
+            return state
+        with jax.profiler.TraceAnnotation("dispatch"):
+            tables, slots = self._average(state.tables, state.slots, state.ok)
+        return dataclasses.replace(state, tables=tables, slots=slots)
+
+    @property
+    def averages(self) -> bool:
+        """Whether independent replica groups take the mean of their tables, every `train.average_every` steps."""
+        return self.bound.independent and self.config.train.replica_sync == "average"
+
+    @functools.cached_property
+    def _average(self) -> Any:
+        return replica_groups.make_average(self.bound, self.mesh)
+
+    def predict(self, state: TrainState, stream: InputStream) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Predicts all batches of a stream, each while the next one is prepared.
+
+        Yields:
+          Each batch as it was read, and its logits: float64 [B].
+
+        Raises:
+          StopRequested: the stream's `stop` of any process has said so.
+        """
+        before: tuple[Batch, jax.Array] | None = None
+        for inputs in stream:
+            if stream.latest.stop:
+                raise StopRequested(stream.latest.stop)
+            prediction = stream.latest.batch, self.predict_program(state, inputs)
+            watchdog.phase("wait")
+            if before:
+                yield _rows(*before)
+            before = prediction
+        if before:
+            yield _rows(*before)
+        watchdog.phase("report")  # what is made of them is each process's own work
+
+    def train_inputs(self, stop: Callable[[], int] = never, save: Callable[[], int] = never) -> InputStream:
+        """The inputs of a training, without end; `load_state_dict` starts them elsewhere.
+
+        Args:
+          stop: asked before each batch; what any process's says, `latest.stop` says in all.
+          save: likewise for `latest.save`.
+        """
+        size = self.config.train.batch_size
+        read = functools.partial(self.routed_batches, stop=stop, save=save)
+        return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD)
+
+    def eval_inputs(self, split: str, stop: Callable[[], int] = never) -> InputStream:
+        """The inputs of one pass over a split, in the order of the prepared data; `stop` as for `train_inputs`."""
+        samples = int(self.source.row_counts(split).sum())
+        size = min(self.config.train.eval_batch_size, max(1, samples))
+
+        def read(position: int) -> Iterator[InFlight]:
+            route = functools.partial(self.route, batch_size=size)
+            workers = self.config.train.workers
+            stream = batches(self.source, split, size, position=position, epochs=1, transform=route, workers=workers)
+            return synchronize_batches(stream, self.mesh, stop)
+
+        return InputStream(read, self.router, size, samples, None)
+
+    def inputs_of(self, given: Iterable[Batch], batch_size: int) -> InputStream:
+        """The inputs of batches that all processes give alike, of up to `batch_size` samples; they must be valid."""
+        route = functools.partial(self.route, batch_size=batch_size)
+        workers = self.config.train.workers
+
+        def read(position: int) -> Iterator[InFlight]:
+            with ThreadPoolExecutor(max(1, workers)) as pool:
+                yield from synchronize_batches(thread_map.ahead(pool, workers, route, given), self.mesh)
+
+        return InputStream(read, self.router, batch_size, batch_size, None)
+
+    def routed_batches(
+        self, position: int = 0, stop: Callable[[], int] = never, save: Callable[[], int] = never
+    ) -> Iterator[InFlight]:
+        """The batches of a training from a sample on, checked and routed ahead by worker threads, but not placed."""
+        train, share = self.config.train, self.router.share
+        mine = host.samples_of(share, train.batch_size, train.accumulate)
+        stream = batches(
+            self.source,
+            "train",
+            train.batch_size,
+            seed=self.config.seed,
+            shuffle=train.shuffle,
+            shuffle_blocks=train.shuffle_blocks,
+            position=position,
+            workers=train.workers,
+            transform=functools.partial(self._route, batch_size=train.batch_size, parts=train.accumulate),
+            part=None if share.count == share.total else mine,
+        )
+        return synchronize_batches(stream, self.mesh, stop, save)
+
+    def route(self, batch: Batch, batch_size: int, parts: int = 1) -> InFlight:
+        """Routes this process's samples of a whole batch.
+
+        Args:
+          batch: all processes give the same.
+          batch_size: B, the most samples that a batch may have.
+          parts: as for `route_on_host`.
+        """
+        share = self.router.share
+        if share.count == share.total:
+            return self._route(batch, batch_size, parts)
+        mine = host.samples_of(share, batch_size, parts)
+        own = between(batch, *(min(edge, batch.size) for edge in mine))
+        return dataclasses.replace(self._route(own, batch_size, parts), batch=batch)
+
+    def _route(self, batch: Batch, batch_size: int, parts: int) -> InFlight:
+        with jax.profiler.TraceAnnotation("count"):
+            return InFlight(batch, self.router.route(batch, batch_size, parts))
+
+    @functools.cached_property
+    def router(self) -> routers.Router:
+        """Who routes, as `train.routing` says."""
+        choice = self.config.train.routing
+        if choice == "auto":
+            ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
+            accelerated = self.mesh.devices.flat[0].platform != "cpu"
+            choice = "device" if accelerated and ids >= routers.MANY_IDS else "host"
+        make = routers.DeviceRouter if choice == "device" else routers.HostRouter
+        return make(self.bound, self.mesh, self.dtype)
+
+    @functools.cached_property
+    def samples_per_epoch(self) -> int:
+        """Samples of the training split."""
+        return int(self.source.row_counts("train").sum())
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that an epoch takes; the last may be of fewer samples."""
+        return -(-self.samples_per_epoch // self.config.train.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of a whole run: `train.steps`, or as many as `train.epochs` hold."""
+        return self.config.train.steps or self.config.train.epochs * self.steps_per_epoch
+
+
+def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
+    return batch, whole(logits).astype(np.float64)[: batch.size]
+
+
+def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:
+    """Refuses what would round in a float64 run, which is there to be exact (ConfigError)."""
+    for table in tables:
+        if table.dtype != "float32":
+            raise ConfigError(
+                f"compute_dtype is float64, but table {table.name!r} is to hold {table.dtype}. Leave embedding.dtype "
+                "(and embedding.tables.*.dtype) at float32, which stands for float64 in such a run."
+            )
+    for name, segments in plan.tables.items():
+        if any(segment.exchange != EXACT for segment in segments):
+            raise ConfigError(
+                f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
+                "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."
+            )
+
+
+def build_trainer(
+    config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = (), weights: bool = True
+) -> Trainer:
+    """Builds all that a training needs. Starts the JAX back end.
+
+    Args:
+      config: the run's config.
+      source: its data; None opens `config.data`.
+      splits: those that must have rows, so that a run does not find out at its end.
+      weights: False leaves the model without its initial weights, in shapes alone: to compile, not to run.
+
+    Raises:
+      ConfigError, DataError, DeviceError: what config, data or devices lack.
+    """
+    source = config.data.open() if source is None else source
+    for split in splits:
+        require_rows(source, split)
+    config = config.for_rows(int(source.row_counts("train").sum()))
+    tables, features = specs(config, source.schema)
+    plan = make_plan(config.plan, tables, config.embedding.exchange)
+    mesh = make_mesh(config.mesh)
+    if config.compute_dtype == "float64":
+        _refuse_reduced(plan, tables)
+        jax.config.update("jax_enable_x64", True)
+    dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
+    build = functools.partial(
+        config.model.build,
+        len(source.schema.dense),
+        dims(tables, features),
+        dtype=jnp.dtype(config.compute_dtype),
+        seed=config.seed,
+    )
+    model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
+    groups, hosts, each = (mesh.shape[axis] for axis in AXES)
+    independent = config.train.replica_sync != "exact"
+    bound = bind(plan, tables, features, hosts * each, config.embedding.dedup, hosts, groups, independent)
+    tx = config.train.optimizer.build()
+    dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
+    train = config.train
+    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed)
+    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options)
