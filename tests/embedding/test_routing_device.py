@@ -1,4 +1,4 @@
-"""Routing on the devices against routing on the host, whose arrays test_route.py checks by brute force."""
+"""Routing on the devices against routing on the host, whose arrays test_routing_host.py checks by brute force."""
 
 import dataclasses
 import re

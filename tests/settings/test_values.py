@@ -1,4 +1,4 @@
-"""The range of a setting; how values are read and written is tested through the configs, in test_config.py."""
+"""The range of a setting; how values are read and written is tested through the configs, in test_overrides.py."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Handing rows out and gradients in, inside a host. Routing in two steps is read back in test_route.py."""
+"""Handing rows out and gradients in, inside a host. Routing in two steps is read back in test_routing_host.py."""
 
 import jax
 import jax.numpy as jnp
