@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import hashlib
 import json
 import typing
@@ -23,41 +22,21 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from recjax.errors import ConfigError
-from recjax.settings.named import Named, entry_class, split_name
+from recjax.settings.named import entry_class, split_name
+from recjax.settings.tree import Node, annotations_of, build, checked, classes_of, defaults_of, join, take_apart
 from recjax.settings.values import (
     WrongTypeError,
     either,
     example,
     expected,
-    fit,
     kind,
-    members,
     parse,
     same_word,
     written,
 )
 from recjax.utils import strict_json
-from recjax.utils.redact import holds_secret, masked
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass
-class _Node:
-    """A config taken apart, so that all changes are made before the checks of any `__post_init__` run.
-
-    Attributes:
-      cls: the dataclass to build again, or Named[X].
-      values: field name -> leaf value, or _Node for a nested config.
-    """
-
-    cls: Any
-    values: dict[str, Any]
-
-    def fields(self) -> dict[str, Any]:
-        """Field name (of a Named: name of an entry) -> annotation."""
-        entry = entry_class(self.cls)
-        return _annotations(self.cls) if entry is None else dict.fromkeys(self.values, entry)
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
@@ -70,13 +49,13 @@ def override(config: T, assignments: Sequence[str]) -> T:
       config: a config dataclass.
       assignments: texts "dotted.key=value". Values are read by the field's type: `true` or `false`; integers also
         as 1e6 or 1_000_000; `none` where allowed; tuples as 512,256,64 (of integers also 512-256-64; nothing is
-        the empty tuple); and as Python would write them (see `config_values.parse`). A nested config is replaced by the
+        the empty tuple); and as Python would write them (see `values.parse`). A nested config is replaced by the
         defaults of the class whose `kind` is given, unless it is of that class already: then it stays as it is.
 
     Raises:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
     """
-    root = _open(config)
+    root = take_apart(config)
     # A choice has fewer dots than the settings inside it; sorting is stable.
     for assignment in sorted(assignments, key=lambda assignment: assignment.partition("=")[0].count(".")):
         key, equals, text = assignment.partition("=")
@@ -86,7 +65,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
                 f"{assignment!r} is not an override: it has {lacks}. Write KEY=VALUE, without spaces around the '='."
             )
         _assign(root, key, text)
-    return typing.cast(T, _build(root))
+    return typing.cast(T, build(root))
 
 
 def to_json(config: object) -> str:
@@ -97,7 +76,7 @@ def to_json(config: object) -> str:
     Raises:
       ConfigError: a value does not fit its annotation (Python itself does not check).
     """
-    return json.dumps(_to_plain(_open(config)), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_to_plain(take_apart(config)), indent=2, allow_nan=False) + "\n"
 
 
 def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
@@ -113,7 +92,7 @@ def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
         value of the wrong type, or a check of the config that fails.
     """
     try:
-        return typing.cast(T, _build(_from_plain(cls, strict_json.parse(text), "")))
+        return typing.cast(T, build(_from_plain(cls, strict_json.parse(text), "")))
     except strict_json.JsonError as error:
         raise ConfigError(
             f"{error.at(source)}: {error}. The file may be damaged or cut short: restore it, or write it again from "
@@ -133,7 +112,7 @@ def flatten(config: object) -> dict[str, Any]:
     Raises:
       ConfigError: a value does not fit its annotation.
     """
-    return dict(_walk(_open(config)))
+    return dict(_walk(take_apart(config)))
 
 
 def diff(a: object, b: object) -> list[tuple[str, object, object]]:
@@ -165,9 +144,9 @@ def config_hash(config: object, ignore: Collection[str] = ()) -> str:
     Raises:
       ConfigError: a value does not fit its annotation.
     """
-    node = _open(config)
+    node = take_apart(config)
     tag = kind(node.cls)
-    changed = ({} if tag is None else {"kind": tag}) | _changed(node, _defaults(node.cls), frozenset(ignore))
+    changed = ({} if tag is None else {"kind": tag}) | _changed(node, defaults_of(node.cls), frozenset(ignore))
     canonical = json.dumps(changed, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:12]
 
@@ -181,14 +160,14 @@ def assignments(config: object) -> list[str]:
 
     def walk(changed: dict[str, Any], key: str) -> Iterator[str]:
         for name, value in changed.items():
-            path = key if name == "kind" else _join(key, name)
+            path = key if name == "kind" else join(key, name)
             if isinstance(value, dict):
                 yield from walk(value, path)
             else:
                 yield f"{path}={written(value)}"
 
-    node = _open(config)
-    return list(walk(_changed(node, _defaults(node.cls), ()), ""))
+    node = take_apart(config)
+    return list(walk(_changed(node, defaults_of(node.cls), ()), ""))
 
 
 def matches(key: str, names: Collection[str]) -> bool:
@@ -198,193 +177,130 @@ def matches(key: str, names: Collection[str]) -> bool:
 
 def named_keys(config: object) -> list[str]:
     """The keys that can be set for any name, which stands as NAME in them: "tables.NAME.dim"."""
-    return [key for key in _keys(_open(config)) if ".NAME." in key]
+    return [key for key in _keys(take_apart(config)) if ".NAME." in key]
 
 
-# Taking configs apart and building them.
+# Trees as keys, as differences and as JSON.
 
 
-@functools.cache
-def _annotations(cls: Any) -> dict[str, Any]:
-    """Field name -> resolved annotation, in the order of the fields."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
-
-
-def _defaults(cls: Any) -> dict[str, Any]:
-    """Field name -> its default, a leaf value or _Node; fields that have none are left out."""
-    values = {}
-    for field in dataclasses.fields(cls):
-        if field.init and field.default is not dataclasses.MISSING:
-            values[field.name] = field.default
-        elif field.init and field.default_factory is not dataclasses.MISSING:
-            values[field.name] = field.default_factory()
-    annotations = _annotations(cls)
-    return {name: _opened(value, annotations[name], name) for name, value in values.items()}
-
-
-def _classes(annotation: Any) -> list[type]:
-    """The config classes that the annotation allows."""
-    return [member for member in members(annotation) if isinstance(member, type) and dataclasses.is_dataclass(member)]
-
-
-def _open(config: object, key: str = "") -> _Node:
-    """Takes a config apart; ConfigError if a value does not fit its annotation."""
-    node = _Node(type(config), {})
-    for name, annotation in _annotations(node.cls).items():
-        node.values[name] = _opened(getattr(config, name), annotation, _join(key, name))
-    return node
-
-
-def _opened(value: Any, annotation: Any, path: str) -> Any:
-    """The value of one field as a _Node keeps it."""
-    if type(value) in _classes(annotation):
-        return _open(value, path)
-    if type(value) is Named and (entry := entry_class(annotation)) is not None:
-        return _Node(annotation, {name: _opened(each, entry, _join(path, name)) for name, each in value.items()})
-    return _checked(value, annotation, path, repr(value))
-
-
-def _checked(value: Any, annotation: Any, path: str, written: str) -> Any:
-    """`fit`, with a ConfigError that names the key; `written` is the value as its source writes it."""
-    if isinstance(value, str) and holds_secret(value):
-        raise ConfigError(
-            f"{path} is {masked(value)}, which holds a credential: settings are printed and kept in run folders. Give "
-            "the path alone, and the credential as the storage's own tools expect it (an environment variable, a file)."
-        )
-    try:
-        return fit(value, annotation)
-    except WrongTypeError:
-        raise ConfigError(f"{path} is {written}; expected {expected(annotation)}. Correct the value.") from None
-
-
-def _build(node: _Node, key: str = "") -> object:
-    """Builds the config, innermost first, so that a failing check is reported with the config's own path."""
-    values = {name: _build(v, _join(key, name)) if isinstance(v, _Node) else v for name, v in node.values.items()}
-    try:
-        return node.cls(**values) if entry_class(node.cls) is None else Named(values)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}" if key else str(error)) from error
-
-
-def _walk(node: _Node, key: str = "", entry: bool = False) -> Iterator[tuple[str, Any]]:
+def _walk(node: Node, key: str = "", entry: bool = False) -> Iterator[tuple[str, Any]]:
     """Yields (dotted key, leaf value or kind); of an entry of a Named only what is set."""
     if (tag := kind(node.cls)) is not None:
         yield key or "kind", tag
     for name, value in node.values.items():
-        if isinstance(value, _Node):
-            yield from _walk(value, _join(key, name), entry_class(node.cls) is not None)
+        if isinstance(value, Node):
+            yield from _walk(value, join(key, name), entry_class(node.cls) is not None)
         elif value is not None or not entry:
-            yield _join(key, name), value
+            yield join(key, name), value
 
 
-def _changed(node: _Node, defaults: dict[str, Any], ignore: Collection[str], key: str = "") -> dict[str, Any]:
-    """What of the node differs from `defaults` (name -> leaf or _Node), as nested dicts that JSON can store."""
+def _changed(node: Node, defaults: dict[str, Any], ignore: Collection[str], key: str = "") -> dict[str, Any]:
+    """What of the node differs from `defaults` (name -> leaf or Node), as nested dicts that JSON can store."""
     changed = {}
     if (entry := entry_class(node.cls)) is not None:
-        defaults = dict.fromkeys(node.values, _open(entry()))
+        defaults = dict.fromkeys(node.values, take_apart(entry()))
     for name, value in node.values.items():
-        path, default = _join(key, name), defaults.get(name, dataclasses.MISSING)
+        path, default = join(key, name), defaults.get(name, dataclasses.MISSING)
         if matches(path, ignore):
             continue
-        if not isinstance(value, _Node):
+        if not isinstance(value, Node):
             # As JSON, because True == 1 == 1.0 in Python.
-            if default is dataclasses.MISSING or isinstance(default, _Node) or json.dumps(value) != json.dumps(default):
+            if default is dataclasses.MISSING or isinstance(default, Node) or json.dumps(value) != json.dumps(default):
                 changed[name] = value
-        elif isinstance(default, _Node) and default.cls is value.cls:
+        elif isinstance(default, Node) and default.cls is value.cls:
             if inner := _changed(value, default.values, ignore, path):
                 changed[name] = inner
         else:
             tag = kind(value.cls)
-            inner = _changed(value, _defaults(value.cls), ignore, path)
+            inner = _changed(value, defaults_of(value.cls), ignore, path)
             changed[name] = inner if tag is None else {"kind": tag} | inner
     return changed
 
 
-def _to_plain(node: _Node) -> dict[str, Any]:
+def _to_plain(node: Node) -> dict[str, Any]:
     """The node as what JSON can store."""
     tag = kind(node.cls)
-    values = {name: _to_plain(v) if isinstance(v, _Node) else v for name, v in node.values.items()}
+    values = {name: _to_plain(v) if isinstance(v, Node) else v for name, v in node.values.items()}
     return values if tag is None else {"kind": tag} | values
 
 
-def _from_plain(cls: type, plain: Any, key: str) -> _Node:
+def _from_plain(cls: type, plain: Any, key: str) -> Node:
     """The inverse of `_to_plain`: `plain` must be a config of class `cls`."""
     place = key or "the outermost object"
     if not isinstance(plain, dict):
         raise ConfigError(f"{place} is {json.dumps(plain)}; expected an object with the keys of {cls.__name__}.")
     tag = kind(cls)
-    names = [*_annotations(cls)] if tag is None else ["kind", *_annotations(cls)]
-    defaults = _defaults(cls)
+    names = [*annotations_of(cls)] if tag is None else ["kind", *annotations_of(cls)]
+    defaults = defaults_of(cls)
     for problem, wrong in (
         ("has unknown keys", [name for name in plain if name not in names]),
         ("lacks the keys", [name for name in names if name not in plain and name not in defaults]),
     ):
         if wrong:
             raise ConfigError(
-                f"{place} {problem} {', '.join(_join(key, name) for name in wrong)}. The keys of {cls.__name__} are "
+                f"{place} {problem} {', '.join(join(key, name) for name in wrong)}. The keys of {cls.__name__} are "
                 f"{', '.join(names)}. The file was edited, or comes from another version of recjax: write it again "
                 "from the preset."
             )
     if tag is not None and plain["kind"] != tag:
-        raise ConfigError(f"{_join(key, 'kind')} is {json.dumps(plain['kind'])}; expected {tag!r}.")
-    node = _Node(cls, {})
-    for name, annotation in _annotations(cls).items():
+        raise ConfigError(f"{join(key, 'kind')} is {json.dumps(plain['kind'])}; expected {tag!r}.")
+    node = Node(cls, {})
+    for name, annotation in annotations_of(cls).items():
         if name not in plain:
             node.values[name] = defaults[name]
             continue
-        value, path = plain[name], _join(key, name)
-        classes = _classes(annotation)
+        value, path = plain[name], join(key, name)
+        classes = classes_of(annotation)
         if isinstance(value, dict) and len(classes) > 1:
             classes = [choice for choice in classes if kind(choice) == value.get("kind")]
         if isinstance(value, dict) and (entry := entry_class(annotation)) is not None:
-            entries = {each: _from_plain(entry, inner, _join(path, each)) for each, inner in value.items()}
-            node.values[name] = _Node(annotation, entries)
+            entries = {each: _from_plain(entry, inner, join(path, each)) for each, inner in value.items()}
+            node.values[name] = Node(annotation, entries)
         elif isinstance(value, dict) and classes:
             node.values[name] = _from_plain(classes[0], value, path)
         else:
             written = json.dumps(value)
-            node.values[name] = _checked(tuple(value) if isinstance(value, list) else value, annotation, path, written)
+            node.values[name] = checked(tuple(value) if isinstance(value, list) else value, annotation, path, written)
     return node
 
 
 # Overrides.
 
 
-def _assign(root: _Node, key: str, text: str) -> None:
+def _assign(root: Node, key: str, text: str) -> None:
     """Sets one value inside `root`; ConfigError if the key is unknown or the text does not fit."""
     node: Any = root
     parts = key.split(".")
-    while len(parts) > 1 and isinstance(node, _Node):
+    while len(parts) > 1 and isinstance(node, Node):
         if (entry := entry_class(node.cls)) is None:
             node = node.values.get(parts.pop(0))
         else:
             name, parts = split_name(parts, entry)
-            node = node.values.setdefault(name, _open(entry()))
+            node = node.values.setdefault(name, take_apart(entry()))
     leaf = parts[0]
-    annotation = node.fields().get(leaf, entry_class(node.cls)) if isinstance(node, _Node) else None
+    annotation = node.fields().get(leaf, entry_class(node.cls)) if isinstance(node, Node) else None
     if annotation is None:
         raise ConfigError(_unknown_key(root, key))
-    for choice in _classes(annotation):
+    for choice in classes_of(annotation):
         if (tag := kind(choice)) is not None and same_word(text, tag):
             present = node.values.get(leaf)
-            if not isinstance(present, _Node) or present.cls is not choice:
-                node.values[leaf] = _open(choice(), key)
+            if not isinstance(present, Node) or present.cls is not choice:
+                node.values[leaf] = take_apart(choice(), key)
             return
     try:
         node.values[leaf] = parse(text, annotation)
     except WrongTypeError:
         if (sample := example(annotation)) is None:
             entry = entry_class(annotation)
-            group, cls = (key, _classes(annotation)[0]) if entry is None else (key + ".NAME", entry)
-            inner = ", ".join(_join(group, name) for name in _annotations(cls))
+            group, cls = (key, classes_of(annotation)[0]) if entry is None else (key + ".NAME", entry)
+            inner = ", ".join(join(group, name) for name in annotations_of(cls))
             raise ConfigError(f"{key}={text}: {key} is a group of settings. Set one of them: {inner}.") from None
         raise ConfigError(
             f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={sample}."
         ) from None
 
 
-def _unknown_key(root: _Node, key: str) -> str:
+def _unknown_key(root: Node, key: str) -> str:
     """The message for a key that does not exist: where it would exist, or else the nearest keys that do."""
     if choices := [assignment for known, assignment in _by_kind(root) if known == key]:
         return f"unknown key {key!r}: it exists only with {either(choices)}. Give that too."
@@ -401,29 +317,24 @@ def _unknown_key(root: _Node, key: str) -> str:
     return f"unknown key {key!r}. {nearest} `recjax show PRESET` prints all keys."
 
 
-def _keys(node: _Node, key: str = "") -> Iterator[str]:
+def _keys(node: Node, key: str = "") -> Iterator[str]:
     """Yields every key that can be set: all leaves, and the nested configs that are chosen by kind."""
     for name, annotation in node.fields().items():
-        path, value = _join(key, name), node.values[name]
+        path, value = join(key, name), node.values[name]
         if example(annotation) is not None:
             yield path
-        if isinstance(value, _Node):
+        if isinstance(value, Node):
             yield from _keys(value, path)
         if (entry := entry_class(annotation)) is not None:
-            yield from _keys(_open(entry()), _join(path, "NAME"))
+            yield from _keys(take_apart(entry()), join(path, "NAME"))
 
 
-def _by_kind(node: _Node, key: str = "") -> Iterator[tuple[str, str]]:
+def _by_kind(node: Node, key: str = "") -> Iterator[tuple[str, str]]:
     """Yields (dotted key, assignment that makes it exist) for the fields of every kind that can be chosen."""
     for name, annotation in node.fields().items():
-        path, value = _join(key, name), node.values[name]
-        for choice in _classes(annotation):
+        path, value = join(key, name), node.values[name]
+        for choice in classes_of(annotation):
             if kind(choice) is not None:
-                yield from ((_join(path, field), f"{path}={kind(choice)}") for field in _annotations(choice))
-        if isinstance(value, _Node):
+                yield from ((join(path, field), f"{path}={kind(choice)}") for field in annotations_of(choice))
+        if isinstance(value, Node):
             yield from _by_kind(value, path)
-
-
-def _join(key: str, name: str) -> str:
-    """The dotted key of `name` inside `key`."""
-    return f"{key}.{name}" if key else name
