@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 
 from recjax.errors import TrainingError
 from recjax.parallel import distributed, watchdog
-from recjax.train.checkpoint import array_store, manifest, save_protocol
+from recjax.train.checkpoint import array_store, manifest, reading, save_protocol
 from recjax.train.checkpoint.array_store import Arrays
 from recjax.utils.files import disk_error, flush_folder
 
@@ -173,7 +173,7 @@ class Checkpoints:
             try:
                 used = _used(folder, step, use)
             except manifest.Damage as damage:
-                if _gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
+                if reading.gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
                     return self.newest(report, use)
                 damages[folder] = str(damage)
                 self._damaged.add(step)
@@ -209,7 +209,7 @@ class Checkpoints:
         try:
             return _used(folders[step], step, use)
         except manifest.Damage as damage:
-            if _gone(folders[step]):
+            if reading.gone(folders[step]):
                 return self.restore(step, use)
             raise TrainingError(
                 f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
@@ -223,7 +223,7 @@ class Checkpoints:
         except FileNotFoundError:
             names = []
         except OSError as error:
-            raise _unreadable(self._directory, error) from error
+            raise reading.unreadable(self._directory, error) from error
         if together:
             names = json.loads(distributed.from_main("its checkpoints", json.dumps(names)))
         # Backwards, so that "00000100", if it is there, takes the place of "00000100.replaced".
@@ -245,7 +245,7 @@ class Checkpoints:
                 unfinished.mkdir()
                 if others:
                     save_protocol.post(turn, "folder", unfinished.name)
-                written = {"state": whole} | ({_part(0): pieces} if pieces else {})
+                written = {"state": whole} | ({reading.part(0): pieces} if pieces else {})
                 samples = {name: array_store.write(unfinished / name, held) for name, held in written.items()}
                 self._arrays_read.set()
                 for name, held in written.items():
@@ -260,7 +260,7 @@ class Checkpoints:
                         content["parts"].append(told["corners"])
                         known |= told["files"]
                     save_protocol.forget(turn - 1)  # all others have begun this one
-                    _read(unfinished, content)  # what they wrote is here, too
+                    reading.read(unfinished, content)  # what they wrote is here, too
                 manifest.seal(unfinished, content, known)
                 self._put(unfinished, final)
             except BaseException:
@@ -287,7 +287,7 @@ class Checkpoints:
         try:
             name = save_protocol.said(turn, "folder")
             _, pieces = array_store.parted(arrays)
-            folder = self._directory / name / _part(me)
+            folder = self._directory / name / reading.part(me)
             try:
                 samples = array_store.write(folder, pieces) if pieces else {}
                 self._arrays_read.set()
@@ -343,30 +343,21 @@ class Checkpoints:
 def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
     """What `use` makes of a checkpoint; `Damage` in all processes if any of them cannot read it."""
     with watchdog.during("restore"):
-        content, damage = _verified(folder, step)
+        content, damage = reading.verified(folder, step)
         if not damage:
             try:
-                restored = Restored(step, _read(folder, content), content["meta"])
+                restored = Restored(step, reading.read(folder, content), content["meta"])
             except manifest.Damage as error:
                 damage = str(error)
             except (KeyError, TypeError, AttributeError) as error:
                 damage = f"it cannot be read: {error}"
-        _agree(f"what checkpoint {step} is", damage)
+        reading.agree(f"what checkpoint {step} is", damage)
         try:
             used = use(restored)
         except manifest.Damage as error:
             damage = str(error)
-        _agree(f"whether checkpoint {step} could be read", damage)
+        reading.agree(f"whether checkpoint {step} could be read", damage)
         return used
-
-
-def _read(folder: Path, content: dict[str, Any]) -> Arrays:
-    """The arrays of a checkpoint, whose manifest says `content`; `Damage` if it holds something else."""
-    parts = [(folder / _part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
-    try:
-        return array_store.read(folder / "state", content["arrays"], parts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
-        raise manifest.Damage(f"it cannot be read: {error}") from error
 
 
 def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseException:
@@ -379,41 +370,6 @@ def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseExcept
     return disk_error(folder, error, needed_bytes) if isinstance(error, OSError) else error
 
 
-def _agree(topic: str, damage: str) -> None:
-    """Each process says what it found, and all raise it."""
-    if found := next((d for d in distributed.gather(topic, damage) if d), ""):
-        raise manifest.Damage(found)
-
-
-def _verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
-    try:
-        content = manifest.verify(folder, (distributed.process(), distributed.processes()))
-        said = content.get("step")
-        return content, "" if said == step else f"its manifest is of step {said}"
-    except PermissionError as error:
-        raise _unreadable(folder, error) from error
-    except manifest.Damage as damage:
-        return {}, str(damage)
-    except (OSError, ValueError, KeyError) as error:
-        return {}, f"it cannot be read: {error}"
-
-
-def _gone(folder: Path) -> bool:
-    return distributed.from_main("a folder", "" if folder.exists() else "gone") == "gone"
-
-
 def _flushed(folder: Path) -> manifest.Files:
     """The files of a folder in a checkpoint, which need not be there, by their paths in the checkpoint."""
     return {f"{folder.name}/{path}": what for path, what in manifest.flush(folder).items()} if folder.exists() else {}
-
-
-def _part(process: int) -> str:
-    """Folder of what a process held."""
-    return f"part-{process:05}"
-
-
-def _unreadable(folder: Path, error: OSError) -> TrainingError:
-    return TrainingError(
-        f"cannot read {error.filename or folder}: {error.strerror}. Make the run folder readable for this user (uid "
-        f"{os.geteuid()})."
-    )
