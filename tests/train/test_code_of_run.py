@@ -1,4 +1,4 @@
-"""A run goes on, and is evaluated, with the code that it was trained with, or not at all."""
+"""A run goes on with the code that it was trained with, or not at all."""
 
 import importlib
 import json
@@ -9,12 +9,10 @@ import shutil
 import sys
 import types
 
-import numpy as np
 import own_model
 import pytest
-from commands import assert_refused, contents, inside, lines_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from code_support import BIAS, FACTOR, claimed, load, refused
+from commands import contents, inside, lines_of
 
 import recjax
 from recjax import settings as machinery
@@ -27,34 +25,10 @@ from recjax.sweep.file import read_sweep
 from recjax.train import preflight
 from recjax.train.run.folder import RunFolder, read_config
 
-FACTOR, BIAS = ("FACTOR = 1.0", "FACTOR = 0.0"), ("+ bias", "- bias")  # edits of the preset, and of its helper
-
-
-def refused(done, *patterns, status=2):
-    """Checks a refusal whose paragraph a difference may follow; gives the lines of that."""
-    paragraph = next(line for line in done.err.splitlines() if line.startswith("recjax: error: "))
-    before, _, shown = done.err.partition(paragraph)
-    done.err = before + paragraph + "\n"
-    assert_refused(done, status, *patterns)
-    return shown.strip().splitlines()
-
 
 @pytest.fixture
 def file(tmp_path):
     return own_model.write(tmp_path / "code")
-
-
-def claimed(config, out, *, trained=True, **how):
-    """A run folder of this config as training makes it, with something in the place of a checkpoint."""
-    with RunFolder(out, config) as folder:
-        folder.claim(how.pop("report", print), **how)
-    if trained:
-        (out / "checkpoints" / "00000001").mkdir(parents=True, exist_ok=True)
-    return out
-
-
-def load(file):
-    return recjax.load(str(file))
 
 
 # Real runs.
@@ -143,133 +117,6 @@ def test_fitting_in_a_notebook_after_an_edit(tmp_path, file, monkeypatch):
     with pytest.raises(ConfigError, match=r"mine\.py changed"):
         recjax.fit(old, default_out(new))
     assert own_code.source_of(type(recjax.config.presets.override(old, ["seed=1"]))) == own_code.source_of(type(old))
-
-
-# Who may run what.
-
-
-def spy(tmp_path, folder, name="spy.py"):
-    """A preset in `folder` that leaves a mark if it is run."""
-    file = own_model.write(folder, name)
-    file.write_text(file.read_text() + f"\n__import__('pathlib').Path({str(tmp_path / 'was_here')!r}).touch()\n")
-    return file
-
-
-def foreign(tmp_path):
-    """A run folder from somebody else whose code leaves a mark."""
-    file = spy(tmp_path, tmp_path / "theirs")
-    out = claimed(load(file), tmp_path / "run")
-    shutil.rmtree(tmp_path / "theirs")
-    (tmp_path / "was_here").unlink()
-    return out
-
-
-def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = foreign(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}\n")
-    (tmp_path / "link").symlink_to(out, target_is_directory=True)
-    (tmp_path / "outside").mkdir()
-    shutil.copytree(out / "source", tmp_path / "brought")  # as an archive may, beside the run folder
-    (tmp_path / "outside/link.py").symlink_to(out / "source/spy.py")
-    (out / "source/to_outside.py").symlink_to(spy(tmp_path, tmp_path / "outside2"))
-    (out / "__init__.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
-    shutil.copy(out / "source/head.py", tmp_path / "outside/head.py")
-    plain = json.loads((out / "config.json").read_text())
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(out / "source"))
-    for place in (
-        plain["class"].partition(":")[0],
-        out / "source/spy.py",
-        out / "source/../source/spy.py",
-        "run/source/spy.py",
-        "./run/source/spy.py",
-        "brought/spy.py",
-        "~/spy.py",
-        tmp_path / "link/source/spy.py",
-        tmp_path / "outside/link.py",
-        out / "source/to_outside.py",
-        "/proc/self/cwd/run/source/spy.py",
-        "run.source.spy",
-        "run",
-        "spy",
-        "source.spy",
-        "link.source.spy",
-        "__main__",
-        "no\0file.py",
-        "/no\0file.py",
-    ):
-        for content in (plain, {key: value for key, value in plain.items() if key != "source"}):  # as made long ago
-            (out / "config.json").write_text(json.dumps(content | {"class": f"{place}:LinearRun"}))
-            for command in (
-                ("eval", out),
-                ("eval", "link"),
-                ("predict", out, "--input", "rows.jsonl", "--out", "x.csv"),
-                ("weights", "export", out, "--format", "facebook", "--out", "x.npz"),
-                ("train", "synthetic", "--out", out),
-            ):
-                done = inside(*command)
-                assert done.status == 2 and "Traceback" not in done.err, (place, command, done.err)
-                assert not (tmp_path / "was_here").exists(), (place, command)
-    (out / "config.json").write_text(json.dumps(plain))
-    read_config(out, trust_code=True)
-    assert (tmp_path / "was_here").exists()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("eval", "run"),
-        ("predict", "run", "--input", "rows.jsonl", "--out", "x.csv"),
-        ("weights", "export", "run", "--format", "facebook", "--out", "x.npz"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_the_option_runs_the_copy(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    foreign(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}\n")
-    refused(inside(*command), r"spy\.py: there is no such file any more", "--trust-code")
-    assert not (tmp_path / "was_here").exists()
-    done = inside(*command, "--trust-code")
-    assert (tmp_path / "was_here").exists()
-    assert_refused(done, 1, "checkpoint")  # there is but a stand-in for one
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda out: own_model.edit(out / "source/spy.py", *FACTOR), r"damaged or was edited: .*It is not run"),
-        (lambda out: (out / "source/head.py").write_text("def logits(:"), r"damaged or was edited"),
-        (lambda out: (out / "source/head.py").unlink(), r"is not whole: .*head\.py"),
-        (lambda out: shutil.rmtree(out / "source"), r"is not whole: .*spy\.py"),
-        (
-            lambda out: os.mkfifo((out / "source/spy.py").replace(out / "source/x") and out / "source/spy.py"),
-            "not whole",
-        ),
-    ],
-)
-def test_a_damaged_copy_is_not_run(tmp_path, change, message):
-    out = foreign(tmp_path)
-    change(out)
-    with pytest.raises(ConfigError, match=message):
-        read_config(out, trust_code=True)
-    assert not (tmp_path / "was_here").exists()
-
-
-@pytest.mark.parametrize(
-    "source",
-    [5, "x", [], {}, {"hash": "x"}, {"hash": 1, "files": ["a.py"]}, {"hash": "x", "files": []},
-     {"hash": "x", "files": ["../a.py"]}, {"hash": "x", "files": ["/a.py"]}, {"hash": "x", "files": ["a.py", 5]},
-     {"hash": "x", "files": ["a.txt"]}, {"hash": "x", "files": ["a\0.py"]}],
-)  # fmt: skip
-def test_what_a_config_says_of_its_source_is_checked(tmp_path, source):
-    out = foreign(tmp_path)
-    plain = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(plain | {"source": source}))
-    with pytest.raises(ConfigError, match="what it says of `source` was edited or damaged"):
-        read_config(out, trust_code=True)
-    assert not (tmp_path / "was_here").exists()
 
 
 # Which run goes on.
@@ -468,131 +315,3 @@ def test_settings_alone_name_the_folder_of_a_built_in_model(tmp_path):
     assert default_out(config).name.endswith(machinery.config_hash(config, recjax.config.presets.FREE_ON_RESUME))
     kept = json.loads((claimed(config, tmp_path / "run") / "config.json").read_text())
     assert "source" not in kept and "class" not in kept and not (tmp_path / "run/source").exists()
-
-
-# Any order of events, with a stand-in for the training.
-
-
-class Researcher:
-    """One who edits, moves and trains; `weights` is what a model of this state must do."""
-
-    def __init__(self, folder):
-        self.base, self.out, self.place = folder, folder / "run", 0
-        own_model.write(folder / "0")
-        self.factor, self.sign, self.steps, self.bin = 1, "+", 2, None
-        self.trained = None  # (factor, sign) of the run folder's weights
-        self.recorded = None  # the place that its config.json names
-
-    @property
-    def code(self):
-        return self.base / str(self.place)
-
-    @property
-    def file(self):
-        return self.code / "mine.py"
-
-    def replace(self, file, old, new):
-        if self.bin is None and old != new:
-            own_model.edit(self.code / file, old, new)
-
-    def edit(self, to):
-        self.replace("mine.py", f"FACTOR = {self.factor}.0", f"FACTOR = {to}.0")
-        self.factor = to if self.bin is None else self.factor
-
-    def edit_helper(self, to):
-        sign = "+-"[to % 2]
-        self.replace("head.py", f"{self.sign} bias", f"{sign} bias")
-        self.sign = sign if self.bin is None else self.sign
-
-    def comment(self, to):
-        self.replace("mine.py", f"\nFACTOR = {self.factor}.0", f"\n# {to}\nFACTOR = {self.factor}.0")
-        self.replace("head.py", "def logits", f"# {to}\n\ndef logits")
-
-    def set(self, to):
-        self.replace("mine.py", f"steps={self.steps}", f"steps={to + 2}")
-        self.steps = to + 2 if self.bin is None else self.steps
-
-    def move(self, to):
-        if self.bin is None and to != self.place:
-            os.rename(self.code, self.base / str(to))
-            self.place = to
-
-    def delete(self, _):
-        if self.bin is None:
-            self.bin = self.base / "bin"
-            os.rename(self.code, self.bin)
-
-    def restore(self, _):
-        if self.bin is not None:
-            os.rename(self.bin, self.code)
-            self.bin = None
-
-    def damage(self, _):
-        copy = self.out / "source/head.py"
-        if copy.exists():
-            copy.write_text(copy.read_text().replace("bias\n", "bias * 5\n"))
-
-    # What is looked at.
-
-    def now(self):
-        return None if self.bin is not None else (self.factor, self.sign)
-
-    def behaviour(self, cls):
-        """What a class's model does, by running it."""
-        head = vars(sys.modules[cls.__module__])
-        return int(head["FACTOR"]), "+" if head["logits"](np.ones((1, 1)), 1)[0] == 2 else "-"
-
-    def train(self, _):
-        if self.now() is None:
-            with pytest.raises(ConfigError, match="there is no file"):
-                load(self.file)
-            return
-        config = load(self.file)
-        assert self.behaviour(type(config)) == self.now() and config.train.steps == self.steps
-        if self.trained in (None, self.now()):
-            claimed(config, self.out)
-            self.trained, self.recorded = self.now(), self.place
-            return
-        changed = [name for name, i in (("mine.py", 0), ("head.py", 1)) if self.trained[i] != self.now()[i]]
-        before = contents(self.out)
-        with pytest.raises(ConfigError, match="holds a run of other code") as caught:
-            claimed(config, self.out)
-        intact = "bias * 5" not in (self.out / "source/head.py").read_text()
-        assert not intact or f"code: {', '.join(changed)} changed" in str(caught.value)
-        assert contents(self.out) == before
-
-    def train_by_default(self, _):
-        if self.now() is not None:
-            config = load(self.file)
-            out = claimed(config, self.base / default_out(config))
-            assert self.behaviour(type(read_config(out, trust_code=True))) == self.now()
-
-    def evaluate(self, to):
-        trust = bool(to % 2)
-        if self.trained is None:
-            return
-        original = self.trained if self.recorded == self.place and self.now() == self.trained else None
-        intact = "bias * 5" not in (self.out / "source/head.py").read_text()
-        if original or (trust and intact):
-            assert self.behaviour(type(read_config(self.out, trust_code=trust))) == self.trained
-            return
-        with pytest.raises(ConfigError) as caught:
-            read_config(self.out, trust_code=trust)
-        if trust:
-            assert "It is not run" in str(caught.value)
-        elif self.recorded != self.place or self.now() is None:
-            assert "no such file any more" in str(caught.value)
-        else:
-            assert "changed since" in str(caught.value) or "is now" in str(caught.value) or "was " in str(caught.value)
-
-
-EVENTS = ("edit", "edit_helper", "comment", "set", "move", "delete", "restore", "damage")
-LOOKS = ("train", "train_by_default", "evaluate")
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from(EVENTS + LOOKS * 2), st.integers(0, 3)), max_size=14))
-def test_any_order_of_edits_and_runs(tmp_path_factory, events):
-    researcher = Researcher(tmp_path_factory.mktemp("research"))
-    for name, to in [("train", 0), *events, ("evaluate", 0), ("train", 0), ("evaluate", 1), ("evaluate", 0)]:
-        getattr(researcher, name)(to)
