@@ -1,4 +1,4 @@
-"""The answer to a command line that cannot be read: one paragraph, with what was meant where that can be told."""
+"""Refusals of a command line that cannot be read: one paragraph, with the nearest word where there is one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ STATUS = 2  # of bad usage
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one paragraph, like all of recjax's; the lines of usage are for --help."""
+    """A parser whose errors are one paragraph, as everywhere in recjax; --help alone prints the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with `message`, the verb's example and status 2."""
+        """Ends the program with status 2, `message` and, where an argument is missing, the verb's example."""
         if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             message += f".{did_you_mean(wrong[1], re.findall(r'[a-z0-9][a-z0-9_ -]*', wrong[2]))}"
         example = re.search(r"^example: (.*)$", self.epilog or "", re.M)
@@ -30,18 +30,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(given: str, words: Iterable[str]) -> str:
-    """The question whether the nearest of the words was meant, with a space before it; "" where none is near."""
+    """Returns " Did you mean WORD?" with the nearest of the words; "" where none is near."""
     near = difflib.get_close_matches(given, list(words), n=1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def refuse(options: argparse.Namespace, argument: str, arguments: Sequence[str]) -> NoReturn:
-    """Ends the program because of an argument that the verb does not know.
+    """Ends the program with status 2 because of an argument that the verb does not know.
 
     Args:
-      options: what could be read, with the `parser` of the verb.
-      argument: the one that is not known.
-      arguments: all of the command line.
+      options: the arguments that could be read, with the `parser` of the verb.
+      argument: the unknown one.
+      arguments: the whole command line.
     """
     parser: Parser = options.parser
     hint = ""
@@ -53,7 +53,7 @@ def refuse(options: argparse.Namespace, argument: str, arguments: Sequence[str])
 
 
 def _as_setting(options: argparse.Namespace, argument: str, arguments: Sequence[str]) -> str:
-    """How the argument is written as a setting, if there is a setting of that name."""
+    """Returns a sentence that writes the argument as a setting; "" if there is no setting of that name."""
     if not argument.startswith("-"):
         return " Settings are written KEY=VALUE, without spaces around the '='."
     name, equals, value = argument.lstrip("-").replace("-", "_").partition("=")
@@ -68,7 +68,7 @@ def _as_setting(options: argparse.Namespace, argument: str, arguments: Sequence[
 
 
 def _keys_like(options: argparse.Namespace, name: str) -> list[str]:
-    """The keys of settings that `name` is, or is the last part of; three at most."""
+    """Returns the keys of settings that are `name` or end in it; three at most."""
     from recjax import settings  # which other mistakes need not wait for
     from recjax.errors import ConfigError
 

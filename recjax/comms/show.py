@@ -102,7 +102,7 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def replay_text(result: Mapping[str, Any]) -> str:
-    """What `recjax.comms.replay_report.figures` says, as a table."""
+    """Renders the result of `recjax.comms.replay_report.figures` as a table."""
     rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
              "original us", "last us"]]  # fmt: skip
     for line in result["collectives"]:
@@ -137,7 +137,7 @@ def replay_text(result: Mapping[str, Any]) -> str:
 
 
 def sweep_text(result: Mapping[str, Any]) -> str:
-    """What `recjax.comms.microbenchmark.sweep` says, as tables."""
+    """Renders the result of `recjax.comms.microbenchmark.sweep` as tables."""
     parts = [f"{result['devices']} devices ({result['device']}), {result['processes']} process(es)"]
     for kind, found in result["collectives"].items():
         rows = [[kind, "p50 us", "p95 us", "last us", "algorithm GB/s", "bus GB/s"]]

@@ -1,4 +1,4 @@
-"""The code of a model of one's own: the file that defines it and what that imports from beside it.
+"""The code of a user's own model: the file that defines it, and the files beside it that this one imports.
 
 Nothing here runs code. Files are found by their import statements, and compared by what they do: comments, layout and
 docstrings do not count.
@@ -39,22 +39,22 @@ class Source:
 
     @functools.cached_property
     def forms(self) -> dict[str, str]:
-        """File -> hash of what it does; the root has the key "", for its own name does not count."""
+        """File -> hash of its effect; the root has the key "", because its name does not count."""
         return {"" if name == self.root else name: _form(code, name == self.root) for name, code in self.files.items()}
 
     @functools.cached_property
     def hash(self) -> str:
-        """16 hexadecimal digits: the same in every process, Python version and folder."""
+        """Hash of all files, 16 hexadecimal digits: the same in every process, Python version and folder."""
         return hashlib.sha256(json.dumps(sorted(self.forms.items())).encode()).hexdigest()[:16]
 
 
 def gather(folder: Path, root: str, read: Callable[[Path], bytes] = Path.read_bytes, *, alone: bool = False) -> Source:
-    """The file `root` of a folder, and those below the folder that it imports, directly or not, anywhere in its code.
+    """Collects the file `root` and the files of its folder that it imports, directly or not, anywhere in its code.
 
     Args:
       folder: where imports start.
       root: path of the file in it.
-      read: how to read a file.
+      read: reads a file.
       alone: the folder is one of installed packages, of which only the root's own counts.
 
     Raises:
@@ -72,7 +72,7 @@ def gather(folder: Path, root: str, read: Callable[[Path], bytes] = Path.read_by
 
 
 def difference(then: Source, now: Source, then_place: str, now_place: str) -> str:
-    """A unified diff of the files that do not do the same, cut to about a screen."""
+    """Returns a unified diff of the files whose effects differ, cut to about a screen."""
     texts = [{"" if name == s.root else name: _lines(code) for name, code in s.files.items()} for s in (then, now)]
     lines: list[str] = []
     for name in sorted({*texts[0], *texts[1]}):
@@ -86,13 +86,13 @@ def difference(then: Source, now: Source, then_place: str, now_place: str) -> st
 
 
 def _lines(code: bytes) -> list[str]:
-    """The lines of a file without what would steer a terminal."""
+    """Returns the lines of a file, with "?" for characters that would steer a terminal."""
     text = code.decode("utf-8", "replace").expandtabs(4)
     return ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
 
 
 def _parse(code: bytes) -> tuple[str, ast.Module] | None:
-    """The text of a file and its syntax tree; None if it is no Python, which running it explains."""
+    """Returns the text of a file and its syntax tree; None if it is no Python, which running it explains."""
     try:
         with warnings.catch_warnings():  # running it warns again
             warnings.simplefilter("ignore")
@@ -106,7 +106,7 @@ def _parse(code: bytes) -> tuple[str, ast.Module] | None:
 
 
 def _imported(folder: Path, name: str, code: bytes) -> Iterator[str]:
-    """The files below `folder` that the import statements of the file `name` mean."""
+    """Yields the files below `folder` that the import statements of the file `name` mean."""
     parsed = _parse(code)
     package = name.split("/")[:-1]
     for node in ast.walk(parsed[1]) if parsed else ():
@@ -126,7 +126,7 @@ def _imported(folder: Path, name: str, code: bytes) -> Iterator[str]:
 
 
 def files_of(folder: Path, parts: Sequence[str]) -> Iterator[str]:
-    """The files below `folder` that are run when the module a.b.c is imported, given as its parts."""
+    """Yields the files below `folder` that run when the module a.b.c, given as its parts, is imported."""
     if not parts or parts[0] in SHARED:
         return
     for length in range(1, len(parts) + 1):
@@ -141,11 +141,11 @@ def files_of(folder: Path, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _form(code: bytes, is_root: bool) -> str:
-    """A hash of what a file does when it is run or imported.
+    """Hashes the effect of a file when it is run or imported.
 
-    Left out are comments, layout and docstrings; what stands under `if __name__ == "__main__"`, which is not run; and
-    in the root `config = ...`, whose value is compared as a config. The last two count where other code of the file
-    reads a name that they bind.
+    Comments, layout and docstrings are left out. So are the code under `if __name__ == "__main__"`, which is not run,
+    and in the root `config = ...`, whose value is compared as a config; but these two count where other code of the
+    file reads a name that they bind.
     """
     if (parsed := _parse(code)) is None:
         return "as it is " + hashlib.sha256(code).hexdigest()
@@ -183,7 +183,7 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _blanked(text: str, nodes: Sequence[ast.stmt]) -> str:
-    """The text with these statements replaced by `pass`."""
+    """Returns the text with these statements replaced by `pass`."""
     lines = [line.encode() for line in text.split("\n")]  # columns are counted in bytes
     for node in reversed(nodes):
         assert node.end_lineno is not None and node.end_col_offset is not None
@@ -194,7 +194,7 @@ def _blanked(text: str, nodes: Sequence[ast.stmt]) -> str:
 
 
 def _global_names(text: str) -> set[str]:
-    """The global names that the code reads, also within its functions and classes."""
+    """Returns the global names that the code reads, also within its functions and classes."""
     try:
         top = symtable.symtable(text, "preset", "exec")
     except (SyntaxError, RecursionError):  # what compiling refuses beyond parsing; running it explains that
@@ -209,7 +209,7 @@ def _global_names(text: str) -> set[str]:
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
-    """A syntax tree as texts without positions, docstrings and empty fields, in which Python versions differ."""
+    """Yields a syntax tree as texts without positions, docstrings and empty fields: in these Python versions differ."""
     stack: list[Any] = [tree]
     while stack:  # no recursion: expressions may be nested deeply
         item = stack.pop()
@@ -234,7 +234,7 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Field:
-    """The name of a field, or the end of a node or list."""
+    """A token for the name of a field, or for the end of a node or list."""
 
     name: str
 

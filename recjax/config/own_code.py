@@ -1,4 +1,4 @@
-"""Running the code of a model of one's own, with imports from beside it, and which code a class came from.
+"""Runs the code of a user's own model, with the files beside it, and finds the code that a class came from.
 
 A file is run in a space of its own. Import statements of its code find the files beside it first, as those of a
 script do, but as modules of that space: `sys.path` stays as it is, equal names in two folders are two modules, also for
@@ -33,7 +33,7 @@ class Space:
     """The modules of one run of a file."""
 
     def __init__(self, folder: Path, source: Source) -> None:
-        """A space for the files of `source`, which lie in `folder`; what is run is what `source` holds of them."""
+        """Makes a space for the files of `source`, which lie in `folder`. It runs the content that `source` holds."""
         self.folder, self.source = folder.resolve(), source
         self.file = self.folder / source.root
         self.name = f"{self.file}#{next(_COUNT)}"
@@ -42,7 +42,7 @@ class Space:
         self._lock = threading.RLock()
 
     def run(self) -> types.ModuleType:
-        """Runs the root, as a module of a name of its own.
+        """Runs the root as a module, under a name that no other module has.
 
         Raises:
           Exception: whatever the code raises.
@@ -58,7 +58,7 @@ class Space:
             raise
 
     def _execute(self, full: str, name: str | None, path: str) -> types.ModuleType:
-        """Makes the module `full` of the file `name`; without one it is a package of the folder `path` alone."""
+        """Makes the module `full` from the file `name`, or from the folder `path` alone if `name` is None."""
         if name is None:
             module = types.ModuleType(full)
             module.__path__ = [str(self.folder / path)]
@@ -82,7 +82,7 @@ class Space:
         return module
 
     def _load(self, parts: Sequence[str]) -> types.ModuleType:
-        """The module of these parts, and the packages around it, each run once."""
+        """Returns the module a.b.c, given as its parts. It and the packages around it run once each."""
         with self._lock:
             package = None
             for length in range(1, len(parts) + 1):
@@ -110,7 +110,7 @@ class Space:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """`__import__` of the code in this space."""
+        """Serves as `__import__` to the code in this space: finds modules of the space first."""
         importer = (globals or {}).get("__name__", self.name).removeprefix(self.name).lstrip(".")
         within = importer.split(".") if importer else []
         if "__path__" not in (globals or {}):
@@ -132,7 +132,7 @@ class Space:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs the code that it is given, so neither an older one from a cache nor a newer one from the disk."""
+    """Runs the code that it was made with: not an older one from a cache, not a newer one from the disk."""
 
     def __init__(self, name: str, path: str, code: bytes, names: dict[str, Any]) -> None:
         super().__init__(name, path)
@@ -153,17 +153,17 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def space_of(cls: type) -> Space | None:
-    """The space in which the class was defined, if it was in one."""
+    """Returns the space in which the class was defined; None if it was in none."""
     return _SPACES.get(cls.__module__)
 
 
 def is_recjax(cls: type) -> bool:
-    """Whether the class belongs to recjax itself."""
+    """Returns True for a class of recjax itself."""
     return cls.__module__.partition(".")[0] == "recjax"
 
 
 def remember(cls: type) -> None:
-    """Keeps the code from which a class is being defined, which may be edited later while the class stays."""
+    """Keeps the code from which a class is being defined: its file may be edited later, while the class stays."""
     module = sys.modules.get(cls.__module__)
     if is_recjax(cls) or cls.__module__ in _SPACES or module is None:
         return
@@ -173,7 +173,7 @@ def remember(cls: type) -> None:
 
 
 def source_of(cls: type) -> Source | None:
-    """The code of a config's class; None for one of recjax, and where it cannot be had."""
+    """Returns the code of a config's class; None for a class of recjax, and where the code cannot be found."""
     if is_recjax(cls):
         return None
     if (space := space_of(cls)) is not None:
@@ -188,7 +188,10 @@ def source_of(cls: type) -> Source | None:
 
 
 def place_of(module: str, file: str | None) -> tuple[Path, str, bool] | None:
-    """Where a module's imports start, its file from there, and whether packages are installed there."""
+    """Returns the folder where a module's imports start, its file from there, and whether packages are installed there.
+
+    None if the module has no file of Python code.
+    """
     if file is None or not file.endswith(".py"):
         return None
     path = Path(file).resolve()
@@ -198,7 +201,7 @@ def place_of(module: str, file: str | None) -> tuple[Path, str, bool] | None:
 
 
 def _read_once(file: Path) -> bytes:
-    """A file; that of an imported module as it was when that module, not imported again since, was first seen."""
+    """Returns a file's content; that of an imported module as it was when this import of it was first seen."""
     for module in [*sys.modules.values()]:
         spec = getattr(module, "__dict__", {}).get("__spec__")
         if spec is not None and spec.origin == str(file):
@@ -209,10 +212,10 @@ def _read_once(file: Path) -> bytes:
 
 
 def locate(module: str) -> Iterator[tuple[Path, ...]]:
-    """Where a module and the packages around it lie, outermost first, found without running any of them.
+    """Finds a module and the packages around it, outermost first, without running any of them.
 
     Yields:
-      The file, if it has one, and the folders of a package.
+      Of each its file, if it has one, and the folders of a package.
 
     Raises:
       ImportError, ValueError: there is no such module.

@@ -1,4 +1,4 @@
-"""How presets become the config of a run."""
+"""Makes the config of a run from a preset and overrides, and names its run folder."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def default_out(config: RunConfig) -> Path:
 
 
 def run_hash(config: RunConfig, ignore: Collection[str] = ()) -> str:
-    """12 hexadecimal digits for a config and the code of its classes: `config_hash`, if all are of recjax."""
+    """Hashes a config and the code of its class to 12 hexadecimal digits: `config_hash`, if the class is of recjax."""
     digits, source = machinery.config_hash(config, ignore), own_code.source_of(type(config))
     return digits if source is None else hashlib.sha256(f"{digits} {source.hash}".encode()).hexdigest()[:12]
 
 
 def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The config of a preset with overrides applied.
+    """Loads a preset and applies overrides.
 
     Args:
       preset: a name in configs/, or the path of a Python file that defines `config = RunConfig(...)`.
@@ -55,14 +55,14 @@ def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A copy of a preset's config with what the user sets, and what follows from it.
+    """Returns a copy of a preset's config with the user's settings, and with what follows from them.
 
     Where embedding.dim is set, or a DLRM takes the place of another model, its bottom MLP ends in that dimension unless
     model.bottom is set too (`DLRMConfig.ending_in`).
 
-    Where the preset trains otherwise on small data (`RunConfig.small`), what is set for training is set for small data
-    too: a setting that somebody wrote never loses to one of the preset. A setting of `small` that stands beside it
-    keeps its meaning. The config that results says all this itself, so that a run is resumed and hashed as it trains.
+    Where the preset trains otherwise on small data (`RunConfig.small`), a setting of the training holds for small data
+    too: a user's setting never loses to one of the preset. The user's own settings of `small` hold as they are. All
+    this is written into the new config, so that a run is resumed and hashed as it trains.
 
     Raises:
       ConfigError: as `recjax.settings.overrides.override`.
@@ -91,10 +91,10 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def consequences(preset: RunConfig, config: RunConfig, overrides: Sequence[str]) -> list[str]:
-    """The settings that overrides have changed without naming them, each as "key=value (preset: value)".
+    """Lists the settings that overrides have changed without naming them, each as "key=value (preset: value)".
 
-    A choice of another kind does that, and so does embedding.dim. Settings that only one of two kinds has are left out,
-    and so are those of `small`, which says itself what it replaces.
+    The choice of another kind changes such settings, and so does embedding.dim. Left out are settings that only one of
+    two kinds has, and those of `small`: a training on small data reports what they replace.
     """
     named = _keys(overrides)
     return [

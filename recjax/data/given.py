@@ -1,6 +1,6 @@
-"""Blocks as one's own code gives them, made into the `Batch` that a schema asks for.
+"""Checks blocks from a user's own code, and makes of each the `Batch` that a schema asks for.
 
-What can be meant in one way only is taken: a list for an array, ids [n] of a one-hot feature, no weights. All else is
+Input with only one meaning is taken: a list for an array, ids [n] of a one-hot feature, no weights. All else is
 refused with the split, the block and the column.
 """
 
@@ -21,10 +21,10 @@ _MOST_EXACT = 2.0**53  # beyond it floats leave integers out
 
 
 def check_schema(schema: Any) -> Schema:
-    """The schema, with tuples for lists.
+    """Checks a schema, and returns it with tuples for lists.
 
     Raises:
-      DataError: it is none, or a column of it makes no sense.
+      DataError: it is no `Schema`, or a column of it makes no sense.
     """
     if not isinstance(schema, Schema):
         raise DataError(
@@ -60,7 +60,7 @@ def check_schema(schema: Any) -> Schema:
 
 
 def check_about(about: Any) -> dict[str, Any]:
-    """What is said of the data; DataError if JSON has no words for it."""
+    """Returns a copy of the description of the data, as JSON reads it back; DataError if JSON cannot hold it."""
     try:
         return dict(json.loads(json.dumps(dict(about))))
     except (TypeError, ValueError) as error:
@@ -70,10 +70,10 @@ def check_about(about: Any) -> dict[str, Any]:
 
 
 def named_splits(splits: Any) -> dict[str, Iterable[Any]]:
-    """Blocks by the name that recjax has for their split; a single Batch stands for a list of one.
+    """Returns split -> its blocks, under recjax's names of the splits; a single Batch becomes a list of one.
 
     Raises:
-      DataError: no mapping, a name that means no split, two that mean the same, or no blocks.
+      DataError: no mapping, a name of no split, two names of the same split, or no blocks.
     """
     if not isinstance(splits, Mapping) or _is_table(splits):
         raise DataError(f'the splits are {_a(splits)}, not a dict. Write {{"train": blocks, "test": blocks}}.')
@@ -107,10 +107,17 @@ def _is_empty(block: Batch) -> bool:
 
 
 def fitted(block: Any, schema: Schema, split: str, number: int, position: int) -> Batch:
-    """Block `number` of a split, whose first row is row `position` of the split, as a batch that fits the schema.
+    """Makes of a block a batch that fits the schema.
+
+    Args:
+      block: a `Batch` as the user's code made it.
+      schema: the schema.
+      split: name of the split.
+      number: of the block in the split, from 0.
+      position: the row of the split that is the block's first.
 
     Raises:
-      DataError: it does not, with split, block and column.
+      DataError: the block does not fit; with split, block and column.
     """
     place = f"split {split!r}, block {number}"
     batch = dataclasses.replace(_batch(block, schema, place), position=position)
@@ -192,7 +199,7 @@ def _bags(given: Any, feature: Feature, n: int, place: str) -> Bags:
 
 
 def _jagged(given: Any, n: int, place: str) -> Bags:
-    """Bags of a list of lists of ids, or of an array [n, H]."""
+    """Makes bags from a list of lists of ids, or from an array [n, H]."""
     rows = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else []
     if len(rows) != n or any(isinstance(row, (str, Mapping)) or not hasattr(row, "__len__") for row in rows):
         raise DataError(
@@ -207,7 +214,7 @@ def _jagged(given: Any, n: int, place: str) -> Bags:
 
 
 def _floats(given: Any, what: str, columns: tuple[str, ...] = ()) -> np.ndarray:
-    """The numbers of anything like an array, as float32 unless they are floats already."""
+    """Returns an array of floats: float32, unless `given` has floats already. DataError if it holds no numbers."""
     array = _array(given, what)
     if array.dtype.kind == "f":
         return array
@@ -234,7 +241,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _integers(given: Any, what: str) -> np.ndarray:
-    """The integers of anything like an array; floats only where they are whole."""
+    """Returns an array of integers: int64, unless `given` has integers already. DataError if a number is not whole."""
     array = _array(given, what)
     if array.dtype.kind in "iu":
         return array
@@ -267,7 +274,7 @@ def _array(given: Any, what: str) -> np.ndarray:
 
 
 def _a(thing: object) -> str:
-    """An object in a few words: never all of a table."""
+    """Describes an object in a few words, a table by its shape."""
     shape = getattr(thing, "shape", None)
     name = type(thing).__name__
     if isinstance(shape, tuple):

@@ -1,4 +1,4 @@
-"""Where a person who names a table of one's own is sent."""
+"""Advice for a user who names a table of their own, such as a CSV file, as the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOW = (
 
 
 def hint(name: str) -> str:
-    """`HOW` and a space, if a name is that of a file of data, or of such a format; else nothing."""
+    """Returns `HOW` and a space if `name` is a file of a tabular format, or such a format; else ""."""
     file = PurePath(name.lower())
     file = file.with_suffix("") if file.suffix in (".gz", ".zip", ".zst") else file
     return f"{HOW} " if (file.suffix or file.name).removeprefix(".") in _TABLES else ""

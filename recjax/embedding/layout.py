@@ -1,4 +1,4 @@
-"""A plan bound to a number of devices: which buffer holds each table, and where in it each row lies. See `bind.py`.
+"""A plan bound to a number of devices: the buffer of each table, and the place of each row in it. See `bind.py`.
 
 Tables whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose D,
 dtype, optimizer and precision of the exchange are equal share one buffer and one set of exchanges, whatever their
@@ -22,7 +22,7 @@ from recjax.embedding.spec import FeatureSpec, Held, Rounding, TableSpec
 if TYPE_CHECKING:
     from recjax.embedding.sharding.base import Sharding
 
-ACROSS = " across hosts"  # behind a group's name: the name of the capacity of its exchange across hosts
+ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -44,11 +44,11 @@ class BoundTable:
 
     @functools.cached_property
     def order(self) -> RowOrder:
-        """Row to storage position."""
+        """Maps rows to storage positions."""
         return RowOrder(self.spec.rows)
 
     def locate(self, ids: Any) -> tuple[Any, Any]:
-        """(owner, slot in the owner's part of the group buffer) of each row id, elementwise. For NumPy and JAX."""
+        """Returns (owner, slot in the owner's part of the buffer) of each row id, elementwise. For NumPy and JAX."""
         owner, within = self.split.owner_and_offset(self.order.position(ids))
         return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner]
 
@@ -73,7 +73,7 @@ class Piece:
 
 
 class _InReplicas:
-    """What stands in `replicas` groups of `devices` devices each."""
+    """Base of what is spread over `replicas` groups of `devices` devices each."""
 
     devices: int
     replicas: int
@@ -86,7 +86,7 @@ class _InReplicas:
 
     @property
     def synchronous(self) -> bool:
-        """Whether several groups of devices hold the same values, and agree on the gradients in each step."""
+        """True if several groups of devices hold the same values, and agree on the gradients in each step."""
         return self.replicas > 1 and not self.independent
 
 
@@ -96,14 +96,14 @@ class Group(_InReplicas):
 
     Attributes:
       name: stable and readable, for example "row_wise_D16_rowwise_adagrad".
-      sharding: how the buffer is spread over N devices, and what they exchange.
+      sharding: the way in which the buffer is spread over N devices, with its exchanges.
       rows: R, rows of one device's part of the buffer.
       tables: the stacked tables; all have this group's D and optimizer.
       features: the features that look them up.
-      dedup: whether a row travels once however many of a device's ids ask for it.
-      exchange: precision in which rows and gradients travel; of no meaning where all devices hold all rows.
+      dedup: True if a row travels once, however many of a device's ids ask for it.
+      exchange: precision in which rows and gradients travel; not used where all devices hold all rows.
       replicas: groups of N devices that each hold all of this; the batch is split over all of them.
-      independent: whether each group of devices holds values of its own, and updates them by its own samples alone.
+      independent: True if each group of devices holds values of its own, and updates them by its own samples alone.
     """
 
     name: str
@@ -118,37 +118,37 @@ class Group(_InReplicas):
 
     @property
     def versions(self) -> int:
-        """Versions of the values: each is a buffer of its own, and they stand one behind the other in the array."""
+        """Versions of the values: each is a buffer, and in the array they follow one another."""
         return 1 if self.synchronous else self.replicas
 
     @property
     def devices(self) -> int:  # type: ignore[override]
-        """N."""
+        """N, devices of one replica group."""
         return self.sharding.devices
 
     @property
     def hosts(self) -> int:
-        """Machines in which the devices stand, N / hosts in each."""
+        """H, machines that the N devices are in, N / H in each."""
         return self.sharding.hosts
 
     @property
     def held_over(self) -> tuple[str, ...]:
-        """Mesh axes that the buffer's rows are split over."""
+        """The mesh axes over which the buffer's rows are split."""
         return self.sharding.partition_axes(self.synchronous, self.independent)
 
     @property
     def dim(self) -> int:
-        """D."""
+        """D, the embedding dimension of all its tables."""
         return self.tables[0].spec.dim
 
     @property
     def dtype(self) -> Held:
-        """Of the values of all its tables: see `TableSpec`."""
+        """The dtype of the values of all its tables: see `TableSpec`."""
         return self.tables[0].spec.dtype
 
     @property
     def rounding(self) -> Rounding:
-        """Of updated values, if they are bfloat16."""
+        """The rounding of updated values, if they are bfloat16."""
         return self.tables[0].spec.rounding
 
     @property
@@ -158,68 +158,68 @@ class Group(_InReplicas):
 
     @property
     def spread(self) -> bool:
-        """Whether devices differ in what they hold, so that rows travel."""
+        """True if the devices hold different rows or columns, so that rows travel."""
         return self.sharding.spread
 
     @property
     def parts(self) -> int:
-        """Parts of one version of the buffer, [parts * R, width]: N, or 1 if every device holds all of it."""
+        """Number of parts of one version of the buffer [parts * R, width]: N, or 1 if every device holds all of it."""
         return self.sharding.parts
 
     @property
     def per_host(self) -> int:
-        """Devices of a host."""
+        """E, devices of a host."""
         return self.sharding.per_host
 
     @property
     def owners(self) -> int:
-        """O, parts among which a row is sought: all N if rows are spread, those of one host in a grid, else one."""
+        """O, parts among which a row is sought: N if rows are spread, those of one host in a grid, else 1."""
         return self.sharding.owners
 
     @property
     def columns(self) -> Split:
-        """The D columns over what they are spread over: devices or hosts; over one where a device has whole rows."""
+        """The split of the D columns over devices or hosts; into one part where a device has whole rows."""
         return Split(self.dim, self.sharding.column_parts)
 
     @property
     def width(self) -> int:
-        """W, columns of the buffer: D, or the longest of the parts if they are spread."""
+        """W, columns of the buffer: D, or the most that a part has if the columns are spread."""
         return self.columns.longest
 
     def place(self, part: Any) -> tuple[Any, Any]:
-        """(owner, which of `columns`) of a part of the buffer: the rows and the columns that it holds."""
+        """Returns (owner, part of `columns`) of a part of the buffer: the rows and the columns that it holds."""
         return self.sharding.place(part)
 
     @property
     def two_step(self) -> bool:
-        """Whether rows travel in two steps, inside a host and across hosts: see `routing/hierarchical.py`."""
+        """True if rows travel in two steps, inside a host and across hosts: see `routing/hierarchical.py`."""
         return self.sharding.two_step
 
     @property
     def lists(self) -> int:
-        """Lists of rows that a device fetches: one from each owner, or, in two steps, from each relay of its host."""
+        """Number of lists of rows that a device fetches: one from each owner, or in two steps from each relay."""
         return min(self.owners, self.per_host) if self.two_step else self.owners
 
     @property
     def asks(self) -> int:
-        """Owners that one list is gathered from: 1, but in two steps as many as there are hosts if rows are spread."""
+        """Number of owners that one list is gathered from: 1, or in two steps, if rows are spread, one of each host."""
         return self.owners // self.lists
 
     def bucket(self, owner: Any) -> Any:
-        """Number of an owner in the order of (list, owner within the list)."""
+        """Returns the number of an owner in the order of (list, owner within the list)."""
         return owner if self.asks == 1 else owner % self.lists * self.asks + owner // self.lists
 
     def slots(self) -> dict[str, SlotSpec]:
-        """What the optimizer keeps for every row in one part of the buffer, by slot name."""
+        """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""
         slots: dict[str, SlotSpec] = self.optimizer.slots(self.width)
         return slots
 
     def table(self, name: str) -> BoundTable:
-        """The stacked table called `name`."""
+        """Returns the stacked table called `name`."""
         return next(t for t in self.tables if t.spec.name == name)
 
     def pieces(self, table: BoundTable, part: int | None = None) -> Iterator[Piece]:
-        """Where a table lies: its pieces in all parts, or in one."""
+        """Yields the pieces of a table in all parts of the buffer, or in one."""
         for k in range(self.parts) if part is None else (part,):
             owner, column = self.place(k)
             start, stop = int(table.split.start(owner)), int(table.split.start(owner + 1))
@@ -233,7 +233,7 @@ class BoundPlan(_InReplicas):
 
     Attributes:
       devices: N.
-      hosts: in which these stand.
+      hosts: machines that these are in.
       groups: the table groups.
       features: all features.
       replicas: groups of N devices.

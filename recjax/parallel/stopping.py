@@ -1,4 +1,4 @@
-"""How Ctrl-C (SIGINT) and SIGTERM end a run, or another command.
+"""Ends a run, or another command, on Ctrl-C (SIGINT) and SIGTERM.
 
 A run that is asked to stop does so after the step under way, with a checkpoint. Before its first step there is nothing
 to save, and a second Ctrl-C is meant to save nothing: both end it at once.
@@ -32,19 +32,19 @@ _COMMAND, _CALL = "Give the same command", "Make the same call"
 
 
 class Stop:
-    """Whether a run has been asked to stop. Called, it gives the signal that has asked, or 0.
+    """Keeps the signal that has asked a run to stop. Called, it returns that signal, or 0.
 
     Attributes:
-      training: whether a step has been trained by this process, so that there is something to save.
-      steps: gives the steps that have a complete checkpoint; None while the run folder is not known.
+      training: True once this process has trained a step, so that there is something to save.
+      steps: returns the steps that have a complete checkpoint; None while the run folder is not known.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None, again: str = _CALL) -> None:
-        """Nothing has been asked yet.
+        """Starts with no signal.
 
         Args:
-          say: tells whoever sent the signal, at once, that it was heard.
-          again: how the run is started once more, as the beginning of a sentence.
+          say: prints at once, for the sender of the signal, that it was heard.
+          again: the beginning of a sentence that says how to start the run once more.
         """
         self.training = False
         self.steps: Callable[[], Sequence[int]] | None = None
@@ -53,7 +53,7 @@ class Stop:
         self._interrupts, self._interrupted_at = 0, 0.0
 
     def __call__(self) -> int:
-        """The signal that asked first; 0: none."""
+        """Returns the signal that asked first; 0 if none has."""
         return self._asked
 
     def heard(self, number: int, early: bool = True) -> str | None:
@@ -61,7 +61,7 @@ class Stop:
 
         Args:
           number: SIGINT or SIGTERM. Schedulers may send several SIGTERM, which are as one.
-          early: whether a run that has not trained a step ends at once.
+          early: True if a run that has not trained a step ends at once.
 
         Returns:
           None if the run goes on, if only to the end of its step; else why it ends at once.
@@ -83,7 +83,7 @@ class Stop:
         return None
 
     def stopped(self, number: int, step: int) -> Interrupted | StoppedError:
-        """The error with which a run ends that was asked to stop.
+        """Makes the error with which a run ends that was asked to stop.
 
         Args:
           number: the signal.
@@ -113,11 +113,11 @@ _command: Stop | None = None  # that of the process, within `command_line` for a
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Stop]:
-    """Within it SIGINT and SIGTERM ask the run to stop, as the module says; after it they do what they did before.
+    """Makes SIGINT and SIGTERM ask the run to stop while the context is open; the former handlers return after it.
 
-    In a Python program they raise `Interrupted` or `StoppedError` where the run ends at once; one of several processes
-    always trains a step first, for the others would wait for it. Where Python does not allow to handle signals, in a
-    thread other than the main one, nothing is asked. A signal that was ignored stays so.
+    In a Python program a signal raises `Interrupted` or `StoppedError` where the run ends at once; one of several
+    processes always trains a step first, for the others would wait for it. In a thread other than the main one, where
+    Python does not let signals be handled, nothing asks the run to stop. An ignored signal stays ignored.
     """
     if _command is not None and _in_main_thread():
         yield _command
@@ -134,7 +134,7 @@ def asked_to_stop() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[int], handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within it `handle` gets these signals, but those that are ignored; nothing outside of the main thread."""
+    """Gives these signals to `handle` while the context is open, but for ignored ones. In the main thread only."""
     before = {}
     if _in_main_thread():
         before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
@@ -149,12 +149,12 @@ def handling(numbers: Sequence[int], handle: Callable[[int, Any], None]) -> Iter
 
 @contextlib.contextmanager
 def command_line(saves: bool, interrupted: str) -> Iterator[None]:
-    """Within it signals act on a command as the module says, also while it is in C++ code.
+    """Makes signals end a command while the context is open, as the module says, also while it is in C++ code.
 
     Args:
-      saves: whether the verb trains, and saves when it is asked to stop. Another one ends at the first SIGINT by
+      saves: True if the verb trains, and saves when it is asked to stop. Any other verb ends at the first SIGINT by
         `KeyboardInterrupt`, and at the second at once; SIGTERM ends it as any program.
-      interrupted: what to say of another verb that SIGINT ended.
+      interrupted: the message of any other verb that a second SIGINT has ended.
     """
     global _command
     if not _in_main_thread():
@@ -205,7 +205,7 @@ def command_line(saves: bool, interrupted: str) -> Iterator[None]:
 
 
 def _end(stderr: int, why: str, number: int) -> None:
-    """Ends the process at once, and those that train with it."""
+    """Ends this process at once, and with it those that train together with it."""
     _write(stderr, f"\nrecjax: error: {masked(why)}\n")
     watchdog.ending(why, 128 + number)
     os._exit(128 + number)

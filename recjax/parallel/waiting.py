@@ -1,4 +1,4 @@
-"""Says what takes long, so that a command that is at work does not look like one that hangs."""
+"""Messages about work that takes long, so that a busy command does not look like one that hangs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _FIRST_S, _EVERY_S = 5.0, 30.0  # after which it is said first, and then again
 
 @contextlib.contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Prints on standard error what is being done within it, once that has taken some seconds; process 0 does.
+    """Prints a message on standard error if the context is open for more than some seconds, and again while it is.
+
+    Only process 0 prints.
 
     Args:
-      what: for example "starting 1,000 host devices".
+      what: the work within the context, for example "starting 1,000 host devices".
     """
     done = threading.Event()
     began = time.monotonic()

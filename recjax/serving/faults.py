@@ -1,4 +1,4 @@
-"""Malformed rows of a file to score: the first one stops, or they are left out, counted, and the first few named."""
+"""Malformed rows of a file to score: the first ends the command, or all are left out and counted."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ _NAMED = 3
 
 
 class RowFaults(Faults):
-    """What happens to malformed rows.
+    """Handles malformed rows: raises at the first one, or leaves them out and counts them.
 
     Attributes:
-      skip: whether rows are left out.
-      count: rows that were left out.
-      first: what was wrong with the first few of them.
+      skip: True if rows are left out.
+      count: rows left out so far.
+      first: line and fault of the first few of these.
     """
 
     def __init__(self, skip: bool = False) -> None:
-        """With `skip` rows are left out, else the first one raises."""
+        """Leaves malformed rows out with `skip`; else the first one raises."""
         super().__init__(skip)
         self.skip = skip
         self.count = 0
         self.first: list[str] = []
 
     def report(self, file: Path, line: int, kind: str, what: str) -> None:
-        """One malformed row; `what` is a sentence or two.
+        """Takes in one malformed row.
+
+        Args:
+          file: the file.
+          line: the row's line in it, from 1.
+          kind: kind of the fault; not used here.
+          what: the fault, a sentence or two.
 
         Raises:
-          DataError: unless rows are left out.
+          DataError: rows are not left out.
         """
         if not self.skip:
             raise DataError(f"{file}:{line}: {what} Or leave such rows out of the scores with on_error=skip.")

@@ -1,4 +1,4 @@
-"""Files of scores: a line a row, as CSV or JSON Lines, written whole or not at all."""
+"""Files of scores: one line for each row, as CSV or JSON Lines, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SUFFIXES = tuple(_OURS)
 
 
 def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
-    """Refuses a file that no scores are to be written to, or columns that they cannot have.
+    """Checks that scores may be written to a file, with the carried columns.
 
-    A file of scores is replaced, so that a command can be repeated; another one only with `overwrite`.
+    An existing file of scores is replaced, so that a command can be repeated; any other file only with `overwrite`.
 
     Raises:
-      ConfigError: saying what to give instead.
+      ConfigError: the file or a column is refused; says what to give instead.
     """
     if out.suffix not in _OURS or os.path.isdir(out):
         raise ConfigError(f"--out {out} names no file of scores. Give a file whose name ends in .csv or .jsonl.")
@@ -46,7 +46,7 @@ def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
 
 
 def refuse_columns(names: Sequence[str]) -> None:
-    """ConfigError if a carried column would stand beside one of its name."""
+    """Checks that no two columns of the scores would have the same name; ConfigError if they would."""
     if twice := [name for name in names if name in _COLUMNS or list(names).count(name) > 1]:
         raise ConfigError(
             f"columns: {twice[0]!r} would stand in the scores twice (they have {', '.join(_COLUMNS)} of their own). "
@@ -55,12 +55,12 @@ def refuse_columns(names: Sequence[str]) -> None:
 
 
 def header(suffix: str, carried: Sequence[str]) -> str:
-    """What stands before the first line."""
+    """Returns the text before the first row's line: the names of the columns in CSV, nothing in JSON Lines."""
     return ",".join([*_COLUMNS, *map(_cell, carried)]) + "\n" if suffix == ".csv" else ""
 
 
 def line(suffix: str, row: int, logit: float, probability: float, digits: int, carried: dict[str, Any]) -> str:
-    """The line of a row; carried values as they were given: None is empty in CSV, a list is its JSON text there."""
+    """Returns the line of a row, with carried values as given. In CSV None is empty, and a list its JSON text."""
     if suffix == ".csv":
         return ",".join([f"{row},{logit:.{digits}g},{probability:.{digits}g}", *map(_cell, carried.values())]) + "\n"
     more = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in carried.items())
@@ -74,7 +74,11 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def whole_file(out: Path) -> Iterator[TextIO]:
-    """`out` as a file to write, which takes its name when all is written."""
+    """Opens `out` for writing, under another name until all is written.
+
+    Raises:
+      TrainingError: the disk is full or refuses; then nothing is kept.
+    """
     unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
         try:

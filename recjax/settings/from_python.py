@@ -1,4 +1,4 @@
-"""Overrides as Python has them, dicts and keywords, as the texts "dotted.key=value" of the command line.
+"""Turns overrides as Python has them, dicts and keywords, into the texts "dotted.key=value" of the command line.
 
 texts("seed=1", {"train": {"epochs": 2}}, mesh={"devices": 4})   # seed=1, train.epochs=2, mesh.devices=4
 """
@@ -20,7 +20,7 @@ PRESET_OR_DATA = (
 
 
 def texts(*overrides: Any, **settings: Any) -> list[str]:
-    """Overrides in their order.
+    """Returns overrides as texts, in their order.
 
     Args:
       *overrides: texts "dotted.key=value"; mappings from dotted keys, or from parts of them to further mappings; or
@@ -66,7 +66,7 @@ def _kind(config: Any) -> bool:
 
 
 def _written(value: Any, key: str) -> str:
-    """The text that a setting reads back to the same value: floats in the digits that tell them apart."""
+    """Returns the text that a setting reads back to the same value: floats with as many digits as that needs."""
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy or JAX scalar
         value = value.item()
     if hasattr(value, "tolist") and len(getattr(value, "shape", ())) == 1:
@@ -98,7 +98,7 @@ def _written(value: Any, key: str) -> str:
 
 
 def short(thing: object) -> str:
-    """An object in an error message: never all of a table."""
+    """Describes an object in an error message: by its text if that is short, else by its type and shape."""
     text = " ".join(repr(thing).split()) if isinstance(thing, (str, int, float, bool, list, tuple, type(None))) else ""
     if 0 < len(text) <= 80:
         return text
@@ -107,7 +107,7 @@ def short(thing: object) -> str:
 
 
 def require_config(config: object, cls: type, what: str) -> None:
-    """ConfigError if `what`, a function, did not get a config of this class."""
+    """Checks that the function called `what` was given a config of this class; ConfigError if not."""
     if not isinstance(config, cls):
         raise ConfigError(
             f"{what} needs a config, not {short(config)}. Make one with recjax.load(PRESET, ...). {PRESET_OR_DATA}"
@@ -118,7 +118,7 @@ _EXPLAINED: set[type] = set()
 
 
 def explain_frozen(config: Any) -> None:
-    """Lets an assignment to a field of this config, or of one inside it, say how configs are changed."""
+    """Makes an assignment to a field of this config, or of one inside it, raise an error that says how to change it."""
     if isinstance(config, Mapping):
         for inner in config.values():
             explain_frozen(inner)

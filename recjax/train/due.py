@@ -1,4 +1,4 @@
-"""When a checkpoint is due that no evaluation brings: after so many steps, or after so much training."""
+"""Checkpoints between evaluations: they are due after a number of steps, or after a time of training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FIRST_S = 60.0  # of training by one process, after which there is a checkpoint
 
 
 class Due:
-    """Tells it of one process. The clock of process 0 counts, and what it says travels to all: see `agreement.py`."""
+    """Tells one process when a checkpoint is due. By time, process 0 decides for all: see `agreement.py`."""
 
     def __init__(self, train: TrainConfig, trained_s: Callable[[], float]) -> None:
-        """Nothing has been saved yet.
+        """Starts without a checkpoint.
 
         Args:
           train: the settings.
-          trained_s: gives the seconds of training so far, without compilation, evaluations and saves.
+          trained_s: returns the seconds of training so far, without compilation, evaluations and saves.
         """
         self._train, self._trained_s = train, trained_s
         self._limit_s = min(_FIRST_S, train.checkpoint_s or math.inf)
@@ -27,17 +27,17 @@ class Due:
         self._asked = False
 
     def by_steps(self, step: int) -> bool:
-        """Whether one is due after this step, as every process knows by itself."""
+        """Returns True if a checkpoint is due after this step, which every process knows by itself."""
         return self._train.checkpoint_steps > 0 and step % self._train.checkpoint_steps == 0
 
     def by_time(self) -> int:
-        """Whether this process asks for one by the clock, for the next step that can still be told of it; asks once."""
+        """Returns 1 once when a checkpoint is due by process 0's clock; else, and in other processes, 0."""
         if self._asked or not distributed.is_main() or self._trained_s() - self._saved_at_s < self._limit_s:
             return 0
         self._asked = True
         return 1
 
     def saved(self) -> None:
-        """Takes in that there is one now."""
+        """Takes in that a checkpoint has been saved: its time counts from here."""
         self._saved_at_s, self._asked = self._trained_s(), False
         self._limit_s = self._train.checkpoint_s or math.inf

@@ -1,6 +1,6 @@
 """Nested dicts of arrays on the disk, written and read a part at a time. The only module that knows Orbax.
 
-What was found with Orbax 0.12.8, and is dealt with here:
+Defects and limits of Orbax 0.12.8 that this module deals with:
 
 - It flattens nested keys with ".", so that {"a.b": x} and {"a": {"b": y}} overwrite each other without
   a word. Keys are percent-encoded, the dot too.
@@ -53,7 +53,7 @@ _DTYPES = (
 
 
 def describe(arrays: Arrays) -> Description:
-    """The same nested dict with a string such as "float32[1000,16]" for each array.
+    """Returns the same nested dict with a string such as "float32[1000,16]" for each array.
 
     Raises:
       TypeError: a key that is no string or is empty, or a leaf that is no array of a supported type.
@@ -74,14 +74,16 @@ def describe(arrays: Arrays) -> Description:
 
 
 def size_bytes(arrays: Arrays) -> int:
-    """Bytes of all arrays together."""
+    """Sums the bytes of all arrays."""
     return sum(size_bytes(value) if isinstance(value, dict) else int(value.nbytes) for value in arrays.values())
 
 
 def parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
-    """Those that this process holds whole, and the rectangles of the others: nested likewise, with "0", "1", ... below.
+    """Separates the arrays that this process holds whole from its rectangles of the others (`lazy_arrays.Spread`).
 
-    See `lazy.Spread`. Dicts without anything are left out.
+    Returns:
+      Two nested dicts, without empty ones: whole arrays under their keys, and rectangles under "0", "1", ... below
+      the key of their array.
     """
     whole: Arrays = {}
     pieces: Arrays = {}
@@ -99,7 +101,7 @@ def parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def corners(arrays: Arrays) -> Description:
-    """The least index and the shape of every rectangle that this process holds, nested as by `parted`."""
+    """Returns the least index and the shape of every rectangle that this process holds, nested as by `parted`."""
     found: Description = {}
     for key, value in arrays.items():
         if isinstance(value, dict):
@@ -110,7 +112,7 @@ def corners(arrays: Arrays) -> Description:
 
 
 def write(folder: Path, arrays: Arrays) -> Samples:
-    """Writes `arrays`, NumPy's or lazy ones, into the new folder `folder`; nobody may change them until this returns.
+    """Writes NumPy or lazy arrays into the new folder `folder`. They must not change until this returns.
 
     Returns:
       Some rows of each array, for `compare`.
@@ -133,7 +135,7 @@ def write(folder: Path, arrays: Arrays) -> Samples:
 
 
 def compare(folder: Path, arrays: Arrays, samples: Samples) -> None:
-    """Reads back some of what `write` wrote: each array's type and shape, its first row and its last.
+    """Reads back each array's type and shape, its first row and its last, and compares them with what was written.
 
     Args:
       folder: as for `write`.
@@ -157,7 +159,7 @@ def compare(folder: Path, arrays: Arrays, samples: Samples) -> None:
 
 
 def _flat(arrays: Arrays, path: tuple[str, ...] = ()) -> dict[str, LazyArray]:
-    """Lazy arrays by Orbax's names for them."""
+    """Returns lazy arrays by Orbax's names for them."""
     found: dict[str, LazyArray] = {}
     for key, value in arrays.items():
         inner = (*path, _encode(key))
@@ -166,13 +168,13 @@ def _flat(arrays: Arrays, path: tuple[str, ...] = ()) -> dict[str, LazyArray]:
 
 
 def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Description]] = ()) -> Arrays:
-    """What `write` wrote, as lazy arrays: the folders must stay as they are until they are read.
+    """Opens the arrays of `write` as lazy arrays: the folders must not change before they are read.
 
     Args:
       folder: the folder.
-      described: what `describe` said of the arrays.
-      parts: folders beside it with rectangles of arrays, and what `corners` said of them; what is there is not in
-        `folder`.
+      described: the result of `describe` for the arrays.
+      parts: folders beside it with rectangles of arrays, each with the result of `corners` for them. Arrays that lie
+        there in rectangles are not in `folder`.
 
     Raises:
       OSError: there is no such folder.
@@ -187,7 +189,7 @@ def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Descr
 
 
 def _of_pieces(described: Description, found: Description) -> Description:
-    """As `describe` says it, of a folder with rectangles."""
+    """Describes the rectangles of a folder, as `describe` does arrays."""
     made: Description = {}
     for key, value in found.items():
         if isinstance(value, dict):
@@ -200,7 +202,7 @@ def _of_pieces(described: Description, found: Description) -> Description:
 
 @dataclasses.dataclass(frozen=True)
 class _Store:
-    """A folder that Orbax wrote, below an open one; `context` is TensorStore's."""
+    """A folder that Orbax wrote, with the open folder around it and TensorStore's context."""
 
     parent: Plain
     name: str
@@ -227,15 +229,15 @@ def _joined(
 
 
 def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and shape of what `describe` says of an array."""
+    """Returns the dtype and shape of an array from the text of `describe`."""
     name, _, rest = text.partition("[")
     return np.dtype(name), tuple(int(size) for size in rest.rstrip("]").split(",") if size)
 
 
 class _Parts(ocp.type_handlers.NumpyHandler):
-    """Writes lazy arrays as Orbax writes NumPy arrays, but holds two parts at a time instead of all.
+    """Writes lazy arrays as Orbax writes NumPy arrays, but holds two parts in memory at a time instead of all.
 
-    Notes in `samples` some of what it writes, by the array's name.
+    Keeps some rows of each array in `samples`, by the array's name.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -248,7 +250,7 @@ class _Parts(ocp.type_handlers.NumpyHandler):
         infos: Sequence[ocp.type_handlers.ParamInfo],
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> list[ocp.future.Future]:
-        """Complete when it returns, so that no thread writes on after an error."""
+        """Writes the arrays. All is written when it returns, so that no thread writes on after an error."""
         opening = []
         for array, info in zip(values, infos, strict=True):
             await info.await_path_creation()
@@ -292,7 +294,7 @@ def _row(row: int) -> slice:
 
 
 def _finish(futures: Sequence[ts.Future[Any] | ts.WriteFutures]) -> None:
-    """Waits for all of them, then raises the first error."""
+    """Waits for all futures, then raises the first error."""
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
@@ -351,7 +353,7 @@ def _opened(store: _Store, path: tuple[str, ...], described: Description) -> Arr
 
 
 def _open(at: _Store, name: str) -> LazyArray:
-    """One array of an Orbax checkpoint; `name` is its keys with dots between them."""
+    """Opens one array of an Orbax checkpoint; `name` is its keys with dots between them."""
     base = {"driver": "file", "path": f"{at.parent.path}/{at.name}/"}
     database = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
     spec = {"driver": "zarr", "kvstore": database, "recheck_cached_data": False, "fill_missing_data_reads": False}
@@ -372,6 +374,6 @@ def _open(at: _Store, name: str) -> LazyArray:
 
 
 def _short(error: Exception) -> str:
-    """What TensorStore says, without its specification and the name that a folder has for the moment."""
+    """Shortens an error of TensorStore: leaves out its specification and the temporary name of a folder."""
     text = re.sub(r"\s*\[\w+=.*", "", str(error), flags=re.DOTALL)
     return re.sub(r"/proc/self/fd/\d+/", "", text)

@@ -47,7 +47,7 @@ class Restored:
     Attributes:
       step: the training step after which it was saved.
       arrays: nested dict of lazy arrays, with the types and shapes that were saved.
-      meta: what the caller gave to `save`, as JSON gives it back (tuples are lists).
+      meta: the `meta` of `save`, as JSON reads it back (tuples are lists).
     """
 
     step: int
@@ -80,7 +80,7 @@ class Checkpoints:
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, ascending; whether they are intact shows on reading."""
+        """Lists the steps of the checkpoints that are there, ascending. Reading one shows whether it is intact."""
         return list(self._folders(together=False))
 
     def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
@@ -139,11 +139,11 @@ class Checkpoints:
             self._worker.shutdown()
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Closes; if the body failed and the last save too, the body's error stays and gets a note."""
+        """Closes. If the body failed and the last save too, the body's error stays and gets a note."""
         try:
             self.close()
         except TrainingError as failed_save:
@@ -157,11 +157,11 @@ class Checkpoints:
         Args:
           report: called once for each damaged checkpoint that is passed over, with a paragraph that names it,
             the file, what is wrong with it, and the checkpoint that is used instead.
-          use: makes of the checkpoint what is wanted. Its lazy arrays are good until this returns: later a run
-            that goes on may remove the files. It may be called again for the one before.
+          use: called with the checkpoint, whose lazy arrays must be read before it returns: later a run that goes on
+            may remove the files. If a file is damaged then, it is called again with the checkpoint before.
 
         Returns:
-          What `use` made, or None if there is no checkpoint at all.
+          The result of `use`, or None if there is no checkpoint at all.
 
         Raises:
           TrainingError: there are checkpoints, but none is intact; or one cannot be read by this user, or
@@ -217,7 +217,7 @@ class Checkpoints:
             ) from damage
 
     def _folders(self, together: bool = True) -> dict[int, Path]:
-        """Step -> folder, ascending; as process 0 sees them, if all ask `together`."""
+        """Returns step -> folder, ascending; with `together`, which all processes must call, as process 0 sees them."""
         try:
             names = sorted(os.listdir(self._directory))
         except FileNotFoundError:
@@ -231,7 +231,7 @@ class Checkpoints:
         return {step: folders[step] for step in sorted(folders)}
 
     def _save(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
-        """Runs in the background thread of process 0."""
+        """Saves a checkpoint; runs in the background thread of process 0."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
         others = range(1, distributed.processes())
@@ -282,7 +282,7 @@ class Checkpoints:
             self._arrays_read.set()
 
     def _save_part(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
-        """Runs in the background thread of another process: writes what it holds, and waits for process 0's verdict."""
+        """Saves the part of another process than 0 and waits for process 0's verdict; runs in its background thread."""
         me = distributed.process()
         try:
             name = save_protocol.said(turn, "folder")
@@ -306,7 +306,7 @@ class Checkpoints:
             self._arrays_read.set()
 
     def _put(self, unfinished: Path, final: Path) -> None:
-        """Gives the complete folder its name; one that has it already keeps being found until then."""
+        """Gives the complete folder its name. An older one of that name is found until then."""
         replaced = final.with_name(f"{final.name}.replaced")
         if final.exists():
             os.rename(final, replaced)
@@ -341,7 +341,7 @@ class Checkpoints:
 
 
 def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
-    """What `use` makes of a checkpoint; `Damage` in all processes if any of them cannot read it."""
+    """Restores a checkpoint and returns the result of `use`; `Damage` in all processes if any cannot read it."""
     with watchdog.during("restore"):
         content, damage = reading.verified(folder, step)
         if not damage:
@@ -361,7 +361,7 @@ def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
 
 
 def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseException:
-    """The error of a save for the user, if it is of the disk; else itself."""
+    """Makes of a disk's error in a save one for the user; returns any other error as it is."""
     if isinstance(error, manifest.Damage):
         return TrainingError(
             f"checkpoint {folder} does not read back as it was written: {error}. It is not kept; those before it are "
@@ -371,5 +371,5 @@ def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseExcept
 
 
 def _flushed(folder: Path) -> manifest.Files:
-    """The files of a folder in a checkpoint, which need not be there, by their paths in the checkpoint."""
+    """Flushes a folder of a checkpoint, which need not exist; returns its files by their paths in the checkpoint."""
     return {f"{folder.name}/{path}": what for path, what in manifest.flush(folder).items()} if folder.exists() else {}

@@ -1,4 +1,4 @@
-"""What lies in a checkpoint folder, and whether it is still what was written there.
+"""The manifest of a checkpoint folder: lists its files with their checksums, and finds what has changed since.
 
     manifest.json     the caller's content, and size and sha256 of every other file
     manifest.sha256   sha256 of manifest.json, in the form that `sha256sum -c manifest.sha256` checks
@@ -27,14 +27,18 @@ _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 
 
 class Damage(Exception):
-    """A folder that is not what was written; the text says which file and what is wrong with it."""
+    """A folder differs from what was written; the message names the file and the difference."""
 
 
 Files = dict[str, dict[str, Any]]  # path -> size and checksum
 
 
 def flush(folder: Path, known: Files | None = None) -> Files:
-    """Flushes every file in `folder` to the disk and says what each is; `known` ones have been already.
+    """Flushes every file in `folder` to the disk, and returns size and checksum of each.
+
+    Args:
+      folder: the folder.
+      known: files that have been flushed already, which are not read again.
 
     Raises:
       OSError: the disk is full or refuses.
@@ -74,7 +78,7 @@ def seal(folder: Path, content: dict[str, Any], known: Files | None = None) -> N
 
 
 def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
-    """Reads every byte in `folder` and gives the manifest's content if all is as it was written.
+    """Reads every byte in `folder`, and returns the manifest's content if all is as it was written.
 
     Args:
       folder: the folder.
@@ -119,7 +123,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """What a manifest says, once everything in it that is used here is of the right kind; `Damage` if not."""
+    """Parses a manifest and checks the types of all that is used here; `Damage` if one is wrong."""
     try:
         content = strict_json.parse(text)
     except strict_json.JsonError as error:
@@ -141,7 +145,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _size(path: Path) -> int:
-    """Of a regular file: a pipe would be waited for, and a link may lead anywhere."""
+    """Returns the bytes of a regular file; `Damage` if it is another: reading a pipe may wait, a link lead anywhere."""
     with _reading(path):
         found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
@@ -150,7 +154,7 @@ def _size(path: Path) -> int:
 
 
 def peek(folder: Path) -> dict[str, Any]:
-    """The manifest's content, unverified; {} if it cannot be read."""
+    """Reads the manifest's content without verifying it; {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, Damage):
         content = strict_json.parse(_read(folder / _MANIFEST))
         return content if isinstance(content, dict) else {}
@@ -158,7 +162,7 @@ def peek(folder: Path) -> dict[str, Any]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Paths of all files below `folder`, relative to it, sorted."""
+    """Lists the paths of all files below `folder`, relative to it, sorted."""
     paths = (Path(parent) / name for parent, _, names in os.walk(folder, onerror=_raise) for name in names)
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 

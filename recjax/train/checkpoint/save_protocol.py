@@ -1,6 +1,6 @@
-"""What the processes that write a checkpoint together tell each other, from the threads that write.
+"""Messages between the processes that write a checkpoint together, from their writing threads.
 
-`turn` counts the saves, alike in all processes.
+`turn` numbers the saves, equally in all processes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from recjax.parallel import distributed
 
 
 def post(turn: int, topic: str, text: str) -> None:
-    """Process 0 says something to the others; what begins with an exclamation mark is an error."""
+    """Sends a text from process 0 to the others; one that begins with an exclamation mark is an error."""
     distributed.post(f"save/{turn}/{topic}", text)
 
 
 def said(turn: int, topic: str) -> str:
-    """What process 0 says; its error is raised."""
+    """Waits for the text of process 0, and returns it.
+
+    Raises:
+      TrainingError: the text is an error, or none comes in time.
+    """
     text = distributed.fetch(f"save/{turn}/{topic}", distributed.PATIENCE_S)
     if text is None:
         raise TrainingError(f"process 0 did not say within {distributed.PATIENCE_S:g} s whether it saved a checkpoint.")
@@ -28,12 +32,16 @@ def said(turn: int, topic: str) -> str:
 
 
 def tell(turn: int, what: dict[str, Any]) -> None:
-    """Another process tells process 0 of its part, or of an "error"."""
+    """Sends a description of this process's part, or of an "error", to process 0."""
     distributed.post(f"save/{turn}/part/{distributed.process()}", json.dumps(what))
 
 
 def told(turn: int, process: int) -> dict[str, Any]:
-    """What another process tells process 0 of its part; its error is raised."""
+    """Waits, in process 0, for the description of another process's part, and returns it.
+
+    Raises:
+      TrainingError: it is an error, or none comes in time.
+    """
     text = distributed.fetch(f"save/{turn}/part/{process}", distributed.PATIENCE_S)
     told = json.loads(text) if text else {"error": f"it did not answer within {distributed.PATIENCE_S:g} s"}
     if "error" in told:
@@ -42,5 +50,5 @@ def told(turn: int, process: int) -> dict[str, Any]:
 
 
 def forget(turn: int) -> None:
-    """Removes what was said of a save: the store is process 0's memory."""
+    """Removes the messages about a save: their store is process 0's memory."""
     distributed.forget(f"save/{turn}")
