@@ -32,10 +32,10 @@ class BlockSource(Protocol):
     def name(self) -> str: ...  # noqa: D102 (described above)
 
     @property
-    def schema(self) -> Schema: ...  # noqa: D102
+    def schema(self) -> Schema: ...  # noqa: D102 (described above)
 
     @property
-    def fingerprint(self) -> str: ...  # noqa: D102
+    def fingerprint(self) -> str: ...  # noqa: D102 (described above)
 
     def row_counts(self, split: str) -> np.ndarray:
         """Rows of each block of `split` ("train", "validation" or "test"): int64 [blocks]; reads no block."""

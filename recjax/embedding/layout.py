@@ -122,7 +122,7 @@ class Group(_InReplicas):
         return 1 if self.synchronous else self.replicas
 
     @property
-    def devices(self) -> int:  # type: ignore[override]
+    def devices(self) -> int:  # type: ignore[override]  # the base declares a field; here it can only be read
         """N, devices of one replica group."""
         return self.sharding.devices
 

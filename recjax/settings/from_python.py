@@ -126,7 +126,7 @@ def explain_frozen(config: Any) -> None:
         return
     if type(config) not in _EXPLAINED:
         _EXPLAINED.add(type(config))
-        type(config).__setattr__ = _refuse  # type: ignore[method-assign]
+        type(config).__setattr__ = _refuse  # type: ignore[method-assign]  # of a frozen dataclass, which refuses too
     for field in dataclasses.fields(config):
         explain_frozen(getattr(config, field.name))
 

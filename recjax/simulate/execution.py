@@ -145,7 +145,7 @@ class _Execution:
         for i, needs in enumerate(self.needs):
             if not needs:
                 for actor in range(self.network.actors):
-                    self.engine.at(0, _COMPUTE + i, actor, lambda a, t, i=i: self._unblock(i, a, t))  # type: ignore[misc]
+                    self.engine.at(0, _COMPUTE + i, actor, functools.partial(self._unblock, i))
         self.engine.play()
         if np.isnan(self.finished).any():
             stuck = self.workload.operations[int(np.isnan(self.finished).any(axis=1).argmax())].name

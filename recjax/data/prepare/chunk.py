@@ -112,16 +112,16 @@ class Reader(Protocol):
     def name(self) -> str: ...  # noqa: D102 (described above)
 
     @property
-    def label(self) -> str: ...  # noqa: D102
+    def label(self) -> str: ...  # noqa: D102 (described above)
 
     @property
-    def splits(self) -> str: ...  # noqa: D102
+    def splits(self) -> str: ...  # noqa: D102 (described above)
 
     @property
-    def dense(self) -> Sequence[str]: ...  # noqa: D102
+    def dense(self) -> Sequence[str]: ...  # noqa: D102 (described above)
 
     @property
-    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
+    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102 (described above)
 
     def files(self) -> Mapping[str, str]:
         """File name -> sha256 (hex) of every raw file; may take a pass over them. Called beside `chunks`, in a thread.
@@ -145,13 +145,13 @@ class Columns(Protocol):
     """What a reader reads and an encoder takes; the attributes are those of `Reader`."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...  # noqa: D102 (described in `Reader`)
 
     @property
-    def dense(self) -> Sequence[str]: ...  # noqa: D102
+    def dense(self) -> Sequence[str]: ...  # noqa: D102 (described in `Reader`)
 
     @property
-    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102
+    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102 (described in `Reader`)
 
 
 def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) -> None:
