@@ -26,3 +26,14 @@ def test_links_lead_somewhere(link):
         assert link in [anchor(heading) for heading in re.findall(r"^#+ (.+)$", README, re.M)]
     elif not link.startswith("http"):
         assert (ROOT / link).exists()
+
+
+@pytest.mark.full
+def test_the_loop_of_ones_own_learns(capsys):
+    """As it is printed; the best AUC that its data allow is known."""
+    (block,) = re.findall(r"<!-- own-loop -->\n```python\n(.*?)```\n<!-- /own-loop -->", README, re.S)
+    assert len(block.strip().splitlines()) <= 28
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+    *losses, auc = capsys.readouterr().out.split("\n")[:-1]
+    assert [line.split()[0] for line in losses] == ["20", "40", "60"]
+    assert float(losses[-1].split()[1]) < float(losses[0].split()[1]) and 0.6 < float(auc) < 1
