@@ -16,16 +16,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # collectives on small machines: twice the devices is safe. Tests that start processes hand it on.
 os.environ["NPROC"] = str(max(16, int(os.environ.get("NPROC", "0"))))
 
-import compile_cache
+from support import compile_cache
 
 os.environ.update(compile_cache.prepare())
 
-import commands
 import hypothesis
 import jax
 import pytest
 from jax._src import compilation_cache
-from tiers import (  # noqa: F401  # hooks
+from support import commands
+from support.tiers import (  # noqa: F401  # hooks
     pytest_addoption,
     pytest_collection_finish,
     pytest_configure,

@@ -3,8 +3,8 @@
     python tests/hlo_digest.py --against main
 
 Both train eight small configs for a step: every placement, replica groups that average, two hosts. What they compile is
-compared as `hlo_canonical.py` writes it, and a difference is shown. A digest depends on the processor and the version
-of JAX, so it is never kept. Takes two minutes on two cores.
+compared as `support/hlo_canonical.py` writes it, and a difference is shown. A digest depends on the processor and the
+version of JAX, so it is never kept. Takes two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hlo_canonical import Renamed, canonical
+from support.hlo_canonical import Renamed, canonical
 
 # Paths of arguments and results in the older commit that are called otherwise now: (regular expression, new text).
 RENAMED: Renamed = ()

@@ -20,7 +20,7 @@ class _WhenJaxIsImported:
 
         def exec_module(module: Any) -> None:
             plain(module)
-            import compile_cache
+            from support import compile_cache
 
             compile_cache.install(module)
 

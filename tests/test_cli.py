@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import SMALL, assert_refused, inside, outside, start
+from support.commands import SMALL, assert_refused, inside, outside, start
 
 import recjax
 from recjax.config.presets import load

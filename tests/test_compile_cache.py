@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-import compile_cache
 import jax
 import jax.numpy as jnp
 import pytest
-from compile_cache import Entries
+from support import compile_cache
+from support.compile_cache import Entries
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from commands import assert_refused, inside
-from criteo_support import random_rows, text
 from flax import nnx
+from support.commands import assert_refused, inside
+from support.criteo import random_rows, text
 
 from recjax.config import presets
 from recjax.config.schedule import Constant, Polynomial

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_of
+from support.commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_of
 
 from recjax.train.run import writers
 from recjax.utils import files
@@ -107,7 +107,7 @@ if os.geteuid() == 0 and "POWERLESS" not in os.environ:
     for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, by which root may read and write anything
         ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP, in force from the next exec on
     os.execve(sys.executable, sys.orig_argv, os.environ | {"POWERLESS": "1"})
-from commands import inside
+from support.commands import inside
 commands = [] if os.access(sys.argv[1], os.W_OK) else json.loads(sys.argv[2])
 print(json.dumps([dataclasses.asdict(inside(*command)) for command in commands]))
 """

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-import forked
 import pytest
+from support import forked
 
 pytestmark = pytest.mark.full
 

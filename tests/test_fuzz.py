@@ -3,10 +3,10 @@
 import json
 import random
 
-import fuzzing
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import fuzzing
 
 from recjax import settings as machinery
 from recjax.config import presets

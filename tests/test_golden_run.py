@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from commands import inside, lines_of
+from support.commands import inside, lines_of
 
 pytestmark = pytest.mark.full
 

@@ -5,7 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_canonical import canonical, digest
+from support.hlo_canonical import canonical, digest
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }, num_partitions=2

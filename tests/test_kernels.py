@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from kernel_support import BF16, F32, check_sums, pull
-from support import mesh_of
+from support.kernels import BF16, F32, check_sums, pull
+from support.problems import mesh_of
 
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags

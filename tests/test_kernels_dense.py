@@ -13,8 +13,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from kernel_support import BF16, F32, check_sums
-from support import mesh_of
+from support.kernels import BF16, F32, check_sums
+from support.problems import mesh_of
 
 from recjax import kernels
 from recjax.models.layers import Linear

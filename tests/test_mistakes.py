@@ -10,7 +10,7 @@ import os
 import shutil
 
 import pytest
-from commands import SMALL, assert_refused, contents, inside, outside
+from support.commands import SMALL, assert_refused, contents, inside, outside
 
 pytestmark = pytest.mark.full
 

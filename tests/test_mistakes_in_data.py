@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
+from support.commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
 
 from recjax.data.batch import Bags
 from recjax.data.storage import manifest as manifests

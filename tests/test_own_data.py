@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, inside, lines_of, prepare
+from support.commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, inside, lines_of, prepare
 
 from recjax.data.storage.blocks import open_prepared, write_prepared
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shop
-from commands import assert_refused, inside
 from hypothesis import given
 from hypothesis import strategies as st
+from support import shop
+from support.commands import assert_refused, inside
 
 import recjax
 from recjax import settings

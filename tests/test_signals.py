@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from commands import Done, assert_refused, inside, outside, start
+from support.commands import Done, assert_refused, inside, outside, start
 
 from recjax.train.checkpoint.checkpoints import Checkpoints
 

@@ -1,7 +1,7 @@
 """The hook that keeps fast tests fast."""
 
 import pytest
-import tiers
+from support import tiers
 
 
 def test_a_slow_test_is_named_with_its_remedy():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 from recjax.config import presets
 from recjax.config.run import RunConfig

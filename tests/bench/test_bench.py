@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import commands
 import jax
 import numpy as np
 import pytest
+from support import commands
 
 from recjax import kernels
 from recjax.bench.peer import Peer

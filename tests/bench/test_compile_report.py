@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 from recjax.bench import compile_report
 from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig

@@ -31,8 +31,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from commands import arrays, prepare, steps_of, write_preset
-from process_support import Job
+from support.commands import arrays, prepare, steps_of, write_preset
+from support.processes import Job
 
 STEPS = 150
 SETTINGS = [f"train.steps={STEPS}", "train.checkpoint_every=20", "train.eval_every=1000", "train.log_every=1"]

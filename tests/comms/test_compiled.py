@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import mesh_of
+from support.problems import mesh_of
 
 from recjax.comms.compiled import Collective, collectives, members
 

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from trace_support import ALL, HALVES, by_hand
+from support.traces import ALL, HALVES, by_hand
 
 from recjax.comms import replay as replays
 from recjax.comms.compiled import collectives, members

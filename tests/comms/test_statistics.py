@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from trace_support import by_hand
+from support.traces import by_hand
 
 from recjax.comms import show
 from recjax.comms.bus import bus_factor

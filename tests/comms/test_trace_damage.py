@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_support import by_hand, pytorch, save
+from support.traces import by_hand, pytorch, save
 
 from recjax.comms.formats import FORMATS, read_trace
 from recjax.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_support import ALL, HALVES, by_hand, pytorch, save
+from support.traces import ALL, HALVES, by_hand, pytorch, save
 
 from recjax.comms.formats import read_trace
 from recjax.comms.formats.issued import with_waits

@@ -1,10 +1,10 @@
 """Avazu: a small file by hand, every fault that it can have, and any rows that hypothesis thinks of."""
 
-import damage
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import damage
 
 from recjax.data.datasets.avazu import Avazu, open_raw, read_unlabelled
 from recjax.data.prepare.chunk import check_chunk

@@ -11,13 +11,13 @@ import itertools
 import json
 import os
 
-import bucket
 import pytest
-from commands import assert_refused, inside
-from criteo_support import random_rows, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from yelp_support import many
+from support import bucket
+from support.commands import assert_refused, inside
+from support.criteo import random_rows, text
+from support.yelp import many
 
 from recjax import settings as machinery
 from recjax.data import catalog

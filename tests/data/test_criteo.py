@@ -4,12 +4,12 @@ import gzip
 import json
 import math
 
-import criteo_support
 import numpy as np
 import pytest
-from commands import assert_refused, inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import criteo as criteo_support
+from support.commands import assert_refused, inside
 
 from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle, CriteoReader, open_raw
 from recjax.data.datasets.options import prepare_as

@@ -3,11 +3,11 @@
 import math
 import re
 
-import criteo_support
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import criteo as criteo_support
 
 from recjax.data.text.criteo_lines import fault, parse
 

@@ -2,11 +2,11 @@
 
 import functools
 
-import damage
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import damage
 
 from recjax.data.datasets import movielens
 from recjax.data.datasets import ratings as ratings_module

@@ -3,9 +3,9 @@
 import json
 import signal
 
-import criteo_support
 import pytest
-from commands import start
+from support import criteo as criteo_support
+from support.commands import start
 
 KILL = """
 import os, signal

@@ -5,12 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import bucket
-import fuzzing
 import numpy as np
 import pytest
-import shop
-from commands import assert_refused, inside
+from support import bucket, fuzzing, shop
+from support.commands import assert_refused, inside
 
 from recjax.data.batch import Batch, Schema
 from recjax.data.prepare.encoder import open_encoder
@@ -153,7 +151,7 @@ def test_processes_share_a_cache(tmp_path):
     """Several processes copy the same files at once; each ends with whole ones."""
     made = shop.prepare_shop(tmp_path / "here")
     code = f"""
-        import bucket
+        from support import bucket
         from recjax.data.storage.blocks import open_prepared
         from recjax.data.storage.uris import place
         from recjax.data.storage.remote import put_folder

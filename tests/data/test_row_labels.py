@@ -3,7 +3,7 @@
 import collections
 
 import pytest
-from shop import Reader, prepare_shop, rows
+from support.shop import Reader, prepare_shop, rows
 
 from recjax.data.datasets.criteo import CriteoKaggle, open_raw
 from recjax.data.datasets.options import prepare_as

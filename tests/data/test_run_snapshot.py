@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from shop import Reader, prepare_shop
+from support.shop import Reader, prepare_shop
 
 from recjax.data.batch import Schema
 from recjax.data.prepare.ids import Hash

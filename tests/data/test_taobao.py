@@ -1,10 +1,10 @@
 """Taobao: a small log by hand, the join with ads and users, and every fault that the three files can have."""
 
-import damage
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import damage
 
 from recjax.data.datasets.taobao import Taobao, open_raw
 from recjax.data.prepare.chunk import check_chunk

@@ -1,11 +1,11 @@
 """Yelp: small files by hand, what was known before a review, and every fault that the three files can have."""
 
-import damage
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yelp_support import BUSINESSES, NAMES, REVIEWS, USERS, lines, many, review, write
+from support import damage
+from support.yelp import BUSINESSES, NAMES, REVIEWS, USERS, lines, many, review, write
 
 from recjax.data.datasets.yelp import Yelp, open_raw
 from recjax.data.prepare.chunk import check_chunk

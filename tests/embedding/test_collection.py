@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import mesh_of
+from support.problems import mesh_of
 
 from recjax.embedding import collection
 from recjax.embedding.bind import bind

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import mesh_of
+from support.problems import mesh_of
 
 import recjax
 from recjax.bench import roofline

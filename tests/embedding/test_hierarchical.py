@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import mesh_of
+from support.problems import mesh_of
 
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group

@@ -14,7 +14,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from support import mesh_of, problem
+from support.problems import mesh_of, problem
 
 import recjax
 from recjax.comms.compiled import collectives

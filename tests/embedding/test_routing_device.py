@@ -6,8 +6,8 @@ import re
 import jax
 import numpy as np
 import pytest
-from routing_support import THIRD, build, make_batch
-from support import mesh_of
+from support.problems import mesh_of
+from support.routing import THIRD, build, make_batch
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from routing_support import THIRD, build, make_batch
+from support.routing import THIRD, build, make_batch
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from support import ON_ONE_HOST, mesh_of
+from support.problems import ON_ONE_HOST, mesh_of
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind

@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 import jax
-from commands import inside, lines_of
-from shop import prepare_shop, rows
+from support.commands import inside, lines_of
+from support.shop import prepare_shop, rows
 
 # In float64, so that the numbers of another mesh, another version of JAX and another machine agree closely.
 SETTINGS = (

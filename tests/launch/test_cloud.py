@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from launch_support import Desk, finish, golden, until
+from support.launchers import Desk, finish, golden, until
 
 POD = ("--image", "registry/recjax:1", "--claim", "recjax-runs")
 CLUSTER = ("--cluster", "c", "--location", "us-west4")

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch_support import Desk, alive, finish, golden, until
+from support.launchers import Desk, alive, finish, golden, until
 
 
 @pytest.fixture

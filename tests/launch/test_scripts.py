@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch_support import LAUNCH, SHELLCHECK, Desk, golden, scripts
+from support.launchers import LAUNCH, SHELLCHECK, Desk, golden, scripts
 
 SOURCED = ("common.sh", "slurm_common.sh")
 RUN = [path for path in scripts() if path.name not in SOURCED]

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch_support import LAUNCH, TOP, Desk, finish, golden, until
+from support.launchers import LAUNCH, TOP, Desk, finish, golden, until
 
 # Starts its tasks as srun does: status and signals of all, a log for each; the highest status is its own.
 SRUN = """#!/usr/bin/env bash

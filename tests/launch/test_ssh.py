@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch_support import Desk, alive, finish, golden, until
+from support.launchers import Desk, alive, finish, golden, until
 
 # Records its arguments; then the other machine's bash reads our input.
 SSH = """#!/usr/bin/env bash

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support import equations
+from support.problems import equations
 
 from recjax import kernels
 from recjax.errors import ConfigError

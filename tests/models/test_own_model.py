@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import assert_refused, inside, lines_of, outside
+from support.commands import assert_refused, inside, lines_of, outside
 
 import recjax
 from recjax import settings as machinery

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import steps_of, write_preset
-from process_support import Job, assert_equal, train_together
+from support.commands import steps_of, write_preset
+from support.processes import Job, assert_equal, train_together
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from commands import write_preset
-from process_support import assert_equal, train_together
+from support.commands import write_preset
+from support.processes import assert_equal, train_together
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
-from commands import SMALL, write_preset
-from process_support import environment, free_port
+from support import forked
+from support.commands import SMALL, write_preset
+from support.processes import environment, free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import write_preset
-from process_support import Job
+from support.commands import write_preset
+from support.processes import Job
 
 from recjax.train.checkpoint.checkpoints import Checkpoints
 

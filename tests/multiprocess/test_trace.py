@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import inside, start, write_preset
-from process_support import environment, free_port
+from support.commands import inside, start, write_preset
+from support.processes import environment, free_port
 
 from recjax.comms.formats import read_trace
 from recjax.comms.trace import COMPUTE, Event, Trace

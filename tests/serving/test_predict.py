@@ -8,8 +8,8 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import SMALL, assert_refused, contents, inside, prepare
-from shop import ROWS, Reader, prepare_shop, rows
+from support.commands import SMALL, assert_refused, contents, inside, prepare
+from support.shop import ROWS, Reader, prepare_shop, rows
 
 import recjax
 from recjax.data.batch import Bags, Batch, Feature, Schema

@@ -4,10 +4,10 @@ import gzip
 import json
 import re
 
-import criteo_support
 import numpy as np
 import pytest
-from shop import prepare_shop
+from support import criteo as criteo_support
+from support.shop import prepare_shop
 
 from recjax.data.datasets import avazu, criteo, movietweetings
 from recjax.data.datasets.options import prepare_as

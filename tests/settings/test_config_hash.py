@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from config_support import Adam, Before, Cross, Dot, Inner, Root, changed
+from support.configs import Adam, Before, Cross, Dot, Inner, Root, changed
 
 from recjax import settings
 

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from config_support import Adam, Before, Cross, Dot, Inner, Odd, Root, Train, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.configs import Adam, Before, Cross, Dot, Inner, Odd, Root, Train, changed
 
 from recjax import settings as cfg
 from recjax.errors import ConfigError

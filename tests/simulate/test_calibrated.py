@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-from commands import assert_refused, inside
-from simulating import topology
+from support.commands import assert_refused, inside
+from support.simulating import topology
 
 from recjax.comms.formats import recjax_json
 from recjax.comms.trace import Event, Trace

@@ -7,7 +7,7 @@ import itertools
 import math
 
 import pytest
-from simulating import GIB, collective
+from support.simulating import GIB, collective
 
 RANKS = (2, 3, 4, 7, 8, 16, 32)
 POWERS = (2, 4, 8, 16, 64)

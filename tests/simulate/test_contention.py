@@ -1,7 +1,7 @@
 """Messages that meet on a link, worked out by hand. Bandwidth 1e9 bytes/s: a byte takes a nanosecond."""
 
 import pytest
-from simulating import exchange, finish, play, topology
+from support.simulating import exchange, finish, play, topology
 
 
 def test_many_to_one_queues_at_the_downlink():
@@ -82,7 +82,7 @@ def test_a_tree_through_a_switch_waits_for_both_children():
     2 to 0: 310 + 2 * 105 = 520. Down: 0 to 2: 730. 2 to 1 and 3: uplink 730-830 and 830-930; downlinks 835-935 and
     935-1035: there at 940 and 1040.
     """
-    from simulating import collective
+    from support.simulating import collective
 
     result = collective("all_reduce", "double_binary_tree", "switch:4", 100, latency=5)
     assert result.finished[0].tolist() == [520, 940, 730, 1040]

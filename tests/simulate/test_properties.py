@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulating import collective, exchange, play, topology
+from support.simulating import collective, exchange, play, topology
 
 from recjax.simulate.collectives import ALGORITHMS, Schedule, Send
 from recjax.simulate.engine import Engine, Run

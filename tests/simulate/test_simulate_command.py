@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 RING = ("simulate", "collective", "--collective", "all_reduce", "--algorithm", "ring", "--topology", "switch:8",
         "--bytes", "1048576", "--bandwidth", "50GiB/s", "--latency", "500ns", "--endpoint-delay", "10ns")  # fmt: skip

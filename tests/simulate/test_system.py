@@ -6,7 +6,7 @@ takes M/2.
 
 import numpy as np
 import pytest
-from simulating import collective, exchange, finish, play, topology, workload
+from support.simulating import collective, exchange, finish, play, topology, workload
 
 from recjax.errors import ConfigError
 from recjax.simulate.collectives import Schedule, Send

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulating import collective, exchange, finish, play, topology
+from support.simulating import collective, exchange, finish, play, topology
 
 from recjax.errors import ConfigError
 from recjax.simulate.tcp import Tcp

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from commands import assert_refused, inside
-from simulating import finish, topology
+from support.commands import assert_refused, inside
+from support.simulating import finish, topology
 
 from recjax.comms.formats import chakra_protobuf, recjax_json
 from recjax.comms.trace import Event, Trace

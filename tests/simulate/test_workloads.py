@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from simulating import finish, topology
+from support.simulating import finish, topology
 
 from recjax.errors import ConfigError, DataError
 from recjax.simulate.astra_text import read_text

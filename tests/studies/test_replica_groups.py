@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import inside
+from support.commands import inside
 
 import recjax
 from recjax.comms.compiled import collectives

@@ -4,9 +4,9 @@ import itertools
 import shlex
 
 import pytest
-from commands import assert_refused, inside
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import assert_refused, inside
 
 from recjax.config import presets
 from recjax.errors import ConfigError

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from commands import inside, outside, start
+from support.commands import inside, outside, start
 
 from recjax import settings
 from recjax.sweep import run as sweep_run

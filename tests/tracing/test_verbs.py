@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from commands import assert_refused, inside, outside
-from trace_support import by_hand
+from support.commands import assert_refused, inside, outside
+from support.traces import by_hand
 
 from recjax.comms.program import shrink
 from recjax.tracing.verbs import write

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from checkpoint_support import assert_same, in_memory, names, no_report, save, state
+from support.checkpoints import assert_same, in_memory, names, no_report, save, state
 
 from recjax.errors import TrainingError
 from recjax.train.checkpoint import array_store, manifest

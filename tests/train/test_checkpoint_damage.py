@@ -11,7 +11,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from checkpoint_support import assert_same, in_memory, names, no_report, save, state
+from support.checkpoints import assert_same, in_memory, names, no_report, save, state
 
 from recjax.errors import TrainingError
 from recjax.parallel import distributed

@@ -8,22 +8,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-import checkpoint_support
 import pytest
-from checkpoint_support import assert_same, in_memory, names, no_report, save, state
+from support import checkpoints as checkpoint_support
+from support.checkpoints import assert_same, in_memory, names, no_report, save, state
 
 from recjax.train.checkpoint import array_store
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.full
 
-SUPPORT = str(Path(checkpoint_support.__file__).parent)
+TESTS = str(Path(checkpoint_support.__file__).parents[1])
 
 # Saves three steps and goes no further than a place in the third save.
 WRITER = """
 import os, pathlib, shutil, sys, threading
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, state
+from support.checkpoints import Checkpoints, state
 from recjax.train.checkpoint import array_store, manifest
 
 def here(*_):
@@ -66,7 +66,7 @@ def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
               "after its name": 3, "before an old one goes": 3}  # fmt: skip
     writers = {}
     for place in places:
-        command = [sys.executable, "-c", WRITER, str(tmp_path / place), SUPPORT, place]
+        command = [sys.executable, "-c", WRITER, str(tmp_path / place), TESTS, place]
         writers[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for place, newest in places.items():
         with writers[place] as writer:
@@ -87,7 +87,7 @@ def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
 FULL = """
 import pathlib, resource, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, in_memory, state
+from support.checkpoints import Checkpoints, in_memory, state
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
     checkpoints.save(10, *state(10))
     checkpoints.wait()
@@ -98,7 +98,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 
 def test_a_full_disk_is_one_paragraph_and_leaves_the_checkpoint_before(tmp_path):
     """A real refusal by the kernel in the middle of a write: a limit on file size needs no mount and no root."""
-    code = [sys.executable, "-c", FULL, str(tmp_path), SUPPORT]
+    code = [sys.executable, "-c", FULL, str(tmp_path), TESTS]
     done = subprocess.run(code, capture_output=True, text=True)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -113,7 +113,7 @@ def test_a_full_disk_is_one_paragraph_and_leaves_the_checkpoint_before(tmp_path)
 FORBIDDEN = """
 import os, pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, in_memory, state
+from support.checkpoints import Checkpoints, in_memory, state
 import orbax.checkpoint
 if os.geteuid() == 0:
     os.setuid(65534)  # root may write anywhere
@@ -138,7 +138,7 @@ def test_no_permission_is_one_paragraph(what):
         target = {"read state": inside, "read file": inside / "_METADATA"}.get(what, directory)
         mode = stat.S_IMODE(target.stat().st_mode)
         os.chmod(target, {"write": 0o555, "read file": 0o200}.get(what, 0o311))
-        code = [sys.executable, "-c", FORBIDDEN, str(directory), SUPPORT, what[:5].strip()]
+        code = [sys.executable, "-c", FORBIDDEN, str(directory), TESTS, what[:5].strip()]
         done = subprocess.run(code, capture_output=True, text=True, check=True)
         os.chmod(target, mode)
         if what == "write":
@@ -152,7 +152,7 @@ def test_no_permission_is_one_paragraph(what):
 MANY = """
 import os, pathlib, resource, sys
 sys.path.insert(0, sys.argv[2])
-from checkpoint_support import Checkpoints, state
+from support.checkpoints import Checkpoints, state
 large, small = state(20, 20_000)[0], state(10)[0]
 arrays = {f"t{i}": large if i % 5 == 0 else small for i in range(20)}
 with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
@@ -170,7 +170,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 
 def test_nothing_writes_on_or_complains_after_a_save_that_failed(tmp_path):
     """Many arrays are under way when the first fails; what Orbax or TensorStore do later would show on stderr."""
-    code = [sys.executable, "-c", MANY, str(tmp_path), SUPPORT]
+    code = [sys.executable, "-c", MANY, str(tmp_path), TESTS]
     done = subprocess.run(code, capture_output=True, text=True)
     assert done.stdout == "TrainingError True []\n" * 5
     assert done.stderr == ""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from commands import OWN, arrays, assert_refused, inside
+from support.commands import OWN, arrays, assert_refused, inside
 
 import recjax
 

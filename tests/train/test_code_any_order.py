@@ -4,12 +4,12 @@ import os
 import sys
 
 import numpy as np
-import own_model
 import pytest
-from code_support import claimed, load
-from commands import contents
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import own_model
+from support.code_of_run import claimed, load
+from support.commands import contents
 
 from recjax.config.presets import default_out
 from recjax.errors import ConfigError

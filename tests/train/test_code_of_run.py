@@ -9,10 +9,10 @@ import shutil
 import sys
 import types
 
-import own_model
 import pytest
-from code_support import BIAS, FACTOR, claimed, load, refused
-from commands import contents, inside, lines_of
+from support import own_model
+from support.code_of_run import BIAS, FACTOR, claimed, load, refused
+from support.commands import contents, inside, lines_of
 
 import recjax
 from recjax import settings as machinery

@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 
-import own_model
 import pytest
-from code_support import FACTOR, claimed, load, refused
-from commands import assert_refused, inside
+from support import own_model
+from support.code_of_run import FACTOR, claimed, load, refused
+from support.commands import assert_refused, inside
 
 from recjax.errors import ConfigError
 from recjax.train.run.folder import read_config

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support import Placed, Problem, problem, trainer_of
+from support.problems import Placed, Problem, problem, trainer_of
 
 from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
+from support.problems import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
 
 from recjax.config.schedule import Polynomial
 from recjax.config.train import DenseAdagrad

@@ -14,7 +14,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Placed, Problem, Result, by_row, compare, mesh_of, problem, run_oracle, trainer_of
+from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, problem, run_oracle, trainer_of
 
 from recjax.bench.breakdown import part_of, scopes
 from recjax.comms.compiled import collectives

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 import recjax
 from recjax.data.batch import Bags, Batch, Feature, Schema

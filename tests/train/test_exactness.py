@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from support import ON_ONE_HOST, Problem, Result, compare, problem, run_oracle, run_sharded
+from support.problems import ON_ONE_HOST, Problem, Result, compare, problem, run_oracle, run_sharded
 
 import recjax
 from recjax.data.datasets.movietweetings import MovieTweetings

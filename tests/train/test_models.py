@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from support import Problem, compare, problem, run_oracle, run_sharded
+from support.problems import Problem, compare, problem, run_oracle, run_sharded
 
 from recjax import settings
 from recjax.config import presets

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import path_support
 import pytest
-from commands import Done, prepare
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from path_support import measures, train
+from support import paths as path_support
+from support.commands import Done, prepare
+from support.paths import measures, train
 
 from recjax import main
 from recjax.errors import RecjaxError

@@ -5,10 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-import path_support
 import pytest
-from commands import OWN, SCHEMA, assert_refused, inside, outside
-from path_support import measures, train
+from support import paths as path_support
+from support.commands import OWN, SCHEMA, assert_refused, inside, outside
+from support.paths import measures, train
 
 import recjax
 from recjax import main

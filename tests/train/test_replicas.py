@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support import Placed, Problem, compare, mesh_of, problem, run_oracle, run_sharded, trainer_of
+from support.problems import Placed, Problem, compare, mesh_of, problem, run_oracle, run_sharded, trainer_of
 
 import recjax
 from recjax.comms.compiled import collectives, members

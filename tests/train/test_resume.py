@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from commands import (
+from support.commands import (
     arrays,
     assert_refused,
     assert_same_arrays,

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from commands import inside
+from support.commands import inside
 
 from recjax.config import presets
 from recjax.config.run import EmbeddingConfig, RunConfig

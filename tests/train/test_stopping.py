@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import arrays, assert_refused, assert_same_arrays, inside, lines_of
+from support.commands import arrays, assert_refused, assert_same_arrays, inside, lines_of
 
 import recjax
 from recjax import main as runs

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
-from commands import SMALL, assert_refused, inside, write_preset
-from support import compare, problem, run_oracle, run_sharded
+from support.commands import SMALL, assert_refused, inside, write_preset
+from support.problems import compare, problem, run_oracle, run_sharded
 
 import recjax
 from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig

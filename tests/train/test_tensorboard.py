@@ -5,7 +5,7 @@ import struct
 import sys
 
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.tensorboard import EventFile

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import OWN, Done, inside
 
 from recjax import main, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.train import trainer
 from recjax.train.metrics import calibration
 from recjax.train.run import open_run
+from support.commands import OWN, Done, inside
 
 
 @contextlib.contextmanager

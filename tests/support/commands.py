@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 
@@ -22,6 +21,7 @@ from recjax.cli.main import main
 from recjax.data import given
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.storage import blocks
+from support import forked
 
 # One table of each kind; 40 steps an epoch, the last of 4 samples; every step is logged, every fifth is kept.
 PRESET = """

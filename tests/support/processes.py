@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import forked
 import numpy as np
-from commands import arrays, lines_of
+
+from support import forked
+from support.commands import arrays, lines_of
 
 PROGRAM = "import sys; from recjax.cli.main import main; sys.exit(main())"
 

@@ -1,9 +1,8 @@
 """Run folders that claim the code of a config, without a training, and refusals of other code."""
 
-from commands import assert_refused
-
 import recjax
 from recjax.train.run.folder import RunFolder
+from support.commands import assert_refused
 
 FACTOR, BIAS = ("FACTOR = 1.0", "FACTOR = 0.0"), ("+ bias", "- bias")  # edits of the preset, and of its helper
 

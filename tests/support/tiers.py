@@ -12,9 +12,10 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-import compile_cache
 import jax
 import pytest
+
+from support import compile_cache
 
 LIMIT_S = 2.0
 

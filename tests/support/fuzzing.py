@@ -18,11 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import damage_at_random as damage
 import numpy as np
-import shop
-import yelp_support
-from criteo_support import random_rows, text
 
 from recjax import settings
 from recjax.config import presets
@@ -42,6 +38,10 @@ from recjax.sweep.file import read_sweep
 from recjax.train import origins
 from recjax.train.checkpoint import manifest as checkpoints
 from recjax.train.run.folder import read_config
+from support import damage_at_random as damage
+from support import shop
+from support import yelp as yelp_support
+from support.criteo import random_rows, text
 
 Random = random.Random
 

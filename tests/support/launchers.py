@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-TOP = Path(__file__).parent.parent
+TOP = Path(__file__).parents[2]
 LAUNCH = TOP / "launch"
 # What a background job of a shell ignores its children ignore too, and bash cannot trap it any more.
 _HEED = ("env", "--default-signal=INT,HUP,QUIT")

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from commands import Done, assert_refused, inside
+from support.commands import Done, assert_refused, inside
 
 # Changes to a text file after which it must read the same.
 HARMLESS: dict[str, Callable[[bytes], bytes]] = {

@@ -1,0 +1,1 @@
+"""Parts that several tests share. Tests import them from here; the product never does."""
