@@ -141,12 +141,12 @@ class TrainConfig:
     average_every: int = 100  # steps between averages of all groups' tables, if replica_sync=average
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
-    eval_every: int = 0  # steps between evaluations of the validation split, each with a checkpoint; 0: once an epoch
+    eval_every: int = 0  # steps between evaluations of the validation split; 0: once an epoch
     eval_batch_size: int = 4096  # samples per evaluation step
     choose_by: Literal["auc", "logloss"] = "auc"  # validation metric that chooses the checkpoint
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
-    # Steps between further checkpoints, or the training time between them: 30s, 5min, 1h. 0: only where there is an
-    # evaluation. The first minute of training brings one in any case.
+    # Steps between checkpoints, or the training time between them: 30s, 5min, 1h. 0: with each evaluation. Else an
+    # evaluation brings one only if it is the best so far. The first minute of training and the end bring one in any case.
     checkpoint_every: int | str = 0
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save

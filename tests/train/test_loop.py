@@ -39,7 +39,7 @@ def trainer(*overrides: str, source: Any = None) -> Trainer:
 
 def fit(made: Trainer, folder: Path, start: Any = None, clock: Any = time.monotonic) -> Outcome:
     state, progress = start or (made.init_state(), TrainProgress())
-    with Checkpoints(folder / "checkpoints", 9) as checkpoints, MetricsFile(folder / "metrics.jsonl", None) as file:
+    with Checkpoints(folder / "checkpoints", 99) as checkpoints, MetricsFile(folder / "metrics.jsonl", None) as file:
         log = StepLog(made, file, clock=clock)
         return loops.fit(made, state, progress, log, (Evaluate(made, log), SaveCheckpoint(made, checkpoints, log)))
 
@@ -134,7 +134,7 @@ class Clock:
 
 
 def kept(folder: Path) -> list[int]:
-    return Checkpoints(folder / "checkpoints", 9).steps()
+    return Checkpoints(folder / "checkpoints", 99).steps()
 
 
 @pytest.mark.parametrize(("every", "steps_between"), [("0", None), ("100s", 4)])
@@ -162,6 +162,19 @@ def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, ev
     (tmp_path / "again").mkdir()
     outcome = fit(again, tmp_path / "again", (state, progress))
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, states.to_host(outcome.state, again.bound)))
+
+
+@pytest.mark.parametrize(
+    ("every", "saved"), [("0", [*range(2, 21, 2)]), ("8", [2, 4, 8, 16, 20]), ("1h", [2, 4, 8, 20])]
+)
+def test_evaluations_bring_checkpoints_unless_these_come_by_themselves(tmp_path, monkeypatch, every, saved):
+    """Then only the best so far does, here those of steps 2, 4 and 8; the choice is the same."""
+    aucs = iter([0.5, 0.6, 0.55, 0.7, 0.65, 0.7, 0.6, 0.6, 0.6, 0.6])
+    monkeypatch.setattr(callbacks.evaluation, "measure", lambda *_: {"auc": next(aucs), "logloss": 0.5})
+    made = trainer("train.steps=20", "train.epochs=2", "train.eval_every=2", f"train.checkpoint_every={every}")
+    outcome = fit(made, tmp_path, clock=lambda: 0.0)
+    assert kept(tmp_path) == saved
+    assert outcome.progress.best_step == 8 and outcome.progress.misses == 6
 
 
 def test_capacities_are_kept_on_the_same_layout_only():
