@@ -29,7 +29,7 @@ from recjax.train.progress import TrainProgress, resume
 from recjax.train.remarks import remarks
 from recjax.train.run import tensorboard
 from recjax.train.run.curves import draw_curves
-from recjax.train.run.folder import RunFolder, Visited
+from recjax.train.run.folder import ReadOnlyRunFolder, RunFolder
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.run.summary import figures, summarise
 from recjax.train.run.writers import MetricsFile, NoMetrics
@@ -67,7 +67,7 @@ def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
 
 def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     main = distributed.is_main()
-    with RunFolder(path, config) if main else Visited(path) as folder, asked_to_stop() as stop:
+    with RunFolder(path, config) if main else ReadOnlyRunFolder(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
             used = origins.found(config, path, _note)

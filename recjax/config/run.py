@@ -14,7 +14,7 @@ from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
 from recjax.embedding.plan import EXACT, Exchange, Placement
-from recjax.embedding.spec import Held, Pooling, Rounding
+from recjax.embedding.spec import Pooling, Rounding, TableDtype
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.deepfm import DeepFMConfig
@@ -32,7 +32,7 @@ class TableConfig:
     dim: int | None = None  # D, its columns
     optimizer: SparseOptimizer | None = None  # what updates it
     init_scale: float | None = None  # half the width of the uniform distribution of its initial values
-    dtype: Held | None = None  # of its values
+    dtype: TableDtype | None = None  # of its values
     rounding: Rounding | None = None  # of updated bfloat16 values
     placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
 
@@ -57,7 +57,7 @@ class EmbeddingConfig:
     optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
     init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
     dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
-    dtype: Held = "float32"  # of the tables' values; their optimizers' slots stay float32
+    dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
     rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
     exchange: Exchange = EXACT  # precision in which rows and gradients travel between devices; float32 is exact
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature

@@ -20,7 +20,7 @@ from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
-Held = Literal["replicated", "sharded"]
+DenseSharding = Literal["replicated", "sharded"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class TrainConfig:
     schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
     clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
     accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
-    dense: Held = (
+    dense: DenseSharding = (
         "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
     )
     bucket_mib: float = (
@@ -146,7 +146,7 @@ class TrainConfig:
     choose_by: Literal["auc", "logloss"] = "auc"  # validation metric that chooses the checkpoint
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
     # Steps between checkpoints, or the training time between them: 30s, 5min, 1h. 0: with each evaluation. Else an
-    # evaluation brings one only if it is the best so far. The first minute of training and the end bring one in any case.
+    # evaluation brings one only if it is the best so far. So do the first minute of training and the end in any case.
     checkpoint_every: int | str = 0
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import BoundPlan, BoundTable, Group, Piece
-from recjax.embedding.low_precision import held, locator, nearest
+from recjax.embedding.low_precision import locator, nearest, storage_dtype
 from recjax.embedding.row_order import row_at
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
@@ -56,10 +56,10 @@ def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32
     tables: Tables = {}
     slots: GroupSlots = {}
     for group in bound.groups:
-        spec = P(group.held_over)
-        body = functools.partial(_initial_block, group, seed, held(group, dtype))
+        spec = P(group.partition_axes)
+        body = functools.partial(_initial_block, group, seed, storage_dtype(group, dtype))
         tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
-        sharding = sharded(mesh, group.held_over)
+        sharding = sharded(mesh, group.partition_axes)
         slots[group.name] = {
             name: _filled((group.versions * group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
             for name, slot in group.slots().items()
@@ -163,7 +163,7 @@ def _export(group: Group, table: BoundTable, array: jax.Array, version: int) -> 
 
     shape = _shape(table, array.ndim - 1)
     dtype = _outside(array.dtype)
-    if array.is_fully_addressable or not group.held_over:
+    if array.is_fully_addressable or not group.partition_axes:
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
     def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
@@ -254,9 +254,9 @@ def import_tables(
     for group in bound.groups:  # all are checked before the first is read
         for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
             for source in sources:
-                _check(group, source, name, columns, _outside(held(group, dtype) if name == "rows" else dtype))
+                _check(group, source, name, columns, _outside(storage_dtype(group, dtype) if name == "rows" else dtype))
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, sources, "rows", (group.width,), held(group, dtype))
+        tables[group.name] = _import(group, mesh, sources, "rows", (group.width,), storage_dtype(group, dtype))
         slots[group.name] = {n: _import(group, mesh, sources, n, s.shape, dtype) for n, s in group.slots().items()}
     return tables, slots
 
@@ -281,7 +281,7 @@ def _import(
     dtype: Any,
 ) -> jax.Array:
     shape = (group.versions * group.parts * group.rows, *tail)
-    sharding = sharded(mesh, group.held_over)
+    sharding = sharded(mesh, group.partition_axes)
     indices = sharding.addressable_devices_indices_map(shape)
     block = sharding.shard_shape(shape)
     blocks = {device: _filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}

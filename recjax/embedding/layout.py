@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import EXACT, Exchange
 from recjax.embedding.row_order import RowOrder, Split, library
-from recjax.embedding.spec import FeatureSpec, Held, Rounding, TableSpec
+from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype, TableSpec
 
 if TYPE_CHECKING:
     from recjax.embedding.sharding.base import Sharding
@@ -132,7 +132,7 @@ class Group(_InReplicas):
         return self.sharding.hosts
 
     @property
-    def held_over(self) -> tuple[str, ...]:
+    def partition_axes(self) -> tuple[str, ...]:
         """The mesh axes over which the buffer's rows are split."""
         return self.sharding.partition_axes(self.synchronous, self.independent)
 
@@ -142,7 +142,7 @@ class Group(_InReplicas):
         return self.tables[0].spec.dim
 
     @property
-    def dtype(self) -> Held:
+    def dtype(self) -> TableDtype:
         """The dtype of the values of all its tables: see `TableSpec`."""
         return self.tables[0].spec.dtype
 

@@ -27,12 +27,12 @@ from recjax.embedding.layout import Group
 _TAG = zlib.crc32(b"stochastic rounding")  # keeps its keys apart from those of the initial values
 
 
-def held(group: Group, dtype: Any) -> Any:
+def storage_dtype(group: Group, dtype: Any) -> Any:
     """Dtype of a group's buffer where tables hold `dtype` unless they say otherwise."""
     return jnp.dtype(jnp.uint16) if group.dtype == "bfloat16" else jnp.dtype(dtype)
 
 
-def values(x: jax.Array) -> jax.Array:
+def from_storage(x: jax.Array) -> jax.Array:
     """What a piece of a buffer holds: bfloat16 if it is uint16, else itself."""
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
@@ -57,7 +57,9 @@ def stochastic(x: jax.Array, bits: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), carried, nearest(x, jnp.uint16))
 
 
-def write(group: Group, new_MxW: jax.Array, slots_M: jax.Array, seed: int, step: jax.Array, dtype: Any) -> jax.Array:
+def to_storage(
+    group: Group, new_MxW: jax.Array, slots_M: jax.Array, seed: int, step: jax.Array, dtype: Any
+) -> jax.Array:
     """Updated rows as the group's buffer holds them. Inside `jax.shard_map` over MODEL_AXES where they are rounded.
 
     Args:

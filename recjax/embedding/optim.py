@@ -52,7 +52,7 @@ class SlotSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class At:
+class OptimizerContext:
     """When and where an update happens.
 
     Attributes:
@@ -134,11 +134,11 @@ class Rule:
         """Its slots for rows of `dim` columns, by name."""
         raise NotImplementedError
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         raise NotImplementedError
 
-    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """One step on U rows; see the module's docstring."""
         rate = self.learning_rate * jnp.asarray(at.rate, rows_UxD.dtype)
         if self.l2:
@@ -168,7 +168,7 @@ class Sgd(Rule):
         """Its slots for rows of `dim` columns, by name."""
         return {"momentum": SlotSpec(0.0, (dim,))} if self.momentum else {}
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         del at
         if not self.momentum:
@@ -196,7 +196,7 @@ class Adagrad(Rule):
         """Its slots for rows of `dim` columns, by name."""
         return {"sum_of_squares": SlotSpec(self.initial_accumulator, (dim,))}
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         del at
         s_UxD = slots["sum_of_squares"] + jnp.square(grads_UxD)
@@ -223,7 +223,7 @@ class RowWiseAdagrad(Rule):
         del dim
         return {"sum_of_squares": SlotSpec(self.initial_accumulator)}
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         s_U = slots["sum_of_squares"] + at.row_mean(jnp.square(grads_UxD))
         return grads_UxD / (jnp.sqrt(s_U) + self.eps)[:, None], {"sum_of_squares": s_U}
@@ -253,7 +253,7 @@ class Adam(Rule):
         """Its slots for rows of `dim` columns, by name."""
         return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0, (dim,))}
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
         v_UxD = self.b2 * slots["v"] + (1 - self.b2) * jnp.square(grads_UxD)
@@ -282,7 +282,7 @@ class PartialRowWiseAdam(Rule):
         """Its slots for rows of `dim` columns, by name."""
         return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0)}
 
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """What to step against, [U, D], and the new slots."""
         m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
         v_U = self.b2 * slots["v"] + (1 - self.b2) * at.row_mean(jnp.square(grads_UxD))
@@ -330,7 +330,7 @@ class Ftrl:
         """Its slots for rows of `dim` columns, by name."""
         return {"z": SlotSpec(0.0, (dim,)), "n": SlotSpec(self.initial_accumulator, (dim,))}
 
-    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: At) -> Updated:
+    def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """One step on U rows; see the module's docstring."""
         n_UxD = slots["n"] + jnp.square(grads_UxD)
         sigma_UxD = (jnp.sqrt(n_UxD) - jnp.sqrt(slots["n"])) / self.learning_rate

@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.collection import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.low_precision import nearest, values
+from recjax.embedding.low_precision import from_storage, nearest
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 
@@ -84,8 +84,8 @@ def make_distance(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables], dict[str, 
                 return total + jnp.sum(jnp.square(wide - jax.lax.pmean(wide, ACROSS_GROUPS)))
 
             zero = jnp.zeros((), _wide(tables[group.name][:0]).dtype)
-            zero = jax.lax.pcast(zero, group.held_over, to="varying")
-            squares = jax.lax.psum(_in_chunks(tables[group.name], chunk, zero), group.held_over)
+            zero = jax.lax.pcast(zero, group.partition_axes, to="varying")
+            squares = jax.lax.psum(_in_chunks(tables[group.name], chunk, zero), group.partition_axes)
             found[group.name] = jnp.sqrt(squares * (2 / max(1, group.replicas - 1)))
         return found
 
@@ -95,7 +95,7 @@ def make_distance(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables], dict[str, 
 
 def _wide(x: jax.Array) -> jax.Array:
     """Values of a piece of a buffer, to calculate with."""
-    return values(x).astype(jnp.float32) if x.dtype == jnp.uint16 else x
+    return from_storage(x).astype(jnp.float32) if x.dtype == jnp.uint16 else x
 
 
 def _in_chunks(x: jax.Array, chunk: Callable[[jax.Array, int, Any], Any], state: Any) -> Any:

@@ -34,7 +34,7 @@ class ShardedEmbeddings:
 
     def partition_specs(self) -> dict[str, P]:
         """Group name -> how its buffer, and each of its slots, is split over the mesh."""
-        return {group.name: P(group.held_over) for group in self.bound.groups}
+        return {group.name: P(group.partition_axes) for group in self.bound.groups}
 
     def fetch(self, tables: Tables, routing: Routing, mean: bool = False) -> tuple[Rows, Residuals]:
         """Brings the distinct rows that this device's samples need: see `Sharding.fetch`."""

@@ -10,7 +10,7 @@ from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
 
 Pooling = Literal["sum", "mean", "none"]
-Held = Literal["float32", "bfloat16"]
+TableDtype = Literal["float32", "bfloat16"]
 Rounding = Literal["stochastic", "nearest"]
 MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
 
@@ -38,7 +38,7 @@ class TableSpec:
     optimizer: SparseOptimizer
     init_scale: float | None = None
     placement: str | None = None
-    dtype: Held = "float32"
+    dtype: TableDtype = "float32"
     rounding: Rounding = "stochastic"
 
     def __post_init__(self) -> None:

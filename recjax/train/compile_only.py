@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import ACROSS, SUMMED, Group
-from recjax.embedding.low_precision import held
+from recjax.embedding.low_precision import storage_dtype
 from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
@@ -33,7 +33,7 @@ def abstract_state(trainer: Trainer) -> TrainState:
     slots: Any = {}
     for group in trainer.bound.groups:
         rows = group.versions * group.parts * group.rows
-        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), held(group, trainer.dtype))
+        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), storage_dtype(group, trainer.dtype))
         slots[group.name] = {
             name: jax.ShapeDtypeStruct((rows, *slot.shape), trainer.dtype) for name, slot in group.slots().items()
         }

@@ -30,7 +30,7 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from recjax.config.train import Held
+from recjax.config.train import DenseSharding
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES
 
@@ -196,7 +196,12 @@ REPLICATED = Replicated()
 
 
 def make_dense(
-    held: Held, bucket_mib: float, model: nnx.Module, tx: optax.GradientTransformation, dtype: Any, devices: int
+    held: DenseSharding,
+    bucket_mib: float,
+    model: nnx.Module,
+    tx: optax.GradientTransformation,
+    dtype: Any,
+    devices: int,
 ) -> Dense:
     """What `train.dense` and `train.bucket_mib` ask for.
 

@@ -29,7 +29,7 @@ from recjax.data.prepare.ids import Frequency
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.storage.uris import place
-from recjax.data.text.source_files import find, read_bytes
+from recjax.data.text.source_files import find_file, read_bytes
 from recjax.errors import DataError
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
@@ -147,7 +147,7 @@ def test_other_datasets_are_read_by_one_machine(tmp_path):
 def test_ratings_keep_their_own_transform_and_baselines(tmp_path):
     (tmp_path / "raw").mkdir()
     for name, lines in zip(_FILES, (3000, 10**6), strict=True):
-        data = b"".join(read_bytes(find(_SHIPPED, name)).splitlines(keepends=True)[:lines])
+        data = b"".join(read_bytes(find_file(_SHIPPED, name)).splitlines(keepends=True)[:lines])
         (tmp_path / "raw" / name).write_bytes(data)
     assert_same("movietweetings", tmp_path / "raw", tmp_path)
 

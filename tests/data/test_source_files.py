@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from recjax.data.text.source_files import find, read_bytes, sha256
+from recjax.data.text.source_files import find_file, read_bytes, sha256
 from recjax.errors import DataError
 
 
@@ -46,13 +46,13 @@ def test_unreadable_files_are_refused(tmp_path, read):
 
 def test_find_takes_the_first_name_and_prefers_the_plain_file(tmp_path):
     with pytest.raises(DataError, match="has neither x nor x.gz nor y nor y.gz.*--from"):
-        find(tmp_path, "x", "y")
+        find_file(tmp_path, "x", "y")
     with pytest.raises(DataError, match="is not a folder"):
-        find(tmp_path / "gone", "x")
+        find_file(tmp_path / "gone", "x")
     (tmp_path / "y").touch()
-    assert find(tmp_path, "x", "y") == tmp_path / "y"
+    assert find_file(tmp_path, "x", "y") == tmp_path / "y"
     (tmp_path / "x.gz").touch()
-    assert find(tmp_path, "x", "y") == tmp_path / "x.gz"
+    assert find_file(tmp_path, "x", "y") == tmp_path / "x.gz"
     (tmp_path / "x").mkdir()
     with pytest.raises(DataError, match="x is a folder where a file should be"):
-        find(tmp_path, "x", "y")
+        find_file(tmp_path, "x", "y")

@@ -22,7 +22,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import nearest, stochastic, values, write
+from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
 from recjax.embedding.routing import capacity
@@ -87,7 +87,7 @@ def rounded(
     at = P() if placement == "data_parallel" else P(AXES)
 
     def body(x):
-        return write(group, x, jnp.arange(group.rows, dtype=jnp.int32), seed, jnp.int32(step), jnp.uint16)
+        return to_storage(group, x, jnp.arange(group.rows, dtype=jnp.int32), seed, jnp.int32(step), jnp.uint16)
 
     mapped = jax.jit(jax.shard_map(body, mesh=mesh_of(devices, hosts), in_specs=at, out_specs=at, check_vma=False))
     buffer = mapped(jnp.full((group.parts * group.rows, group.width), 1 + 2.0**-8))
@@ -137,8 +137,8 @@ def test_means_over_steps_are_those_of_the_values():
         slots = jnp.arange(group.rows, dtype=jnp.int32)
 
         def one(step):
-            held = write(group, x, slots, 0, step, jnp.uint16)
-            return values(held).astype(jnp.float32)
+            held = to_storage(group, x, slots, 0, step, jnp.uint16)
+            return from_storage(held).astype(jnp.float32)
 
         return jnp.mean(jax.lax.map(one, jnp.arange(steps, dtype=jnp.int32), batch_size=64), axis=0)
 

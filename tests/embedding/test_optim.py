@@ -9,12 +9,12 @@ import optax
 import pytest
 
 from recjax.embedding import reference
-from recjax.embedding.optim import Adagrad, Adam, At, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.optim import Adagrad, Adam, Ftrl, OptimizerContext, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.errors import ConfigError
 
 
 def at(step, rate=1.0):
-    return At(jnp.int32(step), jnp.asarray(rate), lambda x_UxD: jnp.mean(x_UxD, axis=-1))
+    return OptimizerContext(jnp.int32(step), jnp.asarray(rate), lambda x_UxD: jnp.mean(x_UxD, axis=-1))
 
 
 def fresh(optimizer, rows):

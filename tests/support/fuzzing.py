@@ -207,7 +207,7 @@ def verify_checkpoint(folder: Path) -> None:
     checkpoints.peek(folder)
     try:
         checkpoints.verify(folder)
-    except checkpoints.Damage:  # which the caller turns into words
+    except checkpoints.CorruptCheckpointError:  # which the caller turns into words
         pass
 
 

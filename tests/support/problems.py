@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 
 from recjax.config.run import EmbeddingConfig, RunConfig
-from recjax.config.train import Held, TrainConfig
+from recjax.config.train import DenseSharding, TrainConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
@@ -108,7 +108,7 @@ def trainer_of(
     hosts: int = 1,
     replicas: int = 1,
     independent: bool = False,
-    held: Held = "replicated",
+    held: DenseSharding = "replicated",
     bucket_mib: float = 0.0,
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups."""

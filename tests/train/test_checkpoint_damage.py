@@ -98,7 +98,7 @@ def test_every_single_bit_of_the_manifest_counts(tmp_path):
         data = path.read_bytes()
         for bit in random.Random(0).sample(range(len(data) * 8), 200):
             path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
-            with pytest.raises(manifest.Damage, match="manifest.json does not match"):
+            with pytest.raises(manifest.CorruptCheckpointError, match="manifest.json does not match"):
                 manifest.verify(tmp_path / "00000010")
         path.write_bytes(data)
     manifest.verify(tmp_path / "00000010")
@@ -299,9 +299,9 @@ def test_a_part_of_another_process_is_read_back_too(tmp_path, monkeypatch, wrong
     save(tmp_path, 10)
     said, compare = {}, array_store.compare
     content = {"step": 20, "pinned": None, "arrays": array_store.describe(spread(4, 0)), "meta": {}}
-    monkeypatch.setattr(save_protocol, "post", lambda turn, topic, text: said.setdefault(topic, text))
-    monkeypatch.setattr(save_protocol, "said", lambda turn, topic: said[topic])
-    monkeypatch.setattr(save_protocol, "tell", lambda turn, what: said.update(part=what))
+    monkeypatch.setattr(save_protocol, "broadcast", lambda turn, topic, text: said.setdefault(topic, text))
+    monkeypatch.setattr(save_protocol, "wait_for_main", lambda turn, topic: said[topic])
+    monkeypatch.setattr(save_protocol, "report_to_main", lambda turn, what: said.update(part=what))
     monkeypatch.setattr(save_protocol, "forget", lambda turn: None)
     monkeypatch.setattr(distributed, "processes", lambda: 2)
 
@@ -322,7 +322,7 @@ def test_a_part_of_another_process_is_read_back_too(tmp_path, monkeypatch, wrong
             shutil.rmtree(tmp_path / said["folder"] / "part-00001")
         return said["part"]
 
-    monkeypatch.setattr(save_protocol, "told", told)
+    monkeypatch.setattr(save_protocol, "wait_for_worker", told)
     with pytest.raises(TrainingError) as error, Checkpoints(tmp_path, 2) as checkpoints:
         checkpoints._save(1, 20, spread(4, 0), content)
     text = str(error.value)

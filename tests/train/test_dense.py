@@ -19,7 +19,7 @@ from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, 
 from recjax.bench.breakdown import part_of, scopes
 from recjax.comms.compiled import collectives
 from recjax.config.run import FREE_ON_RESUME, RunConfig
-from recjax.config.train import DenseAdagrad, Held, TrainConfig
+from recjax.config.train import DenseAdagrad, DenseSharding, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.errors import ConfigError
@@ -62,13 +62,13 @@ class Trained:
     host: dict[str, Any]
 
 
-def placed(held: Held, bucket_mib: float, devices: int) -> Placed:
+def placed(held: DenseSharding, bucket_mib: float, devices: int) -> Placed:
     """The problem on a mesh, in float64."""
     return Placed.of(make(), trainer_of(make(), devices, dtype=np.float64, held=held, bucket_mib=bucket_mib))
 
 
 @functools.cache
-def train(held: Held, bucket_mib: float, devices: int) -> Trained:
+def train(held: DenseSharding, bucket_mib: float, devices: int) -> Trained:
     on_mesh = placed(held, bucket_mib, devices)
     trainer, inputs = on_mesh.trainer, on_mesh.inputs
     state = trainer.init_state()
@@ -84,7 +84,7 @@ CASES = [("replicated", KIB, 8), ("sharded", 0.0, 8), ("sharded", KIB, 3), ("sha
 
 
 @pytest.mark.parametrize(("held", "bucket_mib", "devices"), CASES)
-def test_float64_equals_the_oracle(held: Held, bucket_mib: float, devices: int) -> None:
+def test_float64_equals_the_oracle(held: DenseSharding, bucket_mib: float, devices: int) -> None:
     """Clipped to a norm that they exceed, so the norm counts each value once."""
     with jax.enable_x64(True):
         trained = train(held, bucket_mib, devices)
@@ -164,7 +164,7 @@ def test_buckets_of_shards_stay_apart() -> None:
 
 
 def test_what_is_not_finite_is_counted_once() -> None:
-    def bad(held: Held, bucket_mib: float) -> dict[str, int]:
+    def bad(held: DenseSharding, bucket_mib: float) -> dict[str, int]:
         trained = train(held, bucket_mib, 8)
         first = trained.inputs[0]
         state = placed(held, bucket_mib, 8).trainer.restore(trained.host, 0)

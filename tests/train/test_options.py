@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from recjax.config.train import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
-from recjax.embedding.optim import Adagrad, Adam, At, Sgd
+from recjax.embedding.optim import Adagrad, Adam, OptimizerContext, Sgd
 from recjax.errors import ConfigError
 
 PAIRS = {
@@ -51,7 +51,9 @@ def test_equal_names_mean_equal_rules(name):
             grad = jnp.asarray(rng.normal(size=(4, 3)))
             updates, state = tx.update({"w": grad}, state, {"w": w})
             w = w + rate * updates["w"]
-            rows, slots = sparse.apply(rows, slots, grad, At(jnp.int32(step), jnp.asarray(rate), lambda x: x.mean(-1)))
+            rows, slots = sparse.apply(
+                rows, slots, grad, OptimizerContext(jnp.int32(step), jnp.asarray(rate), lambda x: x.mean(-1))
+            )
     np.testing.assert_allclose(w, rows, rtol=1e-12)
 
 

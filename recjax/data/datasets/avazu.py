@@ -22,7 +22,7 @@ from recjax.data.prepare import day_split
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.text.fields import Faults, Rows
-from recjax.data.text.source_files import find, given, sha256
+from recjax.data.text.source_files import find_file, require_source, sha256
 from recjax.data.text.table import Form, names_of, read_rows
 from recjax.errors import DataError
 from recjax.settings.values import check_ranges
@@ -65,8 +65,8 @@ def open_raw(config: Avazu, source: str | os.PathLike[str] | None) -> AvazuReade
     Raises:
       DataError: the file cannot be read, or has too few days.
     """
-    place = given(config.kind, source)
-    file = place if place.is_file() else find(place, "train.csv", "train")
+    place = require_source(config.kind, source)
+    file = place if place.is_file() else find_file(place, "train.csv", "train")
     return AvazuReader(file, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
 
 

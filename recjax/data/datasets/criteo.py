@@ -98,11 +98,11 @@ def open_raw(config: CriteoKaggle | Criteo1TB, source: str | os.PathLike[str] | 
     Raises:
       DataError: a file is missing.
     """
-    place = source_files.given(config.kind, source)
+    place = source_files.require_source(config.kind, source)
     if isinstance(config, Criteo1TB):
-        files = [source_files.find(place, f"day_{day}") for day in config.days]
+        files = [source_files.find_file(place, f"day_{day}") for day in config.days]
         return CriteoReader(config, files, lambda lines: lines, f"day {config.days[-1]}", config.subsample_negatives)
-    file = place if place.is_file() else source_files.find(place, "train.txt")
+    file = place if place.is_file() else source_files.find_file(place, "train.txt")
     return CriteoReader(config, [file], lambda lines: lines // 7, "the last seventh of the file (day 7)", 0.0)
 
 

@@ -19,7 +19,7 @@ from recjax.data.datasets.ratings import RatingsReader, Scale, Tags, read_movies
 from recjax.data.prepare.chunk import Column
 from recjax.data.text.fields import Faults, Rows
 from recjax.data.text.side_tables import read_keyed
-from recjax.data.text.source_files import find, given
+from recjax.data.text.source_files import find_file, require_source
 from recjax.data.text.table import Form, read_rows
 from recjax.errors import ConfigError, DataError
 from recjax.settings.values import check_ranges
@@ -137,14 +137,14 @@ def open_raw(config: MovieLens, source: str | os.PathLike[str] | None) -> Rating
       DataError: a file is missing or at fault (with file, line and field).
       ConfigError: tags are asked for, but the release has none.
     """
-    folder = given(config.kind, source)
+    folder = require_source(config.kind, source)
     variant = detect(folder) if config.variant == "auto" else config.variant
     release, faults = _RELEASES[variant], Faults(config.on_error == "skip")
     if config.tags and release.tags is None:
         raise ConfigError(f"tags={config.tags}, but MovieLens {variant} has no tags. Set tags=0.")
     parts = {"ratings": release.ratings, "movies": release.movies, "users": release.users}
     parts["tags"] = release.tags if config.tags else None
-    files = {part: find(folder, of[0]) for part, of in parts.items() if of is not None}
+    files = {part: find_file(folder, of[0]) for part, of in parts.items() if of is not None}
     genres_of = _flagged_genres if variant == "100k" else split_genres
     movies = read_movies(files["movies"], release.movies[1], genres_of, faults)
     users = tags = None

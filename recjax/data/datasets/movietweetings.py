@@ -21,7 +21,7 @@ from recjax.data.storage.manifest import FORMAT
 from recjax.data.storage.remote import cache_folder
 from recjax.data.storage.uris import place
 from recjax.data.text.fields import Faults
-from recjax.data.text.source_files import find
+from recjax.data.text.source_files import find_file
 from recjax.data.text.table import Form
 from recjax.errors import DataError
 from recjax.settings.values import check_ranges
@@ -87,7 +87,7 @@ def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> R
       DataError: the raw files cannot be read (with file, line and field).
     """
     folder = _SHIPPED if source is None else place(source)
-    ratings_file, movies_file = (find(folder, name) for name in _FILES)
+    ratings_file, movies_file = (find_file(folder, name) for name in _FILES)
     faults = Faults()
     movies = read_movies(movies_file, _MOVIES, split_genres, faults)
     ratings = read_ratings(ratings_file, _RATINGS, Scale(0, 10, 1), movies, None, faults)
@@ -114,5 +114,5 @@ def _cache_key(config: MovieTweetings) -> str:
     """Changes with the options, the shipped files, the preparation and the format, so that none are ever mixed."""
     digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, options_of(config)], sort_keys=True).encode())
     for name in _FILES:
-        digest.update(find(_SHIPPED, name).read_bytes())
+        digest.update(find_file(_SHIPPED, name).read_bytes())
     return digest.hexdigest()[:16]

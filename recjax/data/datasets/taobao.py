@@ -24,7 +24,7 @@ from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.text.fields import Faults, Rows
 from recjax.data.text.side_tables import read_keyed
-from recjax.data.text.source_files import find, given, sha256
+from recjax.data.text.source_files import find_file, require_source, sha256
 from recjax.data.text.table import Form, read_rows
 from recjax.settings.values import check_ranges
 
@@ -72,7 +72,7 @@ def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoRea
     Raises:
       DataError: a file is missing or cannot be read, or there are too few days.
     """
-    folder = given(config.kind, source)
+    folder = require_source(config.kind, source)
     return TaobaoReader(folder, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
 
 
@@ -96,7 +96,7 @@ class TaobaoReader:
           DataError: a file is missing or cannot be read, or there are too few days.
         """
         names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
-        self._files = tuple(find(source, name) for name in names)
+        self._files = tuple(find_file(source, name) for name in names)
         self._skip = skip_faults
         self.splits = day_split.in_words(validation_days, test_days)
         faults = Faults(skip_faults)

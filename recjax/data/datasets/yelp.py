@@ -26,7 +26,7 @@ from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash
 from recjax.data.text.fields import Faults
 from recjax.data.text.json_lines import Kind, Objects, read_objects
-from recjax.data.text.source_files import find, given, sha256
+from recjax.data.text.source_files import find_file, require_source, sha256
 from recjax.errors import DataError
 from recjax.settings.values import check_ranges
 
@@ -109,8 +109,8 @@ def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> YelpReader:
     Raises:
       DataError: a file is missing or at fault (with file, line and key).
     """
-    folder = given(config.kind, source)
-    files = {name: find(folder, f"yelp_academic_dataset_{name}.json", f"{name}.json") for name in _COLUMNS}
+    folder = require_source(config.kind, source)
+    files = {name: find_file(folder, f"yelp_academic_dataset_{name}.json", f"{name}.json") for name in _COLUMNS}
     return YelpReader(config, files, Faults(config.on_error == "skip"))
 
 

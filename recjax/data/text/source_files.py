@@ -15,7 +15,7 @@ from recjax.data.storage.uris import is_remote, place, unreachable
 from recjax.errors import DataError
 
 
-def given(kind: str, source: str | os.PathLike[str] | None) -> Path:
+def require_source(kind: str, source: str | os.PathLike[str] | None) -> Path:
     """The place of the raw files of a dataset that does not ship with recjax.
 
     Raises:
@@ -26,7 +26,7 @@ def given(kind: str, source: str | os.PathLike[str] | None) -> Path:
     return place(source)
 
 
-def find(folder: Path, *names: str) -> Path:
+def find_file(folder: Path, *names: str) -> Path:
     """The first of the files `names` that `folder` has, each also looked for gzipped as `name.gz`.
 
     Raises:

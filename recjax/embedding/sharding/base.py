@@ -29,8 +29,8 @@ import numpy as np
 from recjax import kernels
 from recjax.embedding.exchange import gather_rows
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import values, write
-from recjax.embedding.optim import At, Slots
+from recjax.embedding.low_precision import from_storage, to_storage
+from recjax.embedding.optim import OptimizerContext, Slots
 from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
@@ -219,19 +219,19 @@ class Sharding(abc.ABC):
             if group.optimizer.every_row:
                 none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
                 grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
-                return self.proposed(group, values(table_RxW), slots_R, grads, context)
+                return self.proposed(group, from_storage(table_RxW), slots_R, grads, context)
 
             def gather(x: jax.Array) -> jax.Array:
                 return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
             before = {name: gather(slot) for name, slot in slots_R.items()}
-            return self.proposed(group, values(gather(table_RxW)), before, grads, context)
+            return self.proposed(group, from_storage(gather(table_RxW)), before, grads, context)
 
     def proposed(
         self, group: Group, rows_UxW: jax.Array, slots_U: Slots, grads_UxW: jax.Array, context: UpdateContext
     ) -> Proposed:
         """The optimizer's update of some rows with their slots."""
-        at = At(step=context.step, rate=context.rate, row_mean=functools.partial(self.row_mean, group))
+        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=functools.partial(self.row_mean, group))
         new_UxW, new_U = group.optimizer.apply(rows_UxW.astype(grads_UxW.dtype), slots_U, grads_UxW, at)
         return Proposed(new_UxW, new_U, slots_U)
 
@@ -266,7 +266,7 @@ class Sharding(abc.ABC):
 
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
-            new_MxW = write(group, proposed.rows, touched, context.seed, context.step, table_RxW.dtype)
+            new_MxW = to_storage(group, proposed.rows, touched, context.seed, context.step, table_RxW.dtype)
             return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
 
     def scale(self, context: UpdateContext) -> jax.Array:
@@ -288,7 +288,7 @@ def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: boo
         if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
             rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
         else:
-            rows = values(table_RxW.at[asked].get(mode="fill", fill_value=0))
+            rows = from_storage(table_RxW.at[asked].get(mode="fill", fill_value=0))
     if mean:
         with jax.named_scope("replica_exchange"):
             wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
@@ -331,7 +331,7 @@ def write_all(
         return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     every_R = jnp.arange(group.rows, dtype=jnp.int32)
-    new_RxW = write(group, proposed.rows, every_R, context.seed, context.step, table_RxW.dtype)
+    new_RxW = to_storage(group, proposed.rows, every_R, context.seed, context.step, table_RxW.dtype)
     return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import values
+from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.sharding.base import (
@@ -87,7 +87,7 @@ class ReplicatedSharding(Sharding):
     ) -> Proposed:
         """As `Sharding.propose`, of all rows."""
         with jax.named_scope("sparse_update"):
-            return self.proposed(group, values(table_RxW), slots_R, gradient.sums * self.scale(context), context)
+            return self.proposed(group, from_storage(table_RxW), slots_R, gradient.sums * self.scale(context), context)
 
     def write(
         self,

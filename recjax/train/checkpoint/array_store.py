@@ -36,7 +36,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from recjax.train.checkpoint.manifest import Damage
+from recjax.train.checkpoint.manifest import CorruptCheckpointError
 from recjax.utils import lazy_arrays
 from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, joined
 from recjax.utils.paths import Plain
@@ -143,19 +143,19 @@ def compare(folder: Path, arrays: Arrays, samples: Samples) -> None:
       samples: what `write` returned.
 
     Raises:
-      Damage: an array is not there, or holds something else.
+      CorruptCheckpointError: an array is not there, or holds something else.
     """
     try:
         found = _flat(read(folder, describe(arrays)))
     except (OSError, ValueError) as error:
-        raise Damage(str(error)) from error
+        raise CorruptCheckpointError(str(error)) from error
     for name, array in found.items():
         if array.nbytes and name not in samples:
-            raise Damage(f"array {name!r} was not written")
+            raise CorruptCheckpointError(f"array {name!r} was not written")
         for index, values in samples.get(name, ()):
             if array.read(index).tobytes() != values.tobytes():
                 row = f"row {index[0].start} of " if index else ""
-                raise Damage(f"{row}array {name!r} reads back as something else than was written")
+                raise CorruptCheckpointError(f"{row}array {name!r} reads back as something else than was written")
 
 
 def _flat(arrays: Arrays, path: tuple[str, ...] = ()) -> dict[str, LazyArray]:
@@ -367,7 +367,7 @@ def _open(at: _Store, name: str) -> LazyArray:
         try:
             return np.asarray(store[index].read().result())
         except (OSError, ValueError) as error:
-            raise Damage(f"array {name!r} cannot be read: {_short(error)}") from error
+            raise CorruptCheckpointError(f"array {name!r} cannot be read: {_short(error)}") from error
 
     block = tuple(int(length or 1) for length in store.chunk_layout.read_chunk.shape or ())  # a scalar has none
     return LazyArray(store.shape, store.dtype.numpy_dtype, part, block)

@@ -172,7 +172,7 @@ class Checkpoints:
         for step, folder in reversed(self._folders().items()):
             try:
                 used = _used(folder, step, use)
-            except manifest.Damage as damage:
+            except manifest.CorruptCheckpointError as damage:
                 if reading.gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
                     return self.newest(report, use)
                 damages[folder] = str(damage)
@@ -208,7 +208,7 @@ class Checkpoints:
             )
         try:
             return _used(folders[step], step, use)
-        except manifest.Damage as damage:
+        except manifest.CorruptCheckpointError as damage:
             if reading.gone(folders[step]):
                 return self.restore(step, use)
             raise TrainingError(
@@ -244,7 +244,7 @@ class Checkpoints:
             try:
                 unfinished.mkdir()
                 if others:
-                    save_protocol.post(turn, "folder", unfinished.name)
+                    save_protocol.broadcast(turn, "folder", unfinished.name)
                 written = {"state": whole} | ({reading.part(0): pieces} if pieces else {})
                 samples = {name: array_store.write(unfinished / name, held) for name, held in written.items()}
                 self._arrays_read.set()
@@ -256,7 +256,7 @@ class Checkpoints:
                         known |= _flushed(unfinished / name)
                     content["parts"] = [array_store.corners(arrays)]
                     for k in others:
-                        told = save_protocol.told(turn, k)
+                        told = save_protocol.wait_for_worker(turn, k)
                         content["parts"].append(told["corners"])
                         known |= told["files"]
                     save_protocol.forget(turn - 1)  # all others have begun this one
@@ -269,12 +269,12 @@ class Checkpoints:
             self._damaged.discard(step)
             self._retire(step)
             if others:
-                save_protocol.post(turn, "done", "saved")
+                save_protocol.broadcast(turn, "done", "saved")
         except BaseException as error:
             failed = _failed(final, error, array_store.size_bytes(arrays))
             if others:
                 for key in ("folder", "done"):
-                    save_protocol.post(turn, key, f"!{failed}")
+                    save_protocol.broadcast(turn, key, f"!{failed}")
             if failed is error:
                 raise
             raise failed from error
@@ -285,7 +285,7 @@ class Checkpoints:
         """Saves the part of another process than 0 and waits for process 0's verdict; runs in its background thread."""
         me = distributed.process()
         try:
-            name = save_protocol.said(turn, "folder")
+            name = save_protocol.wait_for_main(turn, "folder")
             _, pieces = array_store.parted(arrays)
             folder = self._directory / name / reading.part(me)
             try:
@@ -296,12 +296,12 @@ class Checkpoints:
                 files = _flushed(folder)
             except BaseException as error:
                 failed = _failed(folder, error, array_store.size_bytes(pieces))
-                save_protocol.tell(turn, {"error": str(failed)})
+                save_protocol.report_to_main(turn, {"error": str(failed)})
                 if failed is error:
                     raise
                 raise failed from error
-            save_protocol.tell(turn, {"corners": array_store.corners(arrays), "files": files})
-            save_protocol.said(turn, "done")
+            save_protocol.report_to_main(turn, {"corners": array_store.corners(arrays), "files": files})
+            save_protocol.wait_for_main(turn, "done")
         finally:
             self._arrays_read.set()
 
@@ -341,20 +341,20 @@ class Checkpoints:
 
 
 def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
-    """Restores a checkpoint and returns the result of `use`; `Damage` in all processes if any cannot read it."""
+    """Returns the result of `use` on a checkpoint; `CorruptCheckpointError` in all processes if any cannot read it."""
     with watchdog.during("restore"):
         content, damage = reading.verified(folder, step)
         if not damage:
             try:
                 restored = Restored(step, reading.read(folder, content), content["meta"])
-            except manifest.Damage as error:
+            except manifest.CorruptCheckpointError as error:
                 damage = str(error)
             except (KeyError, TypeError, AttributeError) as error:
                 damage = f"it cannot be read: {error}"
         reading.agree(f"what checkpoint {step} is", damage)
         try:
             used = use(restored)
-        except manifest.Damage as error:
+        except manifest.CorruptCheckpointError as error:
             damage = str(error)
         reading.agree(f"whether checkpoint {step} could be read", damage)
         return used
@@ -362,7 +362,7 @@ def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
 
 def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseException:
     """Makes of a disk's error in a save one for the user; returns any other error as it is."""
-    if isinstance(error, manifest.Damage):
+    if isinstance(error, manifest.CorruptCheckpointError):
         return TrainingError(
             f"checkpoint {folder} does not read back as it was written: {error}. It is not kept; those before it are "
             "as they were. Check the disk and its mount, and start the same command again, or choose another --out."

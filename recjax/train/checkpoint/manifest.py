@@ -26,7 +26,7 @@ _WHOLE, _IN_PARTS = 1, 2  # formats: a new one when an older recjax could no lon
 _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 
 
-class Damage(Exception):
+class CorruptCheckpointError(Exception):
     """A folder differs from what was written; the message names the file and the difference."""
 
 
@@ -85,17 +85,17 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
       share: (i, n) reads the i-th of every n files only, and of the others looks at the size; see `checkpoints.py`.
 
     Raises:
-      Damage: the manifest is missing or altered; or a file is missing, altered, or not in the manifest.
+      CorruptCheckpointError: the manifest is missing or altered; or a file is missing, altered, or not in the manifest.
       PermissionError: something cannot be read by this user, which is no damage.
       TrainingError: it is of another format, which is no damage either.
     """
     files = _files_in(folder)
     for name in (_MANIFEST, _CHECKSUM):
         if name not in files:
-            raise Damage(f"{name} is missing")
+            raise CorruptCheckpointError(f"{name} is missing")
     text = _read(folder / _MANIFEST)
     if _read(folder / _CHECKSUM) != _checksum_line(text):
-        raise Damage(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
+        raise CorruptCheckpointError(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
     content = _parsed(text)
     if content["format"] not in (_WHOLE, _IN_PARTS):
         raise TrainingError(
@@ -118,44 +118,44 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
                 problems.append(f"{name} is altered: its sha256 differs from the manifest's")
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise Damage("; ".join(problems[:3]) + more)
+        raise CorruptCheckpointError("; ".join(problems[:3]) + more)
     return content
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Parses a manifest and checks the types of all that is used here; `Damage` if one is wrong."""
+    """Parses a manifest and checks the types of all that is used here; `CorruptCheckpointError` if one is wrong."""
     try:
         content = strict_json.parse(text)
     except strict_json.JsonError as error:
-        raise Damage(f"{error.at(_MANIFEST)}: {error}") from None
+        raise CorruptCheckpointError(f"{error.at(_MANIFEST)}: {error}") from None
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise Damage(f"{_MANIFEST} is no manifest of a checkpoint")
+        raise CorruptCheckpointError(f"{_MANIFEST} is no manifest of a checkpoint")
     files = content.get("files")
     if content["format"] not in (_WHOLE, _IN_PARTS):
         return content
     if not isinstance(files, dict):
-        raise Damage(f"{_MANIFEST} lists no files")
+        raise CorruptCheckpointError(f"{_MANIFEST} lists no files")
     kinds = {"bytes": int, "sha256": str}
     for name, what in files.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise Damage(f"{_MANIFEST} lists {name!r}, which lies outside the checkpoint")
+            raise CorruptCheckpointError(f"{_MANIFEST} lists {name!r}, which lies outside the checkpoint")
         if not isinstance(what, dict) or any(type(what.get(key)) is not kind for key, kind in kinds.items()):
-            raise Damage(f"{_MANIFEST} does not say the size and checksum of {name!r}")
+            raise CorruptCheckpointError(f"{_MANIFEST} does not say the size and checksum of {name!r}")
     return content
 
 
 def _size(path: Path) -> int:
-    """Returns the bytes of a regular file; `Damage` if it is another: reading a pipe may wait, a link lead anywhere."""
+    """Returns the bytes of a regular file; a pipe may wait for ever, a link lead anywhere (`CorruptCheckpointError`)."""
     with _reading(path):
         found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise Damage(f"{path.name} is no regular file")
+        raise CorruptCheckpointError(f"{path.name} is no regular file")
     return found.st_size
 
 
 def peek(folder: Path) -> dict[str, Any]:
     """Reads the manifest's content without verifying it; {} if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError, Damage):
+    with contextlib.suppress(OSError, ValueError, CorruptCheckpointError):
         content = strict_json.parse(_read(folder / _MANIFEST))
         return content if isinstance(content, dict) else {}
     return {}
@@ -189,7 +189,7 @@ def _reading(path: Path) -> Iterator[None]:
     except PermissionError:
         raise
     except OSError as error:  # such as a bad sector
-        raise Damage(f"{path.name} cannot be read: {error.strerror}") from error
+        raise CorruptCheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _raise(error: OSError) -> None:

@@ -29,25 +29,25 @@ def verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
         return content, "" if said == step else f"its manifest is of step {said}"
     except PermissionError as error:
         raise unreadable(folder, error) from error
-    except manifest.Damage as damage:
+    except manifest.CorruptCheckpointError as damage:
         return {}, str(damage)
     except (OSError, ValueError, KeyError) as error:
         return {}, f"it cannot be read: {error}"
 
 
 def read(folder: Path, content: dict[str, Any]) -> Arrays:
-    """The arrays of a checkpoint, whose manifest says `content`; `Damage` if it holds something else."""
+    """Returns the arrays of a checkpoint; `CorruptCheckpointError` if they are not what its manifest says, `content`."""
     parts = [(folder / part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
     try:
         return array_store.read(folder / "state", content["arrays"], parts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.Damage) as error:
-        raise manifest.Damage(f"it cannot be read: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, manifest.CorruptCheckpointError) as error:
+        raise manifest.CorruptCheckpointError(f"it cannot be read: {error}") from error
 
 
 def agree(topic: str, damage: str) -> None:
-    """Raises `Damage` in all processes if any of them has found some; `topic` names the question among them."""
+    """Raises `CorruptCheckpointError` in all processes if any has found damage; `topic` names the question."""
     if found := next((d for d in distributed.gather(topic, damage) if d), ""):
-        raise manifest.Damage(found)
+        raise manifest.CorruptCheckpointError(found)
 
 
 def gone(folder: Path) -> bool:

@@ -12,12 +12,12 @@ from recjax.errors import TrainingError
 from recjax.parallel import distributed
 
 
-def post(turn: int, topic: str, text: str) -> None:
+def broadcast(turn: int, topic: str, text: str) -> None:
     """Sends a text from process 0 to the others; one that begins with an exclamation mark is an error."""
     distributed.post(f"save/{turn}/{topic}", text)
 
 
-def said(turn: int, topic: str) -> str:
+def wait_for_main(turn: int, topic: str) -> str:
     """Waits for the text of process 0, and returns it.
 
     Raises:
@@ -31,12 +31,12 @@ def said(turn: int, topic: str) -> str:
     return text
 
 
-def tell(turn: int, what: dict[str, Any]) -> None:
+def report_to_main(turn: int, what: dict[str, Any]) -> None:
     """Sends a description of this process's part, or of an "error", to process 0."""
     distributed.post(f"save/{turn}/part/{distributed.process()}", json.dumps(what))
 
 
-def told(turn: int, process: int) -> dict[str, Any]:
+def wait_for_worker(turn: int, process: int) -> dict[str, Any]:
     """Waits, in process 0, for the description of another process's part, and returns it.
 
     Raises:

@@ -27,7 +27,7 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
-class Visited:
+class ReadOnlyRunFolder:
     """A run folder as the processes beside process 0 have it: they write nothing to it but parts of checkpoints."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class Visited:
     ) -> None:
         """Process 0 does that."""
 
-    def __enter__(self) -> Visited:
+    def __enter__(self) -> ReadOnlyRunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
