@@ -32,7 +32,7 @@ def hang(*_, **__):
 from recjax.parallel import stopping, waiting
 stopping._SAME_S = waiting._FIRST_S = 0.0
 """
-IN_EVALUATION = "from recjax.train.trainer import Trainer\nSetup.predictions = hang"
+IN_EVALUATION = "from recjax.train.trainer import Trainer\nTrainer.predict = hang"
 IN_SAVE = """
 from recjax.train.checkpoint import checkpoints
 def write(folder, arrays, number=[0], plain=checkpoints.array_store.write):

@@ -53,7 +53,6 @@ class Problem:
     """What to train: batches, specs and a model."""
 
     batches: list[Batch]
-    source: BlockSource
     batch_size: int
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
@@ -62,6 +61,7 @@ class Problem:
     tx: optax.GradientTransformation
     seed: int = 0
     options: StepOptions = StepOptions()
+    source: BlockSource | None = None  # of the batches, if they are not made up
 
     def build(self, dtype: Any) -> nnx.Module:
         return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
@@ -75,13 +75,13 @@ def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps:
     tables, features = specs(config, source.schema)
     return Problem(
         list(itertools.islice(stream, steps)),
-        source,
         batch_size,
         tables,
         features,
         model,
         len(source.schema.dense),
         tx or optax.sgd(0.05),
+        source=source,
     )
 
 
@@ -121,7 +121,8 @@ def trainer_of(
         train=TrainConfig(batch_size=problem.batch_size, accumulate=problem.options.accumulate, workers=0),
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
-    return Trainer(config, problem.source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options)
+    source: Any = problem.source
+    return Trainer(config, source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options)
 
 
 @dataclasses.dataclass

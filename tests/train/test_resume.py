@@ -235,6 +235,9 @@ def test_sigterm_does_not_wait_for_the_end_of_an_evaluation(preset, undisturbed,
         assert_refused(done, 143, f"stopped by SIGTERM (after step {step};|before a step .* from step {step},)")
         assert max(steps_kept(run)) == step
         assert steps_of(run, "validation") == evaluated
+        if not evaluated:  # killed once it has been made up for, before a checkpoint says so
+            outside(*command, before=f"{DIES}\ncheckpoints.Checkpoints.save = lambda *_, **__: die()")
+            assert (max(steps_kept(run)), steps_of(run, "validation")) == (step, [15])
     assert inside(*command).status == 0
     assert_ended_like(run, undisturbed)
 

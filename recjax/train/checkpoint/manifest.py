@@ -145,7 +145,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _size(path: Path) -> int:
-    """Returns the bytes of a regular file; a pipe may wait for ever, a link lead anywhere (`CorruptCheckpointError`)."""
+    """Returns the bytes of a regular file; a pipe may wait for ever, a link lead off (`CorruptCheckpointError`)."""
     with _reading(path):
         found = path.lstat()
     if not stat.S_ISREG(found.st_mode):

@@ -36,7 +36,7 @@ def verified(folder: Path, step: int) -> tuple[dict[str, Any], str]:
 
 
 def read(folder: Path, content: dict[str, Any]) -> Arrays:
-    """Returns the arrays of a checkpoint; `CorruptCheckpointError` if they are not what its manifest says, `content`."""
+    """Returns the arrays of a checkpoint; `CorruptCheckpointError` if they are not as its manifest says (`content`)."""
     parts = [(folder / part(k), corners) for k, corners in enumerate(content.get("parts", ())) if corners]
     try:
         return array_store.read(folder / "state", content["arrays"], parts)
