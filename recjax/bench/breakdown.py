@@ -21,7 +21,7 @@ from recjax.comms.compiled import phase_of
 from recjax.comms.profile import CONTAINERS, events
 
 OTHER = "other"
-HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/loop.py and train/setup.py
+HOST = ("input", "place", "route", "dispatch", "count")  # annotations of train/inputs.py, routers.py and trainer.py
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.*)$")
 

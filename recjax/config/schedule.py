@@ -66,7 +66,7 @@ class Polynomial:
 
     def factor(self, step: jax.Array) -> jax.Array:
         """Multiplier of the learning rates, float []; `step`: int32 [], steps done."""
-        # RoutedBatch in integers, so that no rounding moves an edge.
+        # Counted in integers, so that no rounding moves an edge.
         left = self.decay_steps - jnp.clip(step + 1 - self.decay_start, 0, self.decay_steps)
         decay = self.end + (1 - self.end) * _ratio(left, self.decay_steps) ** self.power
         return _warmup(step, self.warmup_steps) * decay

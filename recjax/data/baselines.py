@@ -45,13 +45,13 @@ def mean_baselines(users: np.ndarray, movies: np.ndarray, labels: np.ndarray, kn
     movie = _shrunk_means(movies, labels, known)
     user = _shrunk_means(users, labels, known)
     return {
-        "per-movie mean": auc(movie, rest),
-        "per-user mean": auc(user, rest),
-        "per-movie + per-user mean": auc(movie + user, rest),
+        "per-movie mean": auc(rest, movie),
+        "per-user mean": auc(rest, user),
+        "per-movie + per-user mean": auc(rest, movie + user),
     }
 
 
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     """Share of (positive, negative) pairs that the scores put in the right order; a tie counts half."""
     positives, negatives = scores[labels == 1], np.sort(scores[labels == 0])
     below = np.searchsorted(negatives, positives, "left") + np.searchsorted(negatives, positives, "right")

@@ -11,9 +11,9 @@ A group's gradient is that of the mean loss, times the number of groups: where a
 mean loss of its own part. So rates mean what they mean otherwise, and groups that take the mean after each step of SGD
 make the step of the whole batch. Any other rule sees gradients of smaller batches, one after the other in each group.
 
-Predictions, and so evaluations, are made with the mean of all groups' rows (`lookup.fetch`), which is a function of the
-state alone and not of which group a sample comes to. A checkpoint holds every group's tables, so that as many groups go
-on exactly; any other number of groups, and whatever else reads the checkpoint, takes the means.
+Predictions, and so evaluations, are made with the mean of all groups' rows (`Sharding.fetch`), which is a function of
+the state alone and not of which group a sample comes to. A checkpoint holds every group's tables, so that as many
+groups go on exactly; any other number of groups, and whatever else reads the checkpoint, takes the means.
 
 Not one of these programs needs memory of a table's size: they go over the buffers in chunks.
 """

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from recjax.parallel import distributed, watchdog
-from recjax.parallel.stopping import Stop
 from recjax.train import evaluation
-from recjax.train.agreement import StopRequested
+from recjax.train.agreement import StopRequested, never
 from recjax.train.checkpoint.array_store import size_bytes
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.progress import TrainProgress, describe
@@ -28,7 +27,7 @@ class Event:
     Attributes:
       last: whether the step is the last of the run.
       evaluate: whether `train.eval_every` asks for an evaluation.
-      checkpoint: whether `train.checkpoint_every` asks for a checkpoint.
+      checkpoint: whether `train.checkpoint_every` asks for a checkpoint, or the first minute of training is over.
       stop: the signal upon which the training ends here, or 0.
       saved: whether there is a checkpoint of this step now.
     """
@@ -54,7 +53,7 @@ class Callback(Protocol):
 class Evaluate:
     """Measures the validation split where that is due and at the end, chooses the best step, and stops early."""
 
-    def __init__(self, trainer: Trainer, log: StepLog, stop: Callable[[], int] | None = None) -> None:
+    def __init__(self, trainer: Trainer, log: StepLog, stop: Callable[[], int] = never) -> None:
         """Measures nothing yet.
 
         Args:
@@ -62,11 +61,12 @@ class Evaluate:
           log: takes the line of each evaluation.
           stop: the signal that has asked this process to stop, or 0: an evaluation ends at the next batch.
         """
-        self._trainer, self._log, self._stop = trainer, log, stop or Stop()
+        self._trainer, self._log, self._stop = trainer, log, stop
         self._has_validation = int(trainer.source.row_counts("validation").sum()) > 0
 
     def __call__(self, event: Event, state: TrainState, progress: TrainProgress) -> None:
         """Evaluates, or notes in `progress` that it was broken off, and in `event` by which signal."""
+        progress.unevaluated = False  # also where it was due only to the end of a run that goes on now
         if not event.last and not event.evaluate:
             return
         before = progress.choice()
@@ -75,8 +75,6 @@ class Evaluate:
                 self._evaluate(state, progress)
         except StopRequested as asked:
             progress.unevaluated, event.stop = True, asked.number
-            return
-        progress.unevaluated = False
         if event.last:
             lines = [] if event.evaluate else ["validation"]
             if progress.step % self._trainer.config.train.log_every:
@@ -153,9 +151,11 @@ class SaveCheckpoint:
             return choice == "always"
         if left is not None and needed_bytes <= left / 2:
             return True
+        why = "how much memory is left is not known"
+        if left is not None:
+            why = f"a copy would take more than half of the {left / 2**30:.1f} GiB of memory that are available"
         self._log.progress.note(
             f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written straight from the devices while training waits: "
-            f"a copy would take more than half of the {(left or 0) / 2**30:.1f} GiB of memory that are available "
-            "(train.checkpoint_copy)"
+            f"{why} (train.checkpoint_copy)"
         )
         return False

@@ -19,7 +19,7 @@ class Due:
 
         Args:
           train: the settings.
-          trained_s: returns the seconds of training so far, without compilation, evaluations and saves.
+          trained_s: returns the seconds of training since its first step, without evaluations and saves.
         """
         self._train, self._trained_s = train, trained_s
         self._limit_s = min(_FIRST_S, train.checkpoint_s or math.inf)

@@ -18,7 +18,8 @@ class InputStream:
     """Reads, validates, routes and places batches, ahead of the step. Iterating gives `StepInputs`.
 
     Its state (`state_dict`: position, capacities, peaks) goes into the checkpoint, as that of a Grain iterator does.
-    In a profile the host's part of a step is called input (waiting for the reader) and place (with route in it).
+    In a profile the host's part of a step is called count (in the reader's threads), input (waiting for these), route
+    and place.
 
     Attributes:
       position: global index of the next sample: epoch * samples of an epoch + offset.
@@ -97,6 +98,6 @@ class InputStream:
         return inputs
 
     def close(self) -> None:
-        """Ends the reading; batches that are under way are read again by who goes on from here."""
+        """Ends the reading. What is under way is read again if the stream goes on."""
         self._batches = None
         self._waiting.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -54,20 +55,19 @@ def fit(
       progress: moves along.
       log: reads the metrics of each step while the next one is under way.
       callbacks: called in their order after steps at which something is due.
-      stop: the signal that has asked this process to stop, or 0; all processes then stop after the next step, or before
-        the next batch of an evaluation, with a checkpoint.
+      stop: the signal that has asked this process to stop, or 0; all processes then stop after the same step, at most
+        three further on, or before the same batch of an evaluation.
 
     Raises:
       TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
       DataError: all samples of a step have weight 0.
     """
     began, due, event = progress.step, Due(trainer.config.train, lambda: log.progress.trained_s), Event()
-    with log:
+    with log, contextlib.closing(trainer.train_inputs(stop, due.by_time)) as stream:
         if progress.unevaluated:  # an earlier call was asked to stop within the evaluation of this step
             event = _event(trainer, progress, due)
             _call(callbacks, event, state, progress, due)
         if not (event.stop or progress.stopped or progress.step >= trainer.total_steps):
-            stream = trainer.train_inputs(stop, due.by_time)
             stream.load_state_dict(progress.inputs())
             log.start(progress)
             for inputs in stream:
@@ -81,7 +81,6 @@ def fit(
                     _call(callbacks, event, state, progress, due)
                 if event.last or event.stop or progress.stopped:
                     break
-            stream.close()
     rate = log.progress.mean_samples_per_s
     known = None if math.isnan(rate) else rate
     stopped_by = 0 if progress.stopped else event.stop

@@ -18,7 +18,8 @@ from recjax.embedding.sharding.base import UpdateContext
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.finite import after, bad_in_dense, bad_in_tables
-from recjax.train.gradients import Forward, clip_by_global_norm, forward_backward, gradient_order, mean_over_batch
+from recjax.train.gradients import clip_by_global_norm, mean_over_batch
+from recjax.train.loss import Forward, forward_backward, gradient_order
 from recjax.train.state import TrainState
 from recjax.train.step_inputs import StepInputs
 
@@ -32,7 +33,8 @@ class StepOptions:
     Attributes:
       clip_norm: largest norm of the gradient of the mean loss, over all dense parameters and all coalesced rows
         together, each distinct row counted once (independent replica groups each have rows of their own); a larger one
-        is scaled down to it. 0 leaves all as they are.
+        is scaled down to it, before row gradients of independent groups are multiplied with the number of groups. 0
+        leaves all as they are.
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be routed with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
@@ -74,21 +76,21 @@ def make_train_step(
     """
     embeddings = ShardedEmbeddings(bound)
     forward = Forward(graphdef, embeddings)
-    groups = bound.replicas if bound.independent else 1  # each steps by its own part of the batch: replica_groups.py
+    replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         rows, residuals = embeddings.fetch(state.tables, inputs.routing)
         order = gradient_order(forward, dense, state.dense, rows, state.tables, inputs, options.accumulate)
-        params = dense.gather(state.dense, order)
-        loss, grads, row_grads = forward_backward(forward, params, rows, state.tables, inputs, options.accumulate)
+        whole = dense.gather(state.dense, order)
+        loss, own_grads, row_grads = forward_backward(forward, whole, rows, state.tables, inputs, options.accumulate)
 
-        grads, loss, weight = mean_over_batch(dense, grads, loss, inputs.weights_B, order)
+        grads, loss, weight = mean_over_batch(dense, own_grads, loss, inputs.weights_B, order)
         sparse_grads = embeddings.send_gradients(residuals, row_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
             options.clip_norm, dense, grads, embeddings, sparse_grads, 1 / weight, loss
         )
-        scale = scale * groups if groups > 1 else scale
+        scale = scale * replica_groups if replica_groups > 1 else scale
 
         # Everything that an update writes is made before the devices agree that it may be written.
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)

@@ -111,8 +111,7 @@ class Trainer:
         """
         if not self.averages or step % self.config.train.average_every:
             return state
-        with jax.profiler.TraceAnnotation("dispatch"):
-            tables, slots = self._average(state.tables, state.slots, state.ok)
+        tables, slots = self._average(state.tables, state.slots, state.ok)
         return dataclasses.replace(state, tables=tables, slots=slots)
 
     @property
@@ -158,9 +157,14 @@ class Trainer:
         return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD)
 
     def eval_inputs(self, split: str, stop: Callable[[], int] = never) -> InputStream:
-        """The inputs of one pass over a split, in the order of the prepared data; `stop` as for `train_inputs`."""
+        """The inputs of one pass over a split, in the order of the prepared data; `stop` as for `train_inputs`.
+
+        Raises:
+          DataError: the split has no rows.
+        """
+        require_rows(self.source, split)
         samples = int(self.source.row_counts(split).sum())
-        size = min(self.config.train.eval_batch_size, max(1, samples))
+        size = min(self.config.train.eval_batch_size, samples)
 
         def read(position: int) -> Iterator[InFlight]:
             route = functools.partial(self.route, batch_size=size)
@@ -171,7 +175,10 @@ class Trainer:
         return InputStream(read, self.router, size, samples, None)
 
     def inputs_of(self, given: Iterable[Batch], batch_size: int) -> InputStream:
-        """The inputs of batches that all processes give alike, of up to `batch_size` samples; they must be valid."""
+        """The inputs of batches that all processes give alike, of up to `batch_size` samples; they must be valid.
+
+        They are read once: this stream cannot go on elsewhere.
+        """
         route = functools.partial(self.route, batch_size=batch_size)
         workers = self.config.train.workers
 

@@ -16,7 +16,8 @@ from recjax.embedding.sharding.base import SparseGradient
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
 from recjax.train.finite import bad_in_dense
-from recjax.train.gradients import Forward, clip_by_global_norm, forward_backward
+from recjax.train.gradients import clip_by_global_norm
+from recjax.train.loss import Forward, forward_backward
 from recjax.train.step_inputs import StepInputs
 
 TABLE, FEATURE = TableSpec("t", 7, 2, Sgd(0.1)), FeatureSpec("t", "t", 3)

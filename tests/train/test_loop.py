@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from recjax.errors import ConfigError, DataError
 from recjax.train import callbacks
 from recjax.train import loop as loops
 from recjax.train import state as states
-from recjax.train.callbacks import Evaluate, SaveCheckpoint
+from recjax.train.agreement import StopRequested
+from recjax.train.callbacks import Evaluate, Event, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome
 from recjax.train.progress import TrainProgress, describe, resume
@@ -154,7 +156,8 @@ def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, ev
     more = [step for step in kept(tmp_path / "timed") if step not in (10, 20)]
     # The clock starts with the first result; two or three steps later there are 60 s; the next step can be told.
     assert more[0] in (5, 6, 7)
-    assert len(more) == 1 if steps_between is None else more[1] - 10 in (steps_between, steps_between + 1)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(more)]
+    assert gaps == [] if steps_between is None else set(gaps) <= {steps_between, steps_between + 1} and len(gaps) > 1
     again = trainer("train.steps=20", "train.epochs=2")
     checkpoints = Checkpoints(tmp_path / "timed" / "checkpoints", 9)
     state, progress = checkpoints.restore(more[0], use=lambda restored: resume(again, restored))
@@ -175,6 +178,49 @@ def test_evaluations_bring_checkpoints_unless_these_come_by_themselves(tmp_path,
     outcome = fit(made, tmp_path, clock=lambda: 0.0)
     assert kept(tmp_path) == saved
     assert outcome.progress.best_step == 8 and outcome.progress.misses == 6
+
+
+def test_time_brings_checkpoints_where_every_step_is_evaluated(tmp_path, monkeypatch):
+    """Steps of 25 s, no evaluation better than the first. Asked before a step, the clock stands at 0 after step 1."""
+    monkeypatch.setattr(callbacks.evaluation, "measure", lambda *_: {"auc": 0.5, "logloss": 0.5})
+    made = trainer("train.steps=20", "train.epochs=2", "train.eval_every=1", "train.checkpoint_every=100s")
+    fit(made, tmp_path, clock=Clock(monkeypatch))
+    assert kept(tmp_path) == [1, 6, 11, 16, 20]
+
+
+def test_a_run_whose_last_evaluation_was_broken_off_can_be_extended(tmp_path, monkeypatch):
+    """Step 7 is evaluated and has a line for being the last; with more steps to train it is not, and has none."""
+
+    def broken_off(*_: Any) -> Any:
+        raise StopRequested(15)
+
+    monkeypatch.setattr(callbacks.evaluation, "measure", broken_off)
+    made = trainer("train.steps=7", "train.eval_every=5", "train.log_every=3")
+    progress = TrainProgress(step=7, best_step=5, best_value=0.6)
+    log, event = StepLog(made, None), Event(last=True)
+    Evaluate(made, log)(event, made.init_state(), progress)
+    assert event.stop == 15 and progress.unevaluated
+    again = TrainProgress(**json.loads(json.dumps(describe(made, progress)["cursor"])))
+    assert again.extend() == ["validation", "train"]
+    Evaluate(made, log)(Event(), made.init_state(), again)  # as the run that goes on does first
+    assert again == TrainProgress(step=7, best_step=5, best_value=0.6)
+
+
+def test_a_split_without_rows_is_named():
+    made = trainer("data.validation_rows=0")
+    with pytest.raises(DataError, match="validation"):
+        callbacks.evaluation.measure(made, made.init_state(), "validation")
+
+
+def test_a_step_is_dispatched_once_in_a_profile_also_where_groups_average(monkeypatch):
+    """What divides a profile's times by steps counts these."""
+    names: list[str] = []
+    plain = jax.profiler.TraceAnnotation
+    monkeypatch.setattr(jax.profiler, "TraceAnnotation", lambda name: names.append(name) or plain(name))
+    made = trainer("mesh.replicas=2", "train.replica_sync=average", "train.average_every=1")
+    state, _ = made.train_step(made.init_state(), next(made.train_inputs()))
+    assert made.averaged(state, 1) is not state
+    assert names.count("dispatch") == 1
 
 
 def test_capacities_are_kept_on_the_same_layout_only():

@@ -167,6 +167,7 @@ class Progress:
         self._sum = (0.0, 0, 0)  # what counts so far: seconds, steps, samples
         self._window = collections.deque([self._sum])  # recent values of that
         self._before: tuple[float, int, int] | None = None  # seconds, step, samples of the update before
+        self._first_at: float | None = None  # when the first result was there, without pauses
         self._compiled = False
         self._paused_s = 0.0
         self._drawn_at = -math.inf
@@ -182,6 +183,7 @@ class Progress:
           alone: whether its result was awaited with no later step under way.
         """
         now = self._clock()
+        self._first_at = now - self._paused_s if self._first_at is None else self._first_at
         if not alone:
             self._count(now - self._paused_s, step, samples)
         if now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S) or step >= self._total:
@@ -207,8 +209,8 @@ class Progress:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training that count."""
-        return self._sum[0]
+        """Seconds since the first result, without pauses."""
+        return 0.0 if self._first_at is None else self._clock() - self._paused_s - self._first_at
 
     @property
     def samples_per_s(self) -> float:
