@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.errors import DataError, TrainingError
-from recjax.train.metrics import measures
+from recjax.train.metrics import auc, measures
 from recjax.train.metrics.binned import Binned, Exact, Histogram
 
 MEASURES = ("auc", "logloss", "ne", "calibration", "samples")
@@ -73,7 +73,7 @@ def test_the_bounds_are_reached():
         binned = Binned(2)
         binned.add(labels, logits, np.ones(4))
         result = binned.result()
-        assert measures.auc(labels, logits) == (result["auc_low"], result["auc_high"])[bound]
+        assert auc.auc(labels, logits) == (result["auc_low"], result["auc_high"])[bound]
 
 
 def test_the_bounds_of_a_million_samples_are_tight():

@@ -11,7 +11,7 @@ import recjax
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.storage import blocks
 from recjax.train import evaluation
-from recjax.train.metrics import measures, slices
+from recjax.train.metrics import auc, measures, slices
 from recjax.train.run.open_run import open_run
 
 pytestmark = pytest.mark.full
@@ -88,9 +88,9 @@ def test_slices_and_groups(run, truth):
     labels, logits, weights = samples
     won = total = 0.0
     for user in range(30):
-        auc, weight = measures.auc(*(c[users == user] for c in samples)), weights[users == user].sum()
-        if not np.isnan(auc):
-            won, total = won + auc * weight, total + weight
+        area, weight = auc.auc(*(c[users == user] for c in samples)), weights[users == user].sum()
+        if not np.isnan(area):
+            won, total = won + area * weight, total + weight
     assert result["grouped"]["gauc"] == pytest.approx(won / total)
     text = inside("eval", run, "--by", "tags", "--group", "user").out
     assert "test by tags:" in text and "no value" in text and "AUC within each user" in text

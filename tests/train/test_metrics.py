@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.errors import DataError, TrainingError
-from recjax.train.metrics import measures
+from recjax.train.metrics import auc, measures
 
 # Few distinct scores and integer weights: many ties, and sums that Fraction keeps exact.
 samples = st.lists(st.tuples(st.integers(0, 1), st.integers(-4, 4), st.integers(0, 5)), max_size=40)
@@ -35,31 +35,31 @@ def columns(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, n
 @given(samples)
 def test_auc_is_the_count_over_all_pairs(rows):
     expected = brute_force_auc(rows)
-    got = measures.auc(*columns(rows))
+    got = auc.auc(*columns(rows))
     assert math.isnan(got) if expected is None else got == pytest.approx(float(expected), abs=1e-15)
 
 
 def test_auc_by_hand():
     # Positives 3, 1, 1; negatives 2, 1. Pairs won: 3>2, 3>1; ties: 1=1 twice; lost: 1<2 twice. 3 of 6.
-    assert measures.auc([1, 1, 1, 0, 0], [3, 1, 1, 2, 1]) == 0.5
+    assert auc.auc([1, 1, 1, 0, 0], [3, 1, 1, 2, 1]) == 0.5
     # The pairs (3, 2) and (3, 1) now weigh 4 and 2, both ties 1 each, both losses 2 each: 7 of 12.
-    assert measures.auc([1, 1, 1, 0, 0], [3, 1, 1, 2, 1], [2, 1, 1, 2, 1]) == pytest.approx(7 / 12, abs=1e-15)
-    assert measures.auc([0, 1], [0.0, 1e-300]) == 1.0
-    assert measures.auc([0, 1], [-0.0, 0.0]) == 0.5
-    assert measures.auc([1, 0, 1, 0], [7, 7, 7, 7]) == 0.5
+    assert auc.auc([1, 1, 1, 0, 0], [3, 1, 1, 2, 1], [2, 1, 1, 2, 1]) == pytest.approx(7 / 12, abs=1e-15)
+    assert auc.auc([0, 1], [0.0, 1e-300]) == 1.0
+    assert auc.auc([0, 1], [-0.0, 0.0]) == 0.5
+    assert auc.auc([1, 0, 1, 0], [7, 7, 7, 7]) == 0.5
 
 
 def test_auc_ranks_logits_that_a_sigmoid_would_tie():
-    assert measures.auc([0, 1], [50.0, 60.0]) == 1.0
+    assert auc.auc([0, 1], [50.0, 60.0]) == 1.0
 
 
 @given(samples)
 def test_auc_depends_on_the_order_only_and_mirrors(rows):
     labels, scores, weights = columns(rows)
-    value = measures.auc(labels, scores, weights)
-    assert measures.auc(labels, np.exp(scores / 3) - 9, weights) == pytest.approx(value, abs=1e-14, nan_ok=True)
-    assert measures.auc(labels, -scores, weights) == pytest.approx(1 - value, abs=1e-14, nan_ok=True)
-    assert measures.auc(1 - labels, scores, weights) == pytest.approx(1 - value, abs=1e-14, nan_ok=True)
+    value = auc.auc(labels, scores, weights)
+    assert auc.auc(labels, np.exp(scores / 3) - 9, weights) == pytest.approx(value, abs=1e-14, nan_ok=True)
+    assert auc.auc(labels, -scores, weights) == pytest.approx(1 - value, abs=1e-14, nan_ok=True)
+    assert auc.auc(1 - labels, scores, weights) == pytest.approx(1 - value, abs=1e-14, nan_ok=True)
 
 
 def test_auc_of_a_million_samples_is_exact_and_fast():
@@ -68,7 +68,7 @@ def test_auc_of_a_million_samples_is_exact_and_fast():
     scores, labels = rng.permutation(n), np.zeros(n)
     labels[rng.choice(n, n // 2, replace=False)] = 1
     start = time.perf_counter()
-    value = measures.auc(labels, scores.astype(np.float64))
+    value = auc.auc(labels, scores.astype(np.float64))
     assert time.perf_counter() - start < 10, "a brute force over pairs would take hours"
     # Without ties the score is the rank, so that Mann and Whitney's rank sum gives the same in integers.
     wins = int(scores[labels == 1].sum()) - (n // 2) * (n // 2 - 1) // 2
@@ -77,8 +77,8 @@ def test_auc_of_a_million_samples_is_exact_and_fast():
 
 def test_auc_without_one_class_is_nan():
     for labels in ([1, 1], [0, 0], []):
-        assert math.isnan(measures.auc(labels, np.zeros(len(labels))))
-    assert math.isnan(measures.auc([1, 0], [1.0, 2.0], [1.0, 0.0]))
+        assert math.isnan(auc.auc(labels, np.zeros(len(labels))))
+    assert math.isnan(auc.auc([1, 0], [1.0, 2.0], [1.0, 0.0]))
 
 
 def test_log_loss_by_hand():
@@ -148,11 +148,11 @@ def test_group_aucs_are_those_of_each_group_alone(parts):
     rows = [row for part, _ in parts for row in part]
     groups = np.array([group for part, group in parts for _ in part], np.int64)
     labels, scores, weights = columns(rows)
-    found, aucs, sums = measures.group_aucs(labels, scores, groups, weights)
+    found, aucs, sums = auc.group_aucs(labels, scores, groups, weights)
     assert found.tolist() == sorted({g for g, w in zip(groups.tolist(), weights, strict=True) if w > 0})
-    for group, auc, total in zip(found, aucs, sums, strict=True):
+    for group, area, total in zip(found, aucs, sums, strict=True):
         expected = brute_force_auc([row for row, g in zip(rows, groups, strict=True) if g == group])
-        assert math.isnan(auc) if expected is None else auc == pytest.approx(float(expected), abs=1e-14)
+        assert math.isnan(area) if expected is None else area == pytest.approx(float(expected), abs=1e-14)
         assert total == weights[groups == group].sum()
 
 
@@ -165,7 +165,7 @@ def test_evaluate_gathers_the_measures_and_ignores_weight_zero(rows):
     assert got["samples"] == int((weights > 0).sum())
     kept = weights > 0
     for name, function in (
-        ("auc", measures.auc),
+        ("auc", auc.auc),
         ("logloss", measures.log_loss),
         ("ne", measures.normalized_entropy),
         ("calibration", measures.calibration),
@@ -188,7 +188,7 @@ def test_an_integer_weight_is_a_repetition(rows):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "function", [measures.auc, measures.log_loss, measures.normalized_entropy, measures.calibration, measures.evaluate]
+    "function", [auc.auc, measures.log_loss, measures.normalized_entropy, measures.calibration, measures.evaluate]
 )
 def test_a_logit_that_is_not_finite_is_refused(function, bad):
     with pytest.raises(TrainingError, match=r"logit of sample 2 is (nan|inf|-inf) \(1 of 3"):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recjax.train.metrics import measures
+from recjax.train.metrics.samples import checked_samples
 
 _Floats = NDArray[np.float64]
 
@@ -78,7 +79,7 @@ class Exact:
 
     def add(self, labels_n: ArrayLike, logits_n: ArrayLike, weights_n: ArrayLike, first: int = 0) -> None:
         """Takes samples in; arguments and errors as for `metrics.checked_samples`."""
-        self._parts.append(measures.checked_samples(labels_n, logits_n, weights_n, first))
+        self._parts.append(checked_samples(labels_n, logits_n, weights_n, first))
 
     def result(self) -> dict[str, float]:
         """See `metrics.evaluate`."""
@@ -111,7 +112,7 @@ class Binned:
 
     def add(self, labels_n: ArrayLike, logits_n: ArrayLike, weights_n: ArrayLike, first: int = 0) -> None:
         """Takes samples in; arguments and errors as for `metrics.checked_samples`."""
-        labels, logits, weights = measures.checked_samples(labels_n, logits_n, weights_n, first)
+        labels, logits, weights = checked_samples(labels_n, logits_n, weights_n, first)
         self._loss += float(np.sum(weights * measures.losses(labels, logits)))
         self._histogram.add(labels, logits, weights)
 

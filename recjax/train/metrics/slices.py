@@ -12,7 +12,7 @@ import numpy as np
 
 from recjax.data.batch import Batch, Feature, Schema
 from recjax.errors import ConfigError
-from recjax.train.metrics import measures
+from recjax.train.metrics import auc
 from recjax.train.metrics.binned import SLICE_BINS, Binned, Exact
 
 
@@ -154,7 +154,7 @@ class Groups:
             records = np.frombuffer(part.read(), _RECORD)
             part.close()
             columns = (records[name] for name in ("label", "logit", "group", "weight"))
-            groups, aucs, weights = measures.group_aucs(*columns)
+            groups, aucs, weights = auc.group_aucs(*columns)
             total += float(np.sum(weights))
             known = ~np.isin(groups, self._shared)
             shared += float(np.sum(weights[~known]))
