@@ -12,7 +12,7 @@ def test_auc_is_the_share_of_pairs_in_order(rows):
     scores, labels = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
     pairs = [(p > n) + 0.5 * (p == n) for p in scores[labels] for n in scores[~labels]]
     if pairs:
-        assert auc(scores, labels) == pytest.approx(sum(pairs) / len(pairs))
+        assert auc(labels, scores) == pytest.approx(sum(pairs) / len(pairs))
 
 
 def test_mean_baselines_by_hand():
