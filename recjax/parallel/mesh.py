@@ -225,17 +225,15 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def put_share(tree: Any, mesh: Mesh) -> Any:
-    """Puts arrays on the mesh of which each process has the part of its own devices, device by device."""
+    """Puts arrays on the mesh, of which each process has its own devices' parts, one after the other."""
     if jax.process_count() == 1:
         return jax.device_put(tree, sharded(mesh))
     share, sharding = Share.of(mesh), sharded(mesh)
-    devices = mesh.devices.flat[share.first : share.first + share.count].tolist()
 
     def one(x: Any) -> jax.Array:
         x = np.asarray(x)
         shape = (len(x) // share.count * share.total, *x.shape[1:])
-        pieces = [jax.device_put(piece, d) for piece, d in zip(np.split(x, share.count), devices, strict=True)]
-        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+        return jax.make_array_from_process_local_data(sharding, x, shape)
 
     return jax.tree.map(one, tree)
 
