@@ -30,6 +30,7 @@ VERBS = (
     ["simulate", "collective"],
     ["simulate", "workload"],
     ["simulate", "hoti2020"],
+    ["study", "hoti2020"],
 )
 METRICS = {"auc", "logloss", "ne", "calibration", "samples"}
 

@@ -288,7 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         return verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about)
 
     tracing.add(shown, overrides, preset)
-    simulation.add(names, verb, verbs.write_result, read_workload)
+    simulated = simulation.add(names, verb, verbs.write_result, read_workload)
+    studies.add_hoti2020(simulated, verb, verbs.write_result, "simulate")  # by its older name
     return parser
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import sys
@@ -33,7 +32,7 @@ def add(
     verb: Callable[..., argparse.ArgumentParser],
     show: Print,
     read_trace: Callable[[Path, Topology | None], Workload],
-) -> None:
+) -> Any:
     """Adds the verb.
 
     Args:
@@ -41,6 +40,9 @@ def add(
       verb: makes a parser: (of, name, run, what it does, example).
       show: prints a result: (options, object for --json, text).
       read_trace: the workload of a folder with a communication trace, for a topology or for any.
+
+    Returns:
+      The subparsers of its actions, which a study may join.
     """
     what = "predict collectives and whole iterations on a network, owned or not"
     simulate = verbs.add_parser(
@@ -84,16 +86,7 @@ def add(
     whole.add_argument("--out", type=expanded, metavar="DIR", help="also write simulation.png, simulation.json and "
                        "trace.json (for ui.perfetto.dev) there")  # fmt: skip
 
-    study = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
-                 "simulate hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
-    study.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
-    study.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
-                       "not what varies (default: 128)")  # fmt: skip
-    study.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
-                       "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
-    study.add_argument(
-        "--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hoti2020.json"
-    )
+    return actions
 
 
 def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
@@ -250,24 +243,6 @@ def _calibrated(
     sweeps = [read_sweep(file) for file in options.calibration]
     played = play(read_trace(path, None), sweeps)
     return played, report.of_calibrated(played, sweeps)
-
-
-def _hoti2020(options: argparse.Namespace, show: Print) -> None:
-    from recjax.simulate import hoti2020, hoti2020_observed
-    from recjax.simulate.hoti2020_draw import draw
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    names = options.experiments.split(",") if options.experiments else tuple(hoti2020.EXPERIMENTS)
-    say = functools.partial(print, "hoti2020:", file=sys.stderr)
-    found = hoti2020.run(options.ranks, options.chunks, names, say)
-    found["observations"] = hoti2020_observed.observations(found)
-    figures = draw(found, options.out)
-    (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))
-    show(
-        options,
-        found,
-        lambda: f"{hoti2020_observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}",
-    )
 
 
 def _read(

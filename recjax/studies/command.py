@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +38,26 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     one.add_argument("--every", type=int, default=50, metavar="N", help="iterations between measures (default: 50)")
     one.add_argument("--timed", type=int, default=20, metavar="N", help="iterations of which each time is the mean; 0 "
                      "leaves out the times (default: 20)")  # fmt: skip
+    add_hoti2020(actions, verb, show, "study")
+
+
+def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
+    """Adds the study of Rashidi et al. to the actions of a verb.
+
+    Args:
+      actions: the subparsers to add to.
+      verb: as for `add`.
+      show: likewise.
+      of: the verb's name, "study" or "simulate".
+    """
+    made = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
+                f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
+    made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
+    made.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
+                      "not what varies (default: 128)")  # fmt: skip
+    made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
+                      "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
+    made.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
 
 
 def _replicas(options: argparse.Namespace, show: Print) -> None:
@@ -50,3 +73,17 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
     how = replicas.Options(options.iterations, options.every, options.timed)
     result = replicas.study(presets.load(preset, overrides), options.out, how)
     show(options, result, lambda: replicas.to_text(result))
+
+
+def _hoti2020(options: argparse.Namespace, show: Print) -> None:
+    from recjax.studies.hoti2020 import observed, study
+    from recjax.studies.hoti2020.draw import draw
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = options.experiments.split(",") if options.experiments else tuple(study.EXPERIMENTS)
+    say = functools.partial(print, "hoti2020:", file=sys.stderr)
+    found = study.run(options.ranks, options.chunks, names, say)
+    found["observations"] = observed.observations(found)
+    figures = draw(found, options.out)
+    (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))
+    show(options, found, lambda: f"{observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}")

@@ -5,7 +5,7 @@ the study are its parameters (the model in `dlrm`; links of 100 or 800 Gb/s and 
 switch buffers of 64 MB to 1 GB; copies of 0.01 to 100 us; 64 chunks in flight; all-reduce by double binary tree or
 all-to-all; LIFO) and two results. ASSUMPTIONS names what we had to choose.
 
-`recjax simulate hoti2020 --out hoti2020` takes about 8 minutes of CPU. What it gave, two iterations in ms:
+`recjax study hoti2020 --out hoti2020` takes about 8 minutes of CPU. What it gave, two iterations in ms:
 
     all-reduce           Flat100G  Flat800G   Hier  HierOpt
     double binary tree      37.86      7.11  37.33     7.98     computation 7.11; slowest over fastest 5.3
@@ -204,7 +204,7 @@ def run(
       say: called with the name of each experiment as it starts.
 
     Returns:
-      Plain data: parameters, assumptions, and an entry for each experiment; see `hoti2020_observed`.
+      Plain data: parameters, assumptions, and an entry for each experiment; see `observed`.
 
     Raises:
       ConfigError: an unknown experiment, or a number of ranks that makes no systems.

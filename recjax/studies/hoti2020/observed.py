@@ -1,13 +1,13 @@
-"""What came of the experiments in `hoti2020`: which observations hold, and which do not."""
+"""What came of the experiments in `study`: which observations hold, and which do not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from recjax.simulate.hoti2020 import DIRECT, TREE
 from recjax.simulate.report import table
 from recjax.simulate.units import time_text
+from recjax.studies.hoti2020.study import DIRECT, TREE
 
 _NAMES = {TREE: "double binary tree", DIRECT: "direct"}
 _MIB = 2.0**20

@@ -1,4 +1,4 @@
-"""The figures of the study in `hoti2020`."""
+"""The figures of the study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recjax.simulate.draw import COLOURS, save
-from recjax.simulate.hoti2020 import DIRECT, TREE
+from recjax.studies.hoti2020.study import DIRECT, TREE
 from recjax.utils.plots import figure
 
 
@@ -17,7 +17,7 @@ def draw(found: dict[str, Any], out: Path) -> list[str]:
     """Writes the figures.
 
     Args:
-      found: of `hoti2020.run`.
+      found: of `study.run`.
       out: a folder that exists.
 
     Returns:
