@@ -80,7 +80,7 @@ def test_imports_lead_downward():
 
 @pytest.mark.parametrize(
     "edge",
-    [("data.batch", "train.step.Inputs"), ("comms.replay", "simulate.units"), ("utils.files", "settings"),
+    [("data.batch", "train.step.Inputs"), ("comms.replay", "simulate.system"), ("utils.files", "settings"),
      ("embedding.plan", "fit")],
 )  # fmt: skip
 def test_an_import_that_leads_upward_or_sideways_is_found(edge: Edge):

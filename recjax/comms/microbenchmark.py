@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.comms.bus import bus_factor
 from recjax.comms.program import Slot, slots
 from recjax.comms.replay import Prepared, Times, measure
 from recjax.comms.trace import Event, Trace
 from recjax.errors import ConfigError
+from recjax.utils.bus import bus_factor
 
 KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 _CHAIN = 6  # collectives in a run; the first does not count, since ranks begin it at different times

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.comms.bus import bus_factor
 from recjax.comms.program import Slot
 from recjax.comms.replay import Times
+from recjax.utils.bus import bus_factor
 
 
 def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:

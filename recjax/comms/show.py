@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING, Any
 from recjax.comms.statistics import labels
 from recjax.utils import plots
 from recjax.utils.text import aligned
+from recjax.utils.units import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDEST = 12  # traces that a picture can still tell apart
 _COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
-
-
-def size(count: float) -> str:
-    """Bytes, in the unit that fits."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def to_text(found: Sequence[Mapping[str, Any]]) -> str:
@@ -53,10 +45,11 @@ def _lines(one: Mapping[str, Any]) -> list[list[str]]:
             line["kind"],
             f"{line['count']:.4g}",
             f"{line['count_share']:.0%}",
-            size(line["padded_bytes"]),
+            size_text(line["padded_bytes"]),
             f"{line['bytes_share']:.1%}",
-            size(line["useful_bytes"]),
-            size(line["smallest"]) + (f" - {size(line['largest'])}" if line["largest"] != line["smallest"] else ""),
+            size_text(line["useful_bytes"]),
+            size_text(line["smallest"])
+            + (f" - {size_text(line['largest'])}" if line["largest"] != line["smallest"] else ""),
             f"{line['imbalance']:.2f}",
         ]
         if one["time"]:
@@ -70,10 +63,10 @@ def _lines(one: Mapping[str, Any]) -> list[list[str]]:
 def _below(one: Mapping[str, Any]) -> list[str]:
     ratio = one["padded_bytes"] / one["useful_bytes"] if one["useful_bytes"] else 1.0
     lines = [
-        f"together: {one['count']:.4g} collectives, {size(one['padded_bytes'])}, of which "
-        f"{size(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
-        f"a rank sends or receives {size(min(one['moved']))} to {size(max(one['moved']))} useful bytes, imbalance "
-        f"(max/mean) {one['imbalance']:.3f}",
+        f"together: {one['count']:.4g} collectives, {size_text(one['padded_bytes'])}, of which "
+        f"{size_text(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
+        f"a rank sends or receives {size_text(min(one['moved']))} to {size_text(max(one['moved']))} useful bytes, "
+        f"imbalance (max/mean) {one['imbalance']:.3f}",
     ]
     if one["time"] is None:
         return [*lines, "no times were measured"]
@@ -96,7 +89,7 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         }
         t = one["time"]
         times = [f"{t['step_ms']:.2f}", f"{t['share']:.1%}", f"{t['exposed_share']:.1%}"] if t else ["-"] * 3
-        sizes = [size(one["padded_bytes"]), size(one["useful_bytes"]), *(size(of[k]) for k in _GATHERED)]
+        sizes = [size_text(one["padded_bytes"]), size_text(one["useful_bytes"]), *(size_text(of[k]) for k in _GATHERED)]
         rows.append([name, f"{one['count']:.4g}", *sizes, f"{one['imbalance']:.3f}", *times])
     return rows
 
@@ -114,8 +107,8 @@ def replay_text(result: Mapping[str, Any]) -> str:
                 line["kind"],
                 str(line["group_size"]),
                 str(line["count"]),
-                size(line["padded_bytes"]),
-                size(line["useful_bytes"]),
+                size_text(line["padded_bytes"]),
+                size_text(line["useful_bytes"]),
                 *map(_us, times),
                 "-" if rate is None else f"{rate / 1e9:.3f}",
                 *(_us(line[key]) for key in ("original_us", "original_last_us")),
@@ -143,14 +136,14 @@ def sweep_text(result: Mapping[str, Any]) -> str:
         rows = [[kind, "p50 us", "p95 us", "last us", "algorithm GB/s", "bus GB/s"]]
         for p in found["points"]:
             rates = [f"{p[key] / 1e9:.3f}" for key in ("algorithm_bytes_per_s", "bus_bytes_per_s")]
-            rows.append([size(p["bytes"]), *(_us(p[key]) for key in ("p50_us", "p95_us", "last_us")), *rates])
+            rows.append([size_text(p["bytes"]), *(_us(p[key]) for key in ("p50_us", "p95_us", "last_us")), *rates])
         text = "\n".join(aligned(rows))
         if found["alpha_us"] is not None:
             rate = "no end" if found["bytes_per_s"] is None else f"{found['bytes_per_s'] / 1e9:.3f} GB/s"
             text += f"\nfit: {found['alpha_us']:.1f} us + bytes / {rate}, off by {found['fit_error']:.0%} on average"
         parts.append(text)
     if result["left_out_bytes"]:
-        parts.append(f"left out, for memory: {', '.join(map(size, result['left_out_bytes']))}")
+        parts.append(f"left out, for memory: {', '.join(map(size_text, result['left_out_bytes']))}")
     return "\n\n".join(parts)
 
 
@@ -186,7 +179,7 @@ def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[st
     for number, (label, bins) in enumerate(series):
         sizes.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, label=label, align="edge")
     ticks = range(0, 1 + max([b for _, bins in series for b, _, _ in bins], default=1), 4)
-    sizes.set_xticks(list(ticks), [size(2**b) for b in ticks], fontsize=7)
+    sizes.set_xticks(list(ticks), [size_text(2**b) for b in ticks], fontsize=7)
     sizes.set(title="messages by size", xlabel="message size; the bars of one power of two stand side by side",
               ylabel="messages of a rank in a step")  # fmt: skip
     _legend(sizes)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.comms.bus import bus_factor
 from recjax.comms.trace import COMPUTE, Event, Trace
+from recjax.utils.bus import bus_factor
 
 Spans = list[tuple[int, int]]
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from recjax.errors import ConfigError, DataError
 from recjax.simulate.system import Played
-from recjax.simulate.units import size_text
 from recjax.simulate.workload import Operation, Workload
 from recjax.utils import strict_json
+from recjax.utils.units import size_text
 
 _EVEN_NS = 1e3  # a skew that costs nothing; ranks that wait for nothing else start a few us after each other
 

@@ -117,7 +117,7 @@ def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
 
 def _topology(options: argparse.Namespace) -> Topology:
     from recjax.simulate.topology import read_topology
-    from recjax.simulate.units import read_rate, read_time
+    from recjax.utils.units import read_rate, read_time
 
     rates = [read_rate(text) for text in options.bandwidth.split(",")]
     times = [read_time(text) for text in options.latency.split(",")]
@@ -126,7 +126,7 @@ def _topology(options: argparse.Namespace) -> Topology:
 
 def _system(options: argparse.Namespace, algorithms: dict[str, str | None], scheduling: Any = "fifo") -> System:
     from recjax.simulate.system import System
-    from recjax.simulate.units import read_time
+    from recjax.utils.units import read_time
 
     return System(
         algorithms={collective: name for collective, name in algorithms.items() if name},
@@ -142,7 +142,7 @@ def _system(options: argparse.Namespace, algorithms: dict[str, str | None], sche
 
 def _progress(every_s: float = 5.0) -> Callable[[float, float], None]:
     """Prints to standard error how far a simulation is, where it takes long."""
-    from recjax.simulate.units import time_text
+    from recjax.utils.units import time_text
 
     said = time.monotonic()
 
@@ -157,7 +157,7 @@ def _progress(every_s: float = 5.0) -> Callable[[float, float], None]:
 
 def _tcp(options: argparse.Namespace) -> Tcp | None:
     from recjax.simulate.tcp import Tcp
-    from recjax.simulate.units import read_bytes, read_time
+    from recjax.utils.units import read_bytes, read_time
 
     if options.tcp_window is None:
         if options.switch_buffer is not None:
@@ -176,8 +176,8 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
 def _collective(options: argparse.Namespace, show: Print) -> None:
     from recjax.simulate import report
     from recjax.simulate.execution import simulate
-    from recjax.simulate.units import read_bytes
     from recjax.simulate.workload import Operation, from_operations
+    from recjax.utils.units import read_bytes
 
     operation = Operation(
         options.collective, "collective", collective=options.collective, bytes=read_bytes(options.bytes)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.simulate.system import Played
-from recjax.simulate.units import time_text
 from recjax.utils.plots import figure, png
+from recjax.utils.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

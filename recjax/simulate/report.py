@@ -9,20 +9,16 @@ import numpy as np
 
 from recjax.simulate.calibrated import Sweep
 from recjax.simulate.system import DEFAULT_ALGORITHMS, Played, Result
-from recjax.simulate.units import size_text, time_text
 from recjax.simulate.workload import Operation
-
-# bus bandwidth = bytes / time * factor(ranks), as nccl-tests defines it
-BUS_FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n} | dict.fromkeys(
-    ("all_to_all", "all_gather", "reduce_scatter"), lambda n: (n - 1) / n
-)
+from recjax.utils.bus import bus_factor
+from recjax.utils.units import size_text, time_text
 
 
 def of_collective(result: Result) -> dict[str, Any]:
     """What a simulation of one collective found.
 
     Returns:
-      time_ns, the busiest link, bandwidths in bytes/s (see BUS_FACTORS), and how it was simulated.
+      time_ns, the busiest link, bandwidths in bytes/s (see `utils.bus`), and how it was simulated.
     """
     (operation,) = result.workload.operations
     name = operation.collective
@@ -36,7 +32,7 @@ def of_collective(result: Result) -> dict[str, Any]:
         "chunks": result.system.chunks,
         "time_ns": rounded(result.time_ns),
         "algorithm_bytes_per_s": algorithmic,
-        "bus_bytes_per_s": algorithmic * BUS_FACTORS[name](result.topology.size),
+        "bus_bytes_per_s": algorithmic * bus_factor(name, result.topology.size),
         "busiest_link": busiest_link(result),
         "bytes_on_links": bytes_on_links(result),
         **how(result),

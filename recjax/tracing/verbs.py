@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -67,7 +66,9 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("--devices", type=int, default=0, metavar="N", help="of a sweep (default: all there are)")
     again.add_argument("--collective", action="append", metavar="KIND",
                        help="of a sweep, such as all_reduce; may be repeated (default: four kinds)")  # fmt: skip
-    again.add_argument("--min", default="8", metavar="SIZE", help="least message of a sweep (default: 8)")
+    again.add_argument(
+        "--min", default="8", metavar="SIZE", help="least message of a sweep: 8, 64KiB, 1.5MB (default: 8)"
+    )
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
     again.add_argument("--out", type=expanded, metavar="FILE", help="also write the result as JSON")
@@ -220,11 +221,12 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     from recjax.comms.replay import ranks_mesh
     from recjax.parallel.mesh import MeshConfig, make_mesh
     from recjax.utils.host_memory import available_bytes
+    from recjax.utils.units import read_whole_bytes
 
     kinds = tuple(options.collective or KINDS)
     if wrong := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--collective {wrong[0]} is not known; choose {either(list(KINDS))}.")
-    size, last = _bytes("--min", options.min), _bytes("--max", options.max)
+    size, last = read_whole_bytes(options.min, "--min"), read_whole_bytes(options.max, "--max")
     if options.factor < 2 or size > last:
         raise ConfigError("--factor must be at least 2, and --min at most --max.")
     sizes = []
@@ -235,14 +237,6 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
     # All processes must leave out the same sizes.
     memory = int(distributed.from_main("its memory", str(available_bytes() or 0)))
     return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None)
-
-
-def _bytes(name: str, text: str) -> int:
-    """A size such as 8, 64KiB or 1GiB."""
-    match = re.fullmatch(r"(\d{1,15})\s*(B|KiB|MiB|GiB)?", text)
-    if not match or not int(match.group(1)):
-        raise ConfigError(f"{name} {text}: give bytes, or a number with KiB, MiB or GiB behind it, for example 64KiB.")
-    return int(match.group(1)) * 1024 ** ["B", "KiB", "MiB", "GiB"].index(match.group(2) or "B")
 
 
 def tell(text: str) -> None:

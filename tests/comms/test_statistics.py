@@ -6,7 +6,6 @@ import pytest
 from support.traces import by_hand
 
 from recjax.comms import show
-from recjax.comms.bus import bus_factor
 from recjax.comms.dependencies import dependencies
 from recjax.comms.statistics import figures, imbalance, labels
 from recjax.comms.trace import COMPUTE, Event, Trace
@@ -62,16 +61,6 @@ def test_uneven_ranks():
     more = tuple(dataclasses.replace(e, sends=(30, 10), receives=(0, 10)) for e in trace.ranks[1][:1])
     found = figures(Trace(2, {0: idle, 1: more}))
     assert found["moved"] == [0, 30] and found["imbalance"] == 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "factor"),
-    [("all_reduce", 2 * 7 / 8), ("all_to_all", 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8),
-     ("broadcast", 1), ("reduce", 1), ("barrier", 0)],
-)  # fmt: skip
-def test_factors_of_nccl_tests(kind, factor):
-    assert bus_factor(kind, 8) == factor
-    assert bus_factor(kind, 1) == 0
 
 
 def test_traces_are_called_after_what_differs():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from recjax.simulate.report import table
-from recjax.simulate.units import time_text
 from recjax.studies.hoti2020.study import DIRECT, TREE
+from recjax.utils.units import time_text
 
 _NAMES = {TREE: "double binary tree", DIRECT: "direct"}
 _MIB = 2.0**20

@@ -21,6 +21,14 @@ def read_bytes(text: str, name: str = "--bytes") -> float:
     return _read(text, _SIZES, name, "1048576, 1MiB or 4MB")
 
 
+def read_whole_bytes(text: str, name: str) -> int:
+    """The same as a whole number of bytes from 1 on: 64kB and 1.5MiB, not 0.5."""
+    size = read_bytes(text, name)
+    if size < 1 or size != int(size):
+        raise ConfigError(f"{name} {text}: that is {size:g} bytes; give a whole number from 1 on, such as 64KiB.")
+    return int(size)
+
+
 def read_rate(text: str, name: str = "--bandwidth") -> float:
     """Bytes a second: GiB/s is 2^30 bytes, GB/s 10^9 bytes, Gb/s 10^9 bits, and so on. Never zero."""
     rate = _read(text, _RATES, name, "50GiB/s, 12.5GB/s or 100Gb/s")
