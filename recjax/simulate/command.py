@@ -198,6 +198,7 @@ def _workload(
 ) -> None:
     from recjax.simulate import draw, report
     from recjax.simulate.execution import simulate
+    from recjax.utils.files import write_json, write_whole
 
     result: Played
     if options.calibration:
@@ -217,8 +218,8 @@ def _workload(
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         draw.draw_workload(result, found, options.out / "simulation.png")
-        (options.out / "simulation.json").write_text(json.dumps(found, indent=1))
-        (options.out / "trace.json").write_text(json.dumps(draw.chrome_trace(result)))
+        write_json(options.out / "simulation.json", found)
+        write_whole(options.out / "trace.json", json.dumps(draw.chrome_trace(result)).encode())
     written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
     show(options, found, lambda: text(found) + written)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.simulate.system import Played
+from recjax.utils.files import write_whole
 from recjax.utils.plots import figure, png
 from recjax.utils.units import time_text
 
@@ -21,7 +22,7 @@ COLOURS = {"compute": "#4c72b0", "exposed": "#c44e52", "all_reduce": "#dd8452", 
 
 def save(drawn: Figure, path: Path) -> None:
     """Writes a figure as PNG."""
-    path.write_bytes(png(drawn))
+    write_whole(path, png(drawn))
 
 
 def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +77,7 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
 def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies.hoti2020 import observed, study
     from recjax.studies.hoti2020.draw import draw
+    from recjax.utils.files import write_json
 
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.experiments.split(",") if options.experiments else tuple(study.EXPERIMENTS)
@@ -85,5 +85,5 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     found = study.run(options.ranks, options.chunks, names, say)
     found["observations"] = observed.observations(found)
     figures = draw(found, options.out)
-    (options.out / "hoti2020.json").write_text(json.dumps(found, indent=1))
+    write_json(options.out / "hoti2020.json", found)
     show(options, found, lambda: f"{observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}")

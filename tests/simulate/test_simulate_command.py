@@ -1,6 +1,8 @@
 """`recjax simulate`: its JSON, text, files and refusals."""
 
+import errno
 import json
+import os
 
 import pytest
 from support.commands import assert_refused, inside
@@ -86,6 +88,23 @@ def test_a_workload_with_its_files(tmp_path):
         assert all(a[1] <= b[0] + 1e-9 for a, b in zip(times, times[1:], strict=False))
     text = inside(*WORKLOAD).out
     assert "exposed communication" in text and "bottom_6" in text and "2 in flight" not in text
+
+
+def test_a_full_disk_leaves_the_file_of_the_run_before(tmp_path, monkeypatch):
+    assert inside(*WORKLOAD, "--out", tmp_path).status == 0
+    sync = os.fsync
+    for name in ("simulation.png", "simulation.json", "trace.json"):
+        before = (tmp_path / name).read_bytes()
+
+        def full(handle: int, name: str = name) -> None:
+            if name in os.readlink(f"/proc/self/fd/{handle}"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(handle)
+
+        monkeypatch.setattr(os, "fsync", full)
+        assert_refused(inside(*WORKLOAD, "tables=64", "--out", tmp_path), 1, name)
+        assert (tmp_path / name).read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_every_rank_is_played_where_they_differ(tmp_path):
