@@ -95,12 +95,13 @@ def _direct_all_reduce(shape: Sequence[int]) -> Schedule:
 
 
 def _halving(shape: Sequence[int]) -> tuple[Step, ...]:
+    """The halves between neighbours, the quarters between ranks two apart, and so on: large messages go short ways."""
     n = math.prod(shape)
     if n & (n - 1):
         raise ConfigError(
             f"halving_doubling pairs ranks and needs a power of two of them, not {n}. Take ring or direct."
         )
-    return tuple((Send(np.arange(n) ^ (n >> i), 2.0**-i),) for i in range(1, n.bit_length()))
+    return tuple((Send(np.arange(n) ^ (1 << i - 1), 2.0**-i),) for i in range(1, n.bit_length()))
 
 
 def _halving_reduce_scatter(shape: Sequence[int]) -> Schedule:

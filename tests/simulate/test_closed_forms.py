@@ -93,6 +93,12 @@ def test_halving_doubling(n, size, shortcut):
     assert time_of("all_reduce", "halving_doubling", f"fully_connected:{n}", size, shortcut) == near(expected)
 
 
+@pytest.mark.parametrize("n", [4, 8, 16])
+def test_halving_doubling_on_a_ring_sends_large_messages_short_ways(n):
+    """At distance d messages have M / 2d bytes and d links; d of them share each: M/2 in each of 2 log2(n) steps."""
+    assert collective("all_reduce", "halving_doubling", f"ring:{n}", 4096).time_ns == near(4096 * math.log2(n))
+
+
 @pytest.mark.parametrize("n, size", cases(POWERS, SIZES))
 def test_double_binary_tree_in_one_chunk(n, size):
     expected = 2 * math.log2(n) * (ALPHA + size / BANDWIDTH * 1e9 + E)
