@@ -25,6 +25,7 @@ _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
 _NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
             "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
             "shortcut")  # fmt: skip
+_OF_TCP = {"ack_delay": "0ns", "switch_buffer": "", "segment": "64KiB", "tcp_timeout": "10ms"}  # defaults
 
 
 def add(
@@ -106,10 +107,10 @@ def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
                     help="messages do not wait for each other, as in analytical models")  # fmt: skip
     to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
                     "has under way at most; with the options below")  # fmt: skip
-    to.add_argument("--ack-delay", default="0ns", metavar="TIME", help="of a receiver (default: 0ns)")
+    to.add_argument("--ack-delay", metavar="TIME", help="of a receiver (default: 0ns)")
     to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
-    to.add_argument("--segment", default="64KiB", metavar="SIZE", help="that is sent at once (default: 64KiB)")
-    to.add_argument("--tcp-timeout", default="10ms", metavar="TIME",
+    to.add_argument("--segment", metavar="SIZE", help="that is sent at once (default: 64KiB)")
+    to.add_argument("--tcp-timeout", metavar="TIME",
                     help="until what was lost is sent again (default: 10ms)")  # fmt: skip
     to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
                     "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
@@ -160,16 +161,17 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
     from recjax.utils.units import read_bytes, read_time
 
     if options.tcp_window is None:
-        if options.switch_buffer is not None:
-            raise ConfigError("--switch-buffer is one of the transport's: give --tcp-window, too.")
+        if given := [name for name in _OF_TCP if getattr(options, name) is not None]:
+            raise ConfigError(f"--{given[0].replace('_', '-')} is one of the transport's: give --tcp-window, too.")
         return None
     buffer = math.inf if options.switch_buffer is None else read_bytes(options.switch_buffer, "--switch-buffer")
+    given = {name: getattr(options, name) or value for name, value in _OF_TCP.items()}
     return Tcp(
         read_bytes(options.tcp_window, "--tcp-window"),
-        read_time(options.ack_delay, "--ack-delay"),
+        read_time(given["ack_delay"], "--ack-delay"),
         buffer,
-        read_bytes(options.segment, "--segment"),
-        read_time(options.tcp_timeout, "--tcp-timeout"),
+        read_bytes(given["segment"], "--segment"),
+        read_time(given["tcp_timeout"], "--tcp-timeout"),
     )
 
 

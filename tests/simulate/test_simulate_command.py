@@ -159,7 +159,10 @@ def test_refusals(change, why):
         (["hoti2020", "tabels=3"], 2, "tables"),
         (["hoti2020", "tables=0"], 2, "1 or more"),
         (["hoti2020", "--chunks", "0"], 2, "1 or more"),
-        (["hoti2020", "--switch-buffer", "1MB"], 2, "--tcp-window"),
+        (["hoti2020", "--switch-buffer", "1MB"], 2, "--switch-buffer is one of the transport's: give --tcp-window"),
+        (["hoti2020", "--ack-delay", "1us"], 2, "--ack-delay is one of the transport's: give --tcp-window"),
+        (["hoti2020", "--segment", "64KiB"], 2, "--segment is one of the transport's: give --tcp-window"),
+        (["hoti2020", "--tcp-timeout", "0"], 2, "--tcp-timeout is one of the transport's: give --tcp-window"),
         (["hoti2020", "--tcp-window", "1MB", "--no-congestion"], 2, "leave out one of the two"),
     ],
 )
