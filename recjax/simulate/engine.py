@@ -71,7 +71,8 @@ class Engine:
           network: to play on; its programs are made already, for a link may be new with each.
           endpoint_ticks: from a message's arrival until its receiver goes on.
           copy_ticks: from the moment a rank could send until the messages of a step are at the network.
-          congestion: whether messages wait for each other; without, every link serves any number at once.
+          congestion: whether messages wait for each other; without, as in analytical models, every link serves any
+            number at once, and a message takes the time of its slowest link and the latencies of all.
         """
         self.network, self.now, self.events, self.lost = network, 0, 0, 0
         self.serial = 0  # of events that share time, label and actor
@@ -165,7 +166,7 @@ class Engine:
             for links, ticks, receiver, size, _ in messages:
                 for link in links:
                     self.bytes_on[link] += size
-                self._deliver(run, step, receiver, now + sum(ticks) + sum(self._latency[link] for link in links))
+                self._deliver(run, step, receiver, now + max(ticks) + sum(self._latency[link] for link in links))
             return
         for message in messages:
             self._enter(now, label, actor, run, message, step, 0)

@@ -30,7 +30,8 @@ class System:
       scheduling: which collective's chunks go first: "fifo", the one issued first, or "lifo", the one issued last.
       endpoint_delay_ns: for every message received (see `collectives`).
       copy_latency_ns: copying between device and network memory, before the messages of each step leave.
-      congestion: whether messages wait for each other at links; without, as in analytical models.
+      congestion: whether messages wait for each other at links; without, as in analytical models, a message takes its
+        bytes over the least bandwidth on its way, once, and the latencies of all its links.
       tcp: a transport in place of whole messages; None for none.
     """
 

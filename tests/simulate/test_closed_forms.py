@@ -169,12 +169,19 @@ def test_hierarchical_all_to_all_exchanges_everything_in_each_dimension():
     "name, algorithm", [("all_reduce", "ring"), ("all_reduce", "direct"), ("all_to_all", "direct")]
 )
 def test_without_congestion_messages_pass_each_other(name, algorithm):
-    """An analytical model: through a switch every message takes 2 (alpha + s), however many there are."""
+    """An analytical model: through a switch every message takes 2 alpha + s, however many there are."""
     n, size = 8, 1_048_576
     steps = {("all_reduce", "ring"): 14, ("all_reduce", "direct"): 2, ("all_to_all", "direct"): 1}[name, algorithm]
-    expected = steps * (2 * (ALPHA + part(n, size)) + E) + E
+    expected = steps * (2 * ALPHA + part(n, size) + E) + E
     for shortcut in SHORTCUTS:
         assert time_of(name, algorithm, f"switch:{n}", size, shortcut, congestion=False) == near(expected)
+
+
+def test_without_congestion_the_slowest_link_counts():
+    """fully_connected:2,switch:2, a fifth of the bandwidth across: rank 0's to rank 3 has 3 links, one message."""
+    how = {"bandwidth": [BANDWIDTH, BANDWIDTH / 5], "latency": [ALPHA, 3 * ALPHA], "congestion": False}
+    expected = 2 * E + ALPHA + 2 * 3 * ALPHA + 5 * part(4, 4096)
+    assert time_of("all_to_all", "direct", "fully_connected:2,switch:2", 4096, **how) == near(expected)
 
 
 def test_a_copy_latency_comes_before_the_messages_of_every_step():

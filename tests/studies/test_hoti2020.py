@@ -26,8 +26,8 @@ def test_a_part_of_the_study(tmp_path):
     some = ("simulate", "hoti2020", "--ranks", 16, "--chunks", 1, "--out", tmp_path)
     done = inside(*some, "--experiments", "lone_all_reduce")
     assert {path.name for path in tmp_path.iterdir()} == {"hoti2020.json", "lone_all_reduce.png"}
-    # Sixteen ranks, direct, one chunk: N s against two hops of s, when latency does not count.
+    # Sixteen ranks, direct, one chunk: N s at a port against s, when latency does not count.
     line = next(line for line in done.out.splitlines() if "(direct, 1 chunk(s))" in line)
-    assert "beyond it 8.0x at 256 MiB" in line
+    assert "beyond it 16.0x at 256 MiB" in line
     assert_refused(inside(*some, "--experiments", "system"), 2, "'system' is unknown. There are systems")
     assert_refused(inside(*some, "--ranks", 100), 2, "--ranks 100")
