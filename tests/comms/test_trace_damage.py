@@ -50,14 +50,15 @@ EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
         ("0.json", json.dumps(GOOD | {"events": [EVENT | {"sends": [1, 2]}]}).encode(), "splits for 2 ranks"),
         ("0.json", json.dumps(GOOD | {"events": [EVENT | {"in_bytes": 1e30}]}).encode(), "in_bytes is 1e"),
         ("0.json", json.dumps(GOOD | {"events": [EVENT, EVENT]}).encode(), "not above 0"),
-        ("0.et", b"", "version ''"),
+        ("0.et", b"", "no metadata at its beginning"),
+        ("0.et", b"\x04\x08\x01\x18\x04", "no metadata at its beginning"),
         ("0.et", b"\x07\x0a\x059.9.9", "version '9.9.9'"),
         ("0.et", b"\xff" * 30, "number too long"),
         ("0.et", b"\x07\x0a\x050.0.4\x05\x08", "cut off"),
         ("0.et", b"\x07\x0a\x050.0.4\x02\x0b\x01", "wire type 3"),
-        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x07\x20\x01", "cut off|waits for itself"),
+        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x07\x28\x01", "cut off|waits for itself"),
         ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x01\x06\x08\x01\x18\x04\x20\x01", "same id"),
-        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x02\x06\x08\x02\x18\x04\x20\x01", "waits for itself"),
+        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x28\x02\x06\x08\x02\x18\x04\x28\x01", "waits for itself"),
         ("0.et", b"\x07\x0a\x050.0.4\x04\x08\x01\x18\x07", "there is no 'comm_type'"),
     ],
 )  # fmt: skip
@@ -68,7 +69,7 @@ def test_damaged_files(tmp_path, name, content, message):
 
 
 def test_a_node_that_waits_for_itself(tmp_path):
-    (tmp_path / "0.et").write_bytes(b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x01")
+    (tmp_path / "0.et").write_bytes(b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x28\x01")
     with pytest.raises(DataError, match="waits for itself"):
         read_trace(tmp_path)
 

@@ -289,3 +289,31 @@ def test_a_foreign_protobuf_trace(tmp_path):
               duration_ns=3000),
         Event(2, "all_gather", name="AG", group=(0, 1), in_bytes=6, out_bytes=12, deps=(1,)),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [None, "1.0.0"])
+def test_a_protobuf_trace_of_chakras_own_converters(tmp_path, version):
+    """Their metadata has attributes, and a version or none. Of PyTorch's, control dependencies name the caller.
+
+    Here an operation (10) launches an all-reduce (11), whose kernel (12) waits for what launches it, and the operation
+    for the kernel: a circle, but for the caller.
+    """
+    metadata, node_class = published()
+    head = metadata(version=version or "")
+    head.attr.add(name="schema", string_val="1.1.1-chakra.0.0.4")
+    outer = node_class(id=10, name="DDP", type=4, data_deps=[12])
+    launch = node_class(id=11, name="c10d::allreduce_", type=7, ctrl_deps=[10])
+    launch.attr.add(name="is_cpu_op", bool_val=True)
+    launch.attr.add(name="scope", int64_val=7)
+    kernel = node_class(id=12, name="ncclKernel", type=7, ctrl_deps=[11], data_deps=[11], duration_micros=5)
+    for name, value in (("comm_type", 0), ("comm_size", 400)):
+        kernel.attr.add(name=name, int64_val=value)
+    content = b""
+    for message in (head, outer, launch, kernel):
+        data = message.SerializeToString()
+        content += bytes([len(data)]) + data
+    (tmp_path / "pytorch.0.et").write_bytes(content)
+    found = read_trace(tmp_path).ranks[0]
+    assert [(e.name, e.kind, e.deps, e.in_bytes) for e in found] == [
+        ("c10d::allreduce_", COMPUTE, (), 0), ("ncclKernel", "all_reduce", (0,), 400), ("DDP", COMPUTE, (1,), 0),
+    ]  # fmt: skip

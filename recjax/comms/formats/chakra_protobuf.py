@@ -5,6 +5,9 @@ mlcommons/chakra, version 0.0.4; a test reads what is written here with Google's
 (`comm_size`) are those of the program, with padding. ASTRA-sim ignores attributes that it does not know, so the rest of
 an event travels in such: only times are rounded, to microseconds. Process groups other than all ranks are in
 `comm_groups.json`, as ASTRA-sim's `--comm-group-configuration` takes them.
+
+Of the files of others, data dependencies are what waits for what. Control dependencies are so, too, unless they go in
+circles with these: Chakra's PyTorch converter puts into them which operation called which.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from recjax.comms.formats.issued import process_groups
 from recjax.comms.formats.wire import block, fields, integers, number, packed, read_varint, text
 from recjax.comms.trace import COMPUTE, ITEM_BYTES, MAX_EVENTS, MAX_RANKS, Event, Trace
 from recjax.errors import DataError
+from recjax.settings.values import either
 
 VERSION = "0.0.4"
+VERSIONS = ("", VERSION, "1.0.0")  # that are read; Chakra's converters write none, its generator the last one
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # NodeType
 _TYPES = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
           "reduce_scatter": 7, "barrier": 9}  # CollectiveCommType  # fmt: skip
@@ -117,7 +122,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     if world > MAX_RANKS:
         raise DataError(f"{beside}: rank {world - 1:,}, but a trace has at most {MAX_RANKS:,} ranks.")
     ranks = {rank: _events(load(path), str(path), groups, world, rank) for rank, path in files.items()}
-    return Trace(world, ranks, {"source": f"Chakra protobuf execution trace {VERSION}"})
+    return Trace(world, ranks, {"source": "Chakra protobuf execution trace"})
 
 
 def _messages(data: bytes, place: str) -> Iterator[bytes]:
@@ -138,6 +143,7 @@ class _Node:
     name: str = ""
     kind: int = 0
     deps: list[int] = dataclasses.field(default_factory=list)
+    calls: list[int] = dataclasses.field(default_factory=list)  # control dependencies
     start: int = 0
     duration: int = 0
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -145,10 +151,12 @@ class _Node:
 
 def _events(data: bytes, path: str, groups: Mapping[str, tuple[int, ...]], world: int, rank: int) -> tuple[Event, ...]:
     messages = _messages(data, path)
-    head = next(messages, b"")
-    version = "".join(text(value, path) for field, kind, value in fields(head, path) if (field, kind) == (1, 2))
-    if version != VERSION:
-        raise DataError(f"{path}: version {version[:40]!r} of the format; this recjax reads {VERSION}.")
+    head = list(fields(next(messages, b""), path))
+    if not head and not data or any((field, kind) not in ((1, 2), (2, 2)) for field, kind, _ in head):
+        raise DataError(f"{path}: there is no metadata at its beginning. The file is damaged, or no Chakra trace.")
+    version = "".join(text(value, path) for field, _, value in head if field == 1)
+    if version not in VERSIONS:
+        raise DataError(f"{path}: version {version[:40]!r} of the format; this recjax reads {either(VERSIONS[1:])}.")
     nodes: list[_Node] = []
     for message in messages:
         nodes.append(_read_node(message, f"{path}, node {len(nodes)}"))
@@ -169,7 +177,7 @@ def _read_node(message: bytes, place: str) -> _Node:
         elif field in (1, 3, 6, 7) and isinstance(value, int):
             setattr(node, {1: "id", 3: "kind", 6: "start", 7: "duration"}[field], min(value, 2**63 - 1))
         elif field in (4, 5):
-            node.deps += integers(kind, value, place)
+            (node.calls if field == 4 else node.deps).extend(integers(kind, value, place))
         elif field == 10 and isinstance(value, bytes):
             name, found = _read_attribute(value, place)
             node.attributes[name] = found
@@ -200,45 +208,55 @@ def _ordered(nodes: list[_Node], path: str) -> list[_Node]:
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):
         raise DataError(f"{path}: two nodes have the same id. The file is damaged.")
+    with_calls = {n.id: sorted({d for d in n.deps + n.calls if d in by_id}) for n in nodes}  # a window may lack some
+    alone = {n.id: sorted({d for d in n.deps if d in by_id}) for n in nodes}
+    for deps in (with_calls, alone):
+        found, stuck = _sorted(list(by_id), deps)
+        if not stuck:
+            for node in nodes:
+                node.deps = deps[node.id]
+            return [by_id[id] for id in found]
+    raise DataError(f"{path}: node {stuck[0]} waits for itself, over other nodes. The file is damaged.")
+
+
+def _sorted(ids: list[int], deps: Mapping[int, list[int]]) -> tuple[list[int], list[int]]:
+    """The ids so that none stands before one that it waits for, else as they are; and those that wait in a circle."""
+    place = {id: at for at, id in enumerate(ids)}
+    if all(place[d] < at for id, at in place.items() for d in deps[id]):
+        return ids, []
     after: dict[int, list[int]] = {}
-    open_deps: dict[int, int] = {}
-    for node in nodes:
-        node.deps = sorted({d for d in node.deps if d in by_id})  # a window of a longer trace may lack some
-        open_deps[node.id] = len(node.deps)
-        for dep in node.deps:
-            after.setdefault(dep, []).append(node.id)
-    place = {node.id: at for at, node in enumerate(nodes)}
-    if all(place[d] < at for at, node in enumerate(nodes) for d in node.deps):
-        return nodes
-    ready = [node.id for node in reversed(nodes) if not open_deps[node.id]]
-    found: list[_Node] = []
+    open_deps = {id: len(deps[id]) for id in ids}
+    for id in ids:
+        for dep in deps[id]:
+            after.setdefault(dep, []).append(id)
+    ready = [id for id in reversed(ids) if not open_deps[id]]
+    found: list[int] = []
     while ready:
-        id = ready.pop()
-        found.append(by_id[id])
+        found.append(ready.pop())
         freed = []
-        for later in after.get(id, ()):
+        for later in after.get(found[-1], ()):
             open_deps[later] -= 1
             if not open_deps[later]:
                 freed.append(later)
         ready += sorted(freed, key=place.__getitem__, reverse=True)
-    if len(found) < len(nodes):
-        stuck = next(node for node in nodes if open_deps[node.id])
-        raise DataError(f"{path}: node {stuck.id} waits for itself, over other nodes. The file is damaged.")
-    return found
+    return found, [id for id in ids if open_deps[id]]
 
 
 def _event(
     node: _Node, ids: Mapping[int, int], groups: Mapping[str, tuple[int, ...]], world: int, rank: int, place: str
 ) -> Event:
     given = Fields(node.attributes, place)
-    values: dict[str, Any] = {name: given.text(name, "") for name in _OWN_TEXTS}
+    # Others have attributes of these names that are no texts, such as PyTorch's number of a scope.
+    own = {name: node.attributes.get(name) for name in _OWN_TEXTS}
+    values: dict[str, Any] = {name: value if isinstance(value, str) else "" for name, value in own.items()}
     values |= {"step": given.whole("step", 0), "deps": tuple(ids[d] for d in node.deps), "name": node.name}
     if node.duration:
         values |= {"start_ns": node.start * 1000, "duration_ns": node.duration * 1000}
     if values["dtype"] not in ITEM_BYTES:
         values["dtype"] = ""
     id = ids[node.id]
-    if node.kind not in (_COLL, _SEND, _RECV):
+    launches = node.attributes.get("is_cpu_op") and "comm_type" not in node.attributes  # and a node of its own sends
+    if node.kind not in (_COLL, _SEND, _RECV) or launches:
         return Event(id, COMPUTE, **values)
     size = given.whole("comm_size", 0)
     if node.kind != _COLL:
