@@ -7,6 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recjax.comms import show_calls
 from recjax.comms.statistics import labels
 from recjax.utils import plots
 from recjax.utils.text import aligned
@@ -15,28 +16,37 @@ from recjax.utils.units import size_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_CALLS = 500  # on a page
 _WIDEST = 12  # traces that a picture can still tell apart
 _COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
 
 
-def to_text(found: Sequence[Mapping[str, Any]]) -> str:
-    """Every trace's table; of several first the one that compares them."""
+def to_text(found: Sequence[Mapping[str, Any]], calls: bool = False) -> str:
+    """Every trace's table; of several first the one that compares them; with `calls` every call and rank, too."""
     parts = ["\n".join(aligned(_compared(found)))] if len(found) > 1 else []
     for name, one in zip(labels(found), found, strict=True):
         parts.append("\n".join([_headline(name, one), "", *aligned(_lines(one), left=(0, 1)), "", *_below(one)]))
+        if calls:
+            tables = (aligned(show_calls.lines(one), left=(1, 2)), aligned(show_calls.ranks(one), left=(4,)))
+            parts += ["\n".join(lines) for lines in tables]
     return "\n\n".join(parts)
 
 
 def _headline(name: str, one: Mapping[str, Any]) -> str:
     batch = f", batch {one['batch_size']:,}" if one["batch_size"] else ""
+    ranks = f"{one['world']} ranks"
+    if one["missing"]:
+        lacking = ", ".join(map(str, one["missing"][:8])) + (", ..." if len(one["missing"]) > 8 else "")
+        ranks = f"{one['ranks']} of {one['world']} ranks (there is no file of rank {lacking})"
     return (
-        f"{name}: {one['source'] or 'trace'}, {one['world']} ranks, {one['steps']} step(s){batch}; bytes and counts "
+        f"{name}: {one['source'] or 'trace'}, {ranks}, {one['steps']} step(s){batch}; bytes and counts "
         "are those of a rank and step"
     )
 
 
 def _lines(one: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["phase", "collective", "count", "share", "bytes", "share", "useful", "message", "imbalance"]]
+    rows = [["phase", "collective", "count", "share", "bytes", "share", "useful", "message", "imbalance",
+             "sent", "received"]]  # fmt: skip
     if one["time"]:
         rows[0] += ["ms", "p50 us", "p95 us", "bus GB/s"]
     for line in one["collectives"]:
@@ -51,6 +61,7 @@ def _lines(one: Mapping[str, Any]) -> list[list[str]]:
             size_text(line["smallest"])
             + (f" - {size_text(line['largest'])}" if line["largest"] != line["smallest"] else ""),
             f"{line['imbalance']:.2f}",
+            *(f"{line['call_imbalance'][way]:.2f}" for way in ("sent", "received")),
         ]
         if one["time"]:
             t = line["time"] or {}
@@ -67,6 +78,7 @@ def _below(one: Mapping[str, Any]) -> list[str]:
         f"{size_text(one['useful_bytes'])} are useful (padded/useful {ratio:.3f})",
         f"a rank sends or receives {size_text(min(one['moved']))} to {size_text(max(one['moved']))} useful bytes, "
         f"imbalance (max/mean) {one['imbalance']:.3f}",
+        "imbalance: of a phase's bytes; sent, received: of the most uneven call in it",
     ]
     if one["time"] is None:
         return [*lines, "no times were measured"]
@@ -76,6 +88,7 @@ def _below(one: Mapping[str, Any]) -> list[str]:
         f"a step takes {t['step_ms']:.3f} ms on a rank: communication {t['communication_ms']:.3f} ms "
         f"({t['share']:.1%}), of which {t['exposed_ms']:.3f} ms ({t['exposed_share']:.1%} of the step) are exposed, "
         f"nothing being computed; computing {t['computing_ms']:.3f} ms",
+        *show_calls.stragglers(one),
     ]
 
 
@@ -257,6 +270,8 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
         below = "".join(f"<p>{html.escape(line)}</p>" for line in _below(one))
         parts += [f"<h2>{html.escape(name)}</h2>", f"<p>{html.escape(_headline(name, one))}</p>"]
         parts += [_html_table(_lines(one)), below, _html_picture(picture([one]))]
+        for title, rows in (("Ranks", show_calls.ranks(one)), ("Calls", show_calls.lines(one, MOST_CALLS))):
+            parts += [f"<h3>{title}</h3>", _html_table(rows)]
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
         "table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from recjax.comms import calls
+from recjax.comms.calls import imbalance
 from recjax.comms.trace import COMPUTE, Event, Trace
 from recjax.utils.bus import bus_factor
 
@@ -26,6 +28,7 @@ def figures(trace: Trace) -> dict[str, Any]:
       "collectives": for each kind and phase, the most bytes first: see `_line`;
       "sizes": kind -> [[b, count, bytes], ...] of messages of 2^b to 2^(b + 1) - 1 bytes, padding included;
       "moved": useful bytes of each rank, see `moved_bytes`; "imbalance": of them;
+      "missing": ranks that the trace lacks; "calls" and "by_rank": see `calls.figures` and `calls.by_rank`;
       "time": None if nothing was measured, else see `_times`.
     """
     found = [(rank, event) for rank, event in trace.collectives()]
@@ -34,7 +37,15 @@ def figures(trace: Trace) -> dict[str, Any]:
     for rank, event in found:
         lines.setdefault((event.kind, event.phase), []).append((rank, event))
     total = sum(event.padded_bytes for _, event in found)
-    collectives = [_line(key, members, trace, per, len(found), total) for key, members in lines.items()]
+    single = calls.calls(trace)
+    shown = calls.figures(single)
+    of_line: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for call in shown:
+        of_line.setdefault((call["kind"], call["phase"]), []).append(call)
+    collectives = [
+        _line(key, members, trace, per, len(found), total) | _of_calls(of_line.get(key, ()))
+        for key, members in lines.items()
+    ]
     moved = _by_rank(trace, found, moved_bytes)
     return {
         **{key: trace.about.get(key) for key in ("label", "source", "format", "config", "batch_size")},
@@ -48,6 +59,9 @@ def figures(trace: Trace) -> dict[str, Any]:
         "sizes": _sizes(found, per),
         "moved": moved,
         "imbalance": imbalance(moved),
+        "missing": [rank for rank in range(trace.world) if rank not in trace.ranks],
+        "calls": shown,
+        "by_rank": calls.by_rank(trace, single),
         "time": _times(trace) if trace.measured else None,
     }
 
@@ -98,6 +112,25 @@ def _line(
     }
 
 
+def _of_calls(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the single calls of a line say.
+
+    Returns:
+      "call_imbalance": "sent" and "received", the largest of any call; "waits": None, or "last_rank" (that came last
+      most often), "last_count" and "count" of calls, "late_us" (the largest), and "waiting_us" and "transfer_us" of a
+      call (the mean).
+    """
+    timed = [call["time"] for call in found if call["time"]]
+    waits = None
+    if timed:
+        ((last, count),) = collections.Counter(t["last_rank"] for t in timed).most_common(1)
+        means = {key: sum(t[key] for t in timed) / len(timed) for key in ("waiting_us", "transfer_us")}
+        late_us = max(t["late_us"] for t in timed)
+        waits = {"last_rank": last, "last_count": count, "count": len(timed), "late_us": late_us, **means}
+    worst = {way: max((c[way]["imbalance"] for c in found), default=1.0) for way in ("sent", "received")}
+    return {"call_imbalance": worst, "waits": waits}
+
+
 def moved_bytes(event: Event, rank: int) -> float:
     """Useful bytes that leave a rank or come to it, whichever are more; of other collectives those that a ring sends.
 
@@ -110,12 +143,6 @@ def moved_bytes(event: Event, rank: int) -> float:
     if event.kind == "all_to_all":
         return event.in_bytes * (n - 1) / n
     return event.useful_bytes * bus_factor(event.kind, n)
-
-
-def imbalance(values: Sequence[float]) -> float:
-    """Max over mean; 1 where there is nothing."""
-    mean = sum(values) / len(values) if values else 0.0
-    return max(values) / mean if mean else 1.0
 
 
 def _by_rank(trace: Trace, members: Iterable[tuple[int, Event]], value: Any) -> list[float]:

@@ -50,6 +50,8 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
                  "trace report traces/first --out report.html --out report.png")  # fmt: skip
     shown.add_argument("folders", nargs="+", type=expanded, metavar="DIR", help="a trace in any of the formats")
     shown.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
+    shown.add_argument("--calls", action="store_true", help="also every call: how uneven, which rank came last and how "
+                       "late; and every rank: what it sent, received and waited")  # fmt: skip
     shown.add_argument("--out", action="append", type=expanded, default=[], metavar="FILE",
                        help=".html: one page with everything; .png: the picture; may be repeated")  # fmt: skip
 
@@ -171,7 +173,7 @@ def report(options: argparse.Namespace) -> Shown:
     for path in options.out:
         write_whole(path, makers[path.suffix](found))
     written = "".join(f"\n\nwrote {path}" for path in options.out)
-    return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found) + written
+    return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found, options.calls) + written
 
 
 def replay(options: argparse.Namespace) -> Shown:

@@ -63,6 +63,65 @@ def test_uneven_ranks():
     assert found["moved"] == [0, 30] and found["imbalance"] == 2
 
 
+def four_calls() -> Trace:
+    """Three ranks. An all-to-all of 10, 30 and 90 us: rank 0 waited for none. Then it is last again, then rank 2."""
+    group = (0, 1, 2)
+    sends = {0: (0, 0, 300), 1: (100, 0, 200), 2: (0, 300, 0)}  # received: 100, 300, 500
+    durations_us = {0: (10, 20, 50), 1: (30, 30, 40), 2: (90, 25, 5)}
+    ranks = {}
+    for rank in group:
+        receives = tuple(sends[other][rank] for other in group)
+        heads = [("all_to_all", "row_exchange"), ("all_reduce", "dense_grads"), ("all_reduce", "dense_grads")]
+        ranks[rank] = tuple(
+            Event(i, kind, phase, group=group, in_bytes=300, out_bytes=900, sends=sends[rank] if i == 0 else (),
+                  receives=receives if i == 0 else (), start_ns=10**7 * rank + i * 100_000, duration_ns=us * 1000)
+            for i, ((kind, phase), us) in enumerate(zip(heads, durations_us[rank], strict=True))
+        )  # fmt: skip
+        half = Event(9, "all_gather", group=(0, 1), in_bytes=8, out_bytes=16)
+        ranks[rank] += (half,) if rank < 2 else ()
+    return Trace(3, ranks)
+
+
+def test_single_calls_sent_and_received_and_who_came_last():
+    """Clocks of their own: only durations are compared."""
+    found = figures(four_calls())
+    exchange, reduce, again, gather = found["calls"]
+    assert (exchange["phase"], exchange["ranks"]) == ("row_exchange", 3)
+    assert exchange["sent"] == {"imbalance": 1.0, "most_rank": 0}  # 300 each
+    assert exchange["received"] == {"imbalance": pytest.approx(500 / 300), "most_rank": 2}
+    assert exchange["time"] == {"last_rank": 0, "late_us": 80, "waiting_us": pytest.approx(100 / 3), "transfer_us": 10}
+    assert (reduce["time"]["last_rank"], reduce["time"]["late_us"]) == (0, 10)
+    assert (again["time"]["last_rank"], again["time"]["late_us"], again["time"]["transfer_us"]) == (2, 45, 5)
+    assert (gather["ranks"], gather["time"]) == (2, None)
+    line = next(line for line in found["collectives"] if line["phase"] == "row_exchange")
+    assert line["call_imbalance"] == {"sent": 1.0, "received": pytest.approx(500 / 300)}
+    waits = next(line for line in found["collectives"] if line["phase"] == "dense_grads")["waits"]
+    assert (waits["count"], waits["late_us"], waits["transfer_us"]) == (2, 45, 12.5)
+
+
+def test_ranks_that_keep_others_waiting():
+    found = figures(four_calls())
+    zero, one, two = found["by_rank"]
+    assert [of["sent_bytes"] for of in (zero, one, two)] == [300 + 2 * 1200 + 8, 300 + 2 * 1200 + 8, 300 + 2 * 1200]
+    assert [of["received_bytes"] - of["sent_bytes"] for of in (zero, one, two)] == [-200, 0, 200]
+    assert (zero["last"], zero["calls"], zero["last_phases"]) == (2, 3, {"row_exchange": 1, "dense_grads": 1})
+    # rank 0 kept the others (20 + 80) / 2 and (10 + 5) / 2 us, rank 2 (45 + 35) / 2
+    assert zero["kept_waiting_ms"] == pytest.approx((100 + 15) / 2e3)
+    assert two["kept_waiting_ms"] == pytest.approx(0.04)
+    assert (zero["waiting_ms"], zero["transfer_ms"]) == (pytest.approx(0.045), pytest.approx(0.035))
+    text = show.to_text([found], calls=True)
+    assert "last to come: rank 0 in 2 of 3 calls (row_exchange 1, dense_grads 1)" in text
+    assert "2 of 3" in text and "1.667" in text
+
+
+def test_a_trace_that_lacks_ranks_says_so():
+    trace = four_calls()
+    found = figures(Trace(3, {rank: trace.ranks[rank] for rank in (0, 2)}))
+    assert found["missing"] == [1] and found["calls"][0]["time"] is None
+    assert "2 of 3 ranks (there is no file of rank 1)" in show.to_text([found])
+    assert figures(trace)["missing"] == [] and "3 ranks, " in show.to_text([figures(trace)])
+
+
 def test_traces_are_called_after_what_differs():
     one, other = ({"label": n, "config": {"train.batch_size": n, "seed": "0"}} for n in ("64", "128"))
     assert labels([one, other]) == ["train.batch_size=64", "train.batch_size=128"]
@@ -78,7 +137,7 @@ def test_text_picture_and_page():
     png = show.picture(found)
     assert png.startswith(b"\x89PNG") and len(png) > 20_000
     page = show.page(found)
-    assert page.count("<table>") == 3 and page.count("data:image/png;base64") == 3
+    assert page.count("<table>") == 3 + 2 * 2 and page.count("data:image/png;base64") == 3
     assert "http" not in page and "<script" not in page  # it loads nothing
     hostile = dataclasses.replace(two_ranks(), about={"label": "<script>alert(1)</script>"})
     assert "<script" not in show.page([figures(hostile)])
