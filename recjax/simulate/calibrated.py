@@ -251,14 +251,15 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         ready[i] = finished[needs].max(axis=0, initial=0)
         started[i] = finished[i] = ready[i]
         members = np.array(operation.ranks).ravel() if operation.ranks else everyone
+        late = np.array(operation.late_ns or 0.0)
         if operation.kind == "compute":
             started[i, members] = np.maximum(ready[i], computed)[members]
             if needs:
                 last = np.array(needs)[finished[needs].argmax(axis=0)]
                 waited[last[members], members] += (started[i] - computed)[members]
+            started[i, members] += np.broadcast_to(late, ranks)[members]
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue
-        late = np.array(operation.late_ns or 0.0)
         started[i, members] = (np.maximum(ready[i], communicated) + late)[members]
         for group in operation.ranks or (tuple(range(ranks)),):
             came = started[i, group]
@@ -279,7 +280,8 @@ def _until_next_ns(operations: Sequence[Operation], ranks: int) -> np.ndarray:
         found[i] = computing
         operation = operations[i]
         members = np.array(operation.ranks).ravel() if operation.ranks else np.arange(ranks)
-        computing[members] = (computing + operation.duration_ns)[members] if operation.kind == "compute" else 0
+        took = computing + operation.duration_ns + np.array(operation.late_ns or 0.0)
+        computing[members] = took[members] if operation.kind == "compute" else 0
     return found
 
 

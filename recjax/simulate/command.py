@@ -63,7 +63,8 @@ def add(
     one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce: "
                      "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
                      "output")  # fmt: skip
-    _network_options(one, required=True)
+    _network_options(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
+    one.set_defaults(in_flight=64)
 
     whole: argparse.ArgumentParser
     whole = verb(actions, "workload", lambda o: _workload(o, whole, show, read_trace), "simulate training iterations",
@@ -77,12 +78,15 @@ def add(
     whole.add_argument("--calibration", type=expanded, action="append", metavar="FILE", help="of a trace, in place of "
                        "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
                        "number of ranks that its collectives have")  # fmt: skip
-    _network_options(whole, required=False)
+    _network_options(whole, required=False, in_flight="chunks that a rank works on at a time (default: as many as "
+                     "--chunks, so one collective after the other, as NCCL on one stream; ASTRA-sim: 64)")  # fmt: skip
     for collective in _COLLECTIVES:
         whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
                            help="algorithm, as in `recjax simulate collective`")  # fmt: skip
     whole.add_argument("--scheduling", choices=("fifo", "lifo"), default="fifo", help="whether the chunks of the "
                        "collective issued first or last go first (default: fifo)")  # fmt: skip
+    whole.add_argument("--no-lateness", action="store_true", help="of a trace with times: ranks begin as soon as they "
+                       "may (default: as late as they did)")  # fmt: skip
     whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
     whole.add_argument("--out", type=expanded, metavar="DIR", help="also write simulation.png, simulation.json and "
                        "trace.json (for ui.perfetto.dev) there")  # fmt: skip
@@ -90,7 +94,7 @@ def add(
     return actions
 
 
-def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
+def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str) -> None:
     to.add_argument("--topology", required=required, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, "
                     "the innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
     to.add_argument("--bandwidth", required=required, metavar="RATE,...", help="of a link in one direction, one for "
@@ -100,9 +104,10 @@ def _network_options(to: argparse.ArgumentParser, required: bool) -> None:
                     help="of a rank, for every message it receives (default: 0ns)")  # fmt: skip
     to.add_argument("--copy-latency", default="0ns", metavar="TIME",
                     help="from device memory to the network, for the messages of a step (default: 0ns)")  # fmt: skip
-    to.add_argument("--chunks", type=int, default=1, metavar="N", help="to cut each collective into (default: 1)")
-    to.add_argument("--in-flight", type=int, default=64, metavar="N",
-                    help="chunks that a rank works on at a time (default: 64)")  # fmt: skip
+    to.add_argument("--chunks", type=int, default=1, metavar="N", help="to cut each collective into (default: 1). A "
+                    "chunk is stored whole at every hop before it goes on, so through a switch one chunk reaches half "
+                    "the bandwidth, 8 nearly all")  # fmt: skip
+    to.add_argument("--in-flight", type=int, metavar="N", help=in_flight)
     to.add_argument("--no-congestion", action="store_true",
                     help="messages do not wait for each other, as in analytical models")  # fmt: skip
     to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
@@ -132,7 +137,7 @@ def _system(options: argparse.Namespace, algorithms: dict[str, str | None], sche
     return System(
         algorithms={collective: name for collective, name in algorithms.items() if name},
         chunks=options.chunks,
-        in_flight=options.in_flight,
+        in_flight=options.chunks if options.in_flight is None else options.in_flight,
         scheduling=scheduling,
         endpoint_delay_ns=read_time(options.endpoint_delay, "--endpoint-delay"),
         copy_latency_ns=read_time(options.copy_latency, "--copy-latency"),
@@ -244,7 +249,7 @@ def _calibrated(
     if not path.is_dir() or options.overrides:
         raise ConfigError(f"--calibration is for the folder of a trace alone, and {options.workload} is none.")
     sweeps = [read_sweep(file) for file in options.calibration]
-    played = play(read_trace(path, None), sweeps)
+    played = play(_begun(options, read_trace(path, None)), sweeps)
     return played, report.of_calibrated(played, sweeps)
 
 
@@ -255,6 +260,8 @@ def _read(
     from recjax.simulate.astra_text import read_text
     from recjax.simulate.dlrm import PRESETS, dlrm
 
+    if options.no_lateness and not expanded(options.workload).is_dir():
+        raise ConfigError(f"--no-lateness is about the times of a trace, and {options.workload} has none.")
     if options.workload in PRESETS:
         shape = settings.override(PRESETS[options.workload], options.overrides)
         return dlrm(shape, topology.size, options.iterations, options.workload)
@@ -264,5 +271,12 @@ def _read(
     if options.overrides:
         raise ConfigError(f"{options.overrides[0]}: shapes can be changed of presets only, not of {path}.")
     if path.is_dir():
-        return read_trace(path, topology)
+        return _begun(options, read_trace(path, topology))
     return read_text(path, topology, options.iterations)
+
+
+def _begun(options: argparse.Namespace, workload: Workload) -> Workload:
+    """The workload of a trace, whose ranks begin late or at once."""
+    from recjax.simulate.workload import without_lateness
+
+    return without_lateness(workload) if options.no_lateness else workload

@@ -238,8 +238,9 @@ class _Execution:
             last = max(self.needs[i], key=lambda need: self.finished[need, actor])
             self.waited[last, actor] += now - self.idle_since[actor]
         self.busy[actor] = True
-        self.started[i, actor] = now
-        self.engine.at(now + self.durations[i][actor], _COMPUTE + i, actor, lambda a, t: self._computed(i, a, t))
+        start = now + self.late[i][actor]
+        self.started[i, actor] = start
+        self.engine.at(start + self.durations[i][actor], _COMPUTE + i, actor, lambda a, t: self._computed(i, a, t))
 
     def _computed(self, i: int, actor: int, now: int) -> None:
         self.busy[actor] = False

@@ -48,6 +48,7 @@ def collective_text(found: dict[str, Any]) -> str:
         f"bus bandwidth {found['bus_bytes_per_s'] / 1e9:.2f} GB/s",
         link_text(found["busiest_link"]),
         how_text(found),
+        *_chunks_text(found),
     ]
     return "\n".join(lines)
 
@@ -83,8 +84,9 @@ def of_calibrated(played: Played, sweeps: Sequence[Sweep]) -> dict[str, Any]:
 def of_played(result: Played) -> dict[str, Any]:
     """Times of a workload and its layers.
 
-    Of every rank's time, computation and exposed communication make up the whole: a rank's stream either computes or
-    stands still for the end of a collective. Shown is the rank that ends last. A collective's raw latency is from the
+    Of every rank's time, computation, lateness and exposed communication make up the whole: a rank's stream either
+    computes, or comes late to its next computation, or stands still for the end of a collective. Shown is the rank that
+    ends last. A collective's raw latency is from the
     moment when a rank could start it until it is done there, waiting for other collectives' chunks included; of the
     ranks the longest. Its `last_ns` is from its beginning on a rank, of the ranks the shortest: that of the one that
     came last, and so waited for none.
@@ -96,11 +98,14 @@ def of_played(result: Played) -> dict[str, Any]:
     layers: dict[str, dict[str, Any]] = {}
     for i, operation in enumerate(operations):
         layer = layers.setdefault(
-            operation.layer or operation.name, {"compute_ns": 0.0, "exposed_ns": 0.0, "collectives": []}
+            operation.layer or operation.name, {"compute_ns": 0.0, "late_ns": 0.0, "exposed_ns": 0.0, "collectives": []}
         )
         layer["exposed_ns"] += float(result.waited[i, last])
         if operation.kind == "compute":
             layer["compute_ns"] += float(spans[i, last])
+            if last in np.arange(spans.shape[1])[_members(operation, spans.shape[1])]:
+                late_ns = np.atleast_1d(operation.late_ns or 0.0)
+                layer["late_ns"] += float(late_ns[last % len(late_ns)])
             continue
         latency = float((result.finished[i] - result.ready[i]).max())
         layer["collectives"].append({
@@ -115,11 +120,13 @@ def of_played(result: Played) -> dict[str, Any]:
         })  # fmt: skip
     compute = float(spans[computes, last].sum())
     exposed = float(result.waited[:, last].sum())
+    late = sum(layer["late_ns"] for layer in layers.values())
     collectives = [c for layer in layers.values() for c in layer["collectives"]]
     return {
         "workload": result.workload.name,
         "time_ns": rounded(result.time_ns),
         "compute_ns": rounded(compute),
+        "late_ns": rounded(late),
         "exposed_communication_ns": rounded(exposed),
         "raw_communication_ns": rounded(sum(c["raw_latency_ns"] for c in collectives)),
         "last_communication_ns": rounded(sum(c["last_ns"] for c in collectives)),
@@ -141,7 +148,7 @@ def workload_text(found: dict[str, Any]) -> str:
     how_played = f"{found['chunks']} chunk(s), {found['in_flight']} in flight, {found['scheduling']}; " + ", ".join(
         f"{collective} {name}" for collective, name in found["algorithms"].items()
     )
-    ends = [table(busy), link_text(found["busiest_link"]), how_text(found)]
+    ends = [table(busy), link_text(found["busiest_link"]), how_text(found), *_chunks_text(found)]
     return "\n".join([_whole_text(found), how_played, "", _layers_text(found), "", *ends])
 
 
@@ -153,26 +160,42 @@ def calibrated_text(found: dict[str, Any]) -> str:
     return "\n".join([_whole_text(found), alone, "", _layers_text(found)])
 
 
+def _chunks_text(found: dict[str, Any]) -> list[str]:
+    """A word where the default of one chunk costs half the bandwidth."""
+    several_hops = "switch" in found["topology"] or "," in found["topology"]
+    if found["chunks"] > 1 or not found["busiest_link"] or not several_hops:
+        return []
+    what = (
+        "each message is one chunk, stored whole at every hop before it goes on; --chunks 8 sends smaller ones behind "
+    )
+    return [f"{what}each other, as libraries do"]
+
+
 def _whole_text(found: dict[str, Any]) -> str:
     total = found["time_ns"] or 1.0
-    return (
-        f"{found['workload']} on {found['topology']}: {time_text(found['time_ns'])} = computation "
-        f"{time_text(found['compute_ns'])} ({found['compute_ns'] / total:.0%}) + exposed communication "
-        f"{time_text(found['exposed_communication_ns'])} ({found['exposed_communication_ns'] / total:.0%})"
-    )
+    parts = {"computation": "compute_ns", "lateness": "late_ns", "exposed communication": "exposed_communication_ns"}
+    shown = [
+        f"{name} {time_text(found[key])} ({found[key] / total:.0%})"
+        for name, key in parts.items()
+        if found[key] or key != "late_ns"
+    ]
+    return f"{found['workload']} on {found['topology']}: {time_text(found['time_ns'])} = {' + '.join(shown)}"
 
 
 def _layers_text(found: dict[str, Any]) -> str:
-    rows = [["layer", "compute", "exposed", "collective", "phase", "bytes", "raw latency", "last rank", "queued"]]
+    parts = {"compute": "compute_ns", "late": "late_ns", "exposed": "exposed_ns"}
+    if not found["late_ns"]:
+        del parts["late"]
+    rows = [["layer", *parts, "collective", "phase", "bytes", "raw latency", "last rank", "queued"]]
     for layer in found["layers"]:
-        row = [layer["layer"], time_text(layer["compute_ns"]), time_text(layer["exposed_ns"])]
+        row = [layer["layer"], *(time_text(layer[key]) for key in parts.values())]
         for c in layer["collectives"] or [None]:
             cells = [""] * 6
             if c:
                 cells = [c["collective"], c["phase"], size_text(c["bytes"]), time_text(c["raw_latency_ns"]),
                          time_text(c["last_ns"]), time_text(c["queued_ns"])]  # fmt: skip
             rows.append([*row, *cells])
-            row = ["", "", ""]
+            row = [""] * len(row)
     return table(rows)
 
 

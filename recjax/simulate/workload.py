@@ -34,7 +34,8 @@ class Operation:
       group: None for all ranks; or dimensions of the topology, as in `(0,)`: the ranks that differ in these alone.
       ranks: instead of `group`, the groups by rank: disjoint, of one size; a rank in none of them passes. Of a
         computation, those that compute.
-      late_ns: of a collective, for each rank: what passes between the end of what it depends on and its beginning.
+      late_ns: what passes between the end of what it depends on and its beginning: for all ranks, or for each. A rank's
+        stream of computations stands still for that of its next one.
       parts: of an all-reduce, the bytes of each of the arrays in it, if they are several; simulated as one.
       depends_on: names of operations.
       layer: what to count it under, "" for its name.
@@ -50,7 +51,7 @@ class Operation:
     splits: tuple[tuple[float, ...], ...] = ()
     group: tuple[int, ...] | None = None
     ranks: tuple[tuple[int, ...], ...] = ()
-    late_ns: tuple[float, ...] = ()
+    late_ns: float | tuple[float, ...] = ()
     parts: tuple[float, ...] = ()
     depends_on: tuple[str, ...] = ()
     layer: str = ""
@@ -116,7 +117,7 @@ def from_operations(name: str, operations: Iterable[Operation]) -> Workload:
 
 
 def _check(workload: str, operation: Operation) -> None:
-    durations = np.array([*np.atleast_1d(operation.duration_ns), *operation.late_ns])
+    durations = np.array([*np.atleast_1d(operation.duration_ns), *np.atleast_1d(operation.late_ns)])
     sizes = np.array(operation.splits or operation.bytes, float)
     if operation.kind not in ("compute", "collective"):
         raise ConfigError(
@@ -130,6 +131,13 @@ def _check(workload: str, operation: Operation) -> None:
         raise ConfigError(f"workload {workload}: {operation.name!r}: splits are [n][n], and of an all_to_all only.")
     if operation.ranks and (operation.group is not None or len({len(ranks) for ranks in operation.ranks}) != 1):
         raise ConfigError(f"workload {workload}: {operation.name!r}: ranks are groups of one size, in place of group.")
+
+
+def without_lateness(workload: Workload) -> Workload:
+    """The same, with every rank beginning as soon as it may."""
+    return dataclasses.replace(
+        workload, operations=tuple(dataclasses.replace(operation, late_ns=()) for operation in workload.operations)
+    )
 
 
 def chain(name: str, operations: Sequence[Operation]) -> Workload:

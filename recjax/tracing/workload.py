@@ -24,8 +24,8 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
     everywhere for the collectives that it waited for on any rank.
 
     Where events have times, a rank is as late for each as it was: what passed between the end of what the event waited
-    for and its beginning (a thread that had no core, a program that was not launched yet) is kept, before a computation
-    as a part of it, before a collective as time that it is waited for.
+    for and its beginning (a thread that had no core, a program that was not launched yet) is its operation's lateness,
+    which `recjax.simulate.workload.without_lateness` takes away.
 
     Args:
       folder: as for `recjax.comms.formats.read_trace`.
@@ -111,10 +111,10 @@ def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]],
         for rank, events in enumerate(ranks):
             while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind == COMPUTE:
                 after = tuple(names[rank][d] for d in event.deps)
-                took = float(event.duration_ns or 0) + late_ns[rank][len(names[rank])]
+                took, late = float(event.duration_ns or 0), late_ns[rank][len(names[rank])]
                 names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
                 made.append(
-                    Operation(names[rank][-1], "compute", took, ranks=((rank,),),
+                    Operation(names[rank][-1], "compute", took, ranks=((rank,),), late_ns=late,
                               depends_on=after, layer=event.phase or event.kind)
                 )  # fmt: skip
         heads = tuple(events[len(names[rank])] for rank, events in enumerate(ranks) if len(names[rank]) < len(events))
@@ -138,8 +138,9 @@ def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str,
         raise DataError(f"{place}: its ranks do not do the same ({kinds}); only such that do are simulated.")
     layer = first.phase or first.kind
     if first.kind == COMPUTE:
-        durations = tuple(float(e.duration_ns or 0) + late for e, late in zip(events, late_ns, strict=True))
-        return Operation(name, "compute", durations if len(set(durations)) > 1 else durations[0], layer=layer)
+        durations = tuple(float(e.duration_ns or 0) for e in events)
+        return Operation(name, "compute", durations if len(set(durations)) > 1 else durations[0], layer=layer,
+                         late_ns=late_ns if any(late_ns) else ())  # fmt: skip
     sizes = {"all_reduce": first.in_bytes, "all_to_all": first.in_bytes, "reduce_scatter": first.in_bytes,
              "all_gather": first.out_bytes, "barrier": 0}  # fmt: skip
     if first.kind not in sizes:

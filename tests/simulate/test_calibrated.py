@@ -12,7 +12,7 @@ from recjax.comms.trace import Event, Trace
 from recjax.simulate.calibrated import play, read_sweep
 from recjax.simulate.execution import simulate
 from recjax.simulate.system import System
-from recjax.simulate.workload import Operation, Workload
+from recjax.simulate.workload import Operation, Workload, without_lateness
 from recjax.tracing.workload import read_workload
 
 # At 2000 bytes an all-to-all takes 20 us: as far from 10 as from 40 in logarithms. At 1000 an all-reduce takes 8.
@@ -115,7 +115,7 @@ def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
     """By hand: 5 us pass on rank 0 between its 3 us of computing and the exchange that waits for them.
 
     The exchange then begins at 8 us on rank 0 and at 5 on rank 1, and takes 20 from there on; rank 0 computes from the
-    end of what it waits for, so what passed before it began is a part of it. Its clock shows some other time.
+    end of what it waits for, and 2 us after that. Its clock shows some other time.
     """
     zero = 10**18
     exchange = Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,))
@@ -134,7 +134,37 @@ def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
     assert played.started[1].tolist() == [8000, 5000]
     assert played.finished[1].tolist() == pytest.approx([28_000, 28_000])
     assert played.finished[2].tolist() == pytest.approx([28_000 + 7000, 28_000 + 6000])  # 2 us late, 5 of computing
-    assert simulate(workload, topology("fully_connected:2"), System()).started[1].tolist() == [8000, 5000]
+    assert played.started[2].tolist() == pytest.approx([28_000 + 2000, 28_000])
+    where = topology("fully_connected:2")
+    result = simulate(workload, where, System())
+    assert result.started[1].tolist() == [8000, 5000]
+    assert (result.finished - result.started)[2].tolist() == [5000, 6000]
+    assert simulate(without_lateness(workload), where, System()).started[1].tolist() == [3000, 5000]
+
+
+def test_lateness_is_told_from_computing_and_may_be_left_out(tmp_path):
+    """A rank computes 3 us, exchanges 2000 bytes (1 us each way), comes 2 us late to 5 us of computing."""
+    exchange = Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=3000,
+                     duration_ns=9000)  # fmt: skip
+    went = [Event(0, "compute", start_ns=0, duration_ns=3000), exchange,
+            Event(2, "compute", start_ns=14_000, duration_ns=5000, deps=(1,))]  # fmt: skip
+    folder = write_trace(tmp_path / "trace", [went, went])
+    how = ("simulate", "workload", folder, "--topology", "fully_connected:2", "--bandwidth", "1GB/s")
+    found = inside(*how, "--json").result
+    parts = [found[key] for key in ("time_ns", "compute_ns", "late_ns", "exposed_communication_ns")]
+    assert parts == [11_000, 8000, 2000, 1000]
+    assert "lateness 2.00 us (18%)" in inside(*how).out
+    found = inside(*how, "--no-lateness", "--json").result
+    assert [found[key] for key in ("time_ns", "compute_ns", "late_ns")] == [9000, 8000, 0]
+    assert "lateness" not in inside(*how, "--no-lateness").out
+    sweep = write_sweep(tmp_path / "sweep.json")
+    late, prompt = (inside("simulate", "workload", folder, "--calibration", sweep, *more, "--json").result
+                    for more in ((), ("--no-lateness",)))  # fmt: skip
+    assert (late["late_ns"], late["time_ns"] - prompt["time_ns"]) == (2000, 2000)
+    refused = inside(
+        "simulate", "workload", "hoti2020", "--topology", "switch:2", "--bandwidth", "1GB/s", "--no-lateness"
+    )
+    assert_refused(refused, 2, "--no-lateness is about the times of a trace")
 
 
 @pytest.fixture

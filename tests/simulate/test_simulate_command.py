@@ -32,6 +32,16 @@ def test_one_collective_as_text():
     assert "82.51 us (82,509 ns)" in text and "busiest link: switch:8, rank 0 -> switch (and 15 more)" in text
 
 
+def test_one_chunk_through_a_switch_is_explained():
+    """It is stored whole at the switch, so it takes twice as long as what is cut small enough."""
+    assert "--chunks 8" in inside(*RING).out and "--chunks 8" not in inside(*RING, "--chunks", "4").out
+    help_text = " ".join(inside("simulate", "collective", "--help").out.split())
+    assert "stored whole at every hop" in help_text
+    ring = [*RING]
+    ring[ring.index("switch:8")] = "ring:8"
+    assert "--chunks 8" not in inside(*ring).out
+
+
 def test_two_dimensions_take_a_value_each_or_one_for_all():
     how = [*RING]
     how[how.index("switch:8")] = "fully_connected:8,switch:4"

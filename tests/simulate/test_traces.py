@@ -95,6 +95,36 @@ def test_groups_of_ranks_of_which_one_stands_for_all(tmp_path):
         assert (result["time_ns"], result["last_communication_ns"]) == (4000, 4000)
 
 
+def test_collectives_go_one_after_the_other_unless_told(tmp_path):
+    """Two all-to-alls of 4000 bytes that nothing orders, in pieces of 2000 to the other rank, on one pair of links.
+
+    On one stream the second begins when the first is done: 2 us and the latency. Two chunks are one collective still.
+    """
+    sizes = {"group": (0, 1), "in_bytes": 4000, "out_bytes": 4000, "deps": (0,)}
+    rank = (Event(0, "compute", duration_ns=0), *(Event(i, "all_to_all", phase=f"p{i}", **sizes) for i in (1, 2)))
+    folder = write(tmp_path / "trace", recjax_json, [rank, rank])
+    how = (
+        "simulate",
+        "workload",
+        folder,
+        "--topology",
+        "fully_connected:2",
+        "--bandwidth",
+        "1GB/s",
+        "--latency",
+        "1us",
+    )
+
+    def queued(*more):
+        found = inside(*how, *more, "--json").result
+        return found["in_flight"], [layer["collectives"][0]["queued_ns"] for layer in found["layers"][1:]]
+
+    assert queued() == queued("--in-flight", "1") == (1, [0, 3000])
+    assert queued("--in-flight", "64") == (64, [0, 0])
+    assert queued("--chunks", "2") == (2, [0, 2000])
+    assert queued("--chunks", "2", "--in-flight", "4") == (4, [0, 0])
+
+
 def test_short_names_of_layers_stand_upright(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
