@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from recjax.errors import ConfigError, DataError
+from recjax.simulate.stalls import Stall, shared
 from recjax.simulate.system import Played
 from recjax.simulate.workload import Operation, Workload
 from recjax.utils import strict_json
@@ -242,12 +243,14 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         raise ConfigError("--calibration names two sweeps of as many ranks. Give one for each number of ranks.")
     operations = workload.operations
     places = {operation.name: i for i, operation in enumerate(operations)}
-    ready, started, finished, waited = (np.zeros((len(operations), ranks)) for _ in range(4))
+    ready, started, finished = (np.zeros((len(operations), ranks)) for _ in range(3))
+    stalls: list[Stall] = []
     computed, communicated = np.zeros(ranks), np.zeros(ranks)  # until when each rank's streams are taken
     everyone = np.arange(ranks)
+    all_needs = [[places[name] for name in operation.depends_on] for operation in operations]
     until_next = _until_next_ns(operations, ranks)
     for i, operation in enumerate(operations):
-        needs = [places[name] for name in operation.depends_on]
+        needs = all_needs[i]
         ready[i] = finished[needs].max(axis=0, initial=0)
         started[i] = finished[i] = ready[i]
         members = np.array(operation.ranks).ravel() if operation.ranks else everyone
@@ -255,8 +258,7 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         if operation.kind == "compute":
             started[i, members] = np.maximum(ready[i], computed)[members]
             if needs:
-                last = np.array(needs)[finished[needs].argmax(axis=0)]
-                waited[last[members], members] += (started[i] - computed)[members]
+                stalls += [Stall(r, computed[r], started[i, r], needs) for r in members if started[i, r] > computed[r]]
             started[i, members] += np.broadcast_to(late, ranks)[members]
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue
@@ -269,7 +271,9 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         communicated[members] = finished[i, members]
     end = finished.max(axis=0, initial=0)
     for rank in np.flatnonzero(end > computed) if operations else ():
-        waited[finished[:, rank].argmax(), rank] += end[rank] - computed[rank]
+        open_then = np.flatnonzero(finished[:, rank] > computed[rank]).tolist()
+        stalls.append(Stall(int(rank), computed[rank], end[rank], open_then))
+    waited = shared(stalls, all_needs, ready, started, finished)
     return Played(workload, float(end.max(initial=0)), ready, started, finished, waited)
 
 

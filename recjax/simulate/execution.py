@@ -19,6 +19,7 @@ from recjax.errors import ConfigError
 from recjax.simulate.collectives import Phase, Schedule, Send, phases
 from recjax.simulate.engine import Engine, Run
 from recjax.simulate.lower import TICKS_PER_NS, Network, NotSymmetricError, Program, Quotient, groups_of
+from recjax.simulate.stalls import Stall, shared
 from recjax.simulate.system import DEFAULT_ALGORITHMS, Result, System
 from recjax.simulate.tcp import TcpEngine
 from recjax.simulate.topology import Topology
@@ -129,7 +130,7 @@ class _Execution:
         self.streams = [[i for i in computes if self.members[i][actor]] for actor in range(actors)]
         shape = (len(operations), actors)
         self.ready, self.started, self.finished = (np.full(shape, np.nan) for _ in range(3))
-        self.waited = np.zeros(shape)
+        self.stalls: list[Stall] = []  # in ticks
         self.missing = [[len(needs)] * actors for needs in self.needs]
         self.watch, self.done = watch, 0
         self.next = [0] * actors  # in the stream
@@ -152,10 +153,11 @@ class _Execution:
             raise RuntimeError(f"the simulation stood still before {stuck!r} was done")
         end = self.finished.max(axis=0, initial=0)
         self._wait_at_the_end(end)
+        waited = shared(self.stalls, self.needs, self.ready, self.started, self.finished)
         used = {link: size for link, size in enumerate(self.engine.bytes_on) if size}
         scale = 1 / TICKS_PER_NS
         return Result(self.workload, float(end.max()) * scale, self.ready * scale, self.started * scale,
-                      self.finished * scale, self.waited * scale, self.topology, self.system, shortcut, refused,
+                      self.finished * scale, waited * scale, self.topology, self.system, shortcut, refused,
                       used, self.network, self.engine.events, self.engine.lost * self.network.stands_for)  # fmt: skip
 
     # --- before it starts ---
@@ -235,8 +237,7 @@ class _Execution:
         if self.missing[i][actor]:
             return
         if self.needs[i] and now > self.idle_since[actor]:
-            last = max(self.needs[i], key=lambda need: self.finished[need, actor])
-            self.waited[last, actor] += now - self.idle_since[actor]
+            self.stalls.append(Stall(actor, self.idle_since[actor], now, self.needs[i]))
         self.busy[actor] = True
         start = now + self.late[i][actor]
         self.started[i, actor] = start
@@ -263,7 +264,8 @@ class _Execution:
         """After its last computation a rank waits for what is still under way."""
         for actor, done in enumerate(end):
             if done > self.idle_since[actor] and len(self.finished):
-                self.waited[self.finished[:, actor].argmax(), actor] += done - self.idle_since[actor]
+                open_then = np.flatnonzero(self.finished[:, actor] > self.idle_since[actor])
+                self.stalls.append(Stall(actor, self.idle_since[actor], float(done), open_then.tolist()))
 
     # --- chunks ---
 

@@ -65,7 +65,7 @@ class Played:
       time_ns: when the last rank was done.
       ready, started, finished: float [operations, actors]: all it depended on was done; it began (a collective: its
         first chunk was admitted); it was done.
-      waited: float [operations, actors]: how long a rank's stream stood still for this operation's end.
+      waited: float [operations, actors]: how long a rank's stream stood still for this operation (see `stalls`).
     """
 
     workload: Workload
