@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import trace_support
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ def test_any_trace_comes_back_in_chakra_protobuf_in_microseconds(tmp_path_factor
 
 @pytest.mark.parametrize("format", ["param", "chakra-json"])
 def test_what_formats_with_waits_carry(tmp_path, format):
-    """Kinds, groups, types and true splits, renumbered from 0; no computing, padding, steps, or (Chakra) times."""
+    """Kinds, groups, types, true splits and steps, renumbered from 0; no computing, padding, or (Chakra) times."""
     read = back(by_hand(), tmp_path, format)
     for rank, events in read.ranks.items():
         sends = tuple(8 * (rank + peer) for peer in ALL)
@@ -88,11 +89,24 @@ def test_what_formats_with_waits_carry(tmp_path, format):
             ("reduce_scatter", "dense_grads", "", "bfloat16", half, 64, 32, ()),
             ("all_reduce", "finite_check", "", "int32", ALL, 4, 4, ()),
         ]
+        assert [e.step for e in events] == [0, 0, 0, 1, 1] and read.steps == 2
         # the last waits for the all-gather and, over the computing, for the reduce-scatter
         assert [e.deps for e in events] == [(), (), (), (0,), (2, 3)]
         assert [e.start_ns for e in events] == ([5000, None, None, None, 16000] if format == "param" else [None] * 5)
     again = back(read, tmp_path / "again", format)
     assert again.ranks == read.ranks
+
+
+def test_steps_of_an_execution_trace_go_on_where_no_step_is_around(tmp_path):
+    """PyTorch's profiler marks steps in the main thread alone; gradients are reduced in another one."""
+    for rank in (0, 1):
+        whole = pytorch(rank)
+        for n, parent in ((3, 30), (9, 31)):  # ids in step 7, rows in step 8; the reduction stands in no step
+            next(one for one in whole["nodes"] if one["id"] == n)["parent"] = parent
+        whole["nodes"] += [trace_support.node(30, 2, "ProfilerStep#7"), trace_support.node(31, 2, "ProfilerStep#8")]
+        (tmp_path / f"{rank}.json").write_text(json.dumps(whole))
+    found = read_trace(tmp_path).ranks[0]
+    assert [(e.phase, e.step) for e in found] == [("id_exchange", 7), ("row_exchange", 8), ("dense_grads", 8)]
 
 
 def test_waits_stand_before_what_needs_them_and_come_once():

@@ -4,6 +4,8 @@ What is read of one: nodes called `record_param_comms`, with their tensors and s
 of the nodes around them, which tell the phase. Schemas 1.0.1 (PyTorch's own) to 1.1.1-chakra.0.0.4; 1.1.1 is written
 (`rank-{rank}.json`), which PARAM's `comm_replay --trace-type et` reads. Like PARAM's basic format it says what waits
 for what as one thread does, carries the true splits of an all_to_allv and no padding, and here also no times.
+Steps are the numbers of `ProfilerStep#N` around; what no such node is around, as in backward threads, is of the step of
+what stands before it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _AROUND = {
     "reduce_scatter_bwd": "grad_exchange",
     "AccumulateGrad": "dense_grads",
 }
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")  # as PyTorch's profiler calls what is around a step
 _OWN = re.compile(rf"## ({'|'.join(PHASES)})(?:: (.*))? ##$")
 
 
@@ -80,6 +83,7 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
     waited = Waited()
     requests: dict[Any, int] = {}
     events: list[Event] = []
+    steps: list[int | None] = []
     for node in nodes:
         if "process_group:init" in node.text("name"):
             groups |= _groups(node)
@@ -100,12 +104,17 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
             continue
         requests[request] = len(events)
         group = groups.get(pg[0] if isinstance(pg, tuple) and pg else pg) or tuple(range(world))
-        phase, scope = _phase(node, by_id)
+        phase, scope, found_step = _around(node, by_id)
+        steps.append(found_step)
         head = Event(len(events), kind, phase, scope, str(values[4 - shift]), group=group)
         if kind in ("send", "recv"):
             head = dataclasses.replace(head, group=_pair(values[3 - shift], group, rank, node))
         sizes = {} if kind == "barrier" else _sizes(node, values, kind, len(group))
         events.append(dataclasses.replace(head, deps=waited.issue(head.id), **sizes))
+    step = next((number for number in steps if number is not None), 0)
+    for place, number in enumerate(steps):
+        step = step if number is None else number
+        events[place] = dataclasses.replace(events[place], step=step)
     return tuple(events)
 
 
@@ -182,22 +191,27 @@ def _nested(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
-def _phase(node: Fields, by_id: Mapping[int, Fields]) -> tuple[str, str]:
-    """(phase, scope) from the names around a node; the scope is the innermost `## label ##`."""
-    label = ""
+def _around(node: Fields, by_id: Mapping[int, Fields]) -> tuple[str, str, int | None]:
+    """(phase, scope, step) from the names around a node; the scope is the innermost `## label ##`."""
+    label = phase = ""
+    scope: str | None = None
     for _ in range(64):  # what is around a collective; parents may also go in a circle
         parent = node.values["parent"]
         if not is_whole(parent) or parent == node.values["id"] or parent not in by_id:
             break
         node = by_id[parent]
         name = node.text("name")
+        if step := _STEP.search(name.strip("# ")):
+            return phase, label if scope is None else scope, int(step.group(1))
+        if phase:
+            continue
         if own := _OWN.match(name):
-            return own.group(1), own.group(2) or ""
+            phase, scope = own.group(1), own.group(2) or ""
+            continue
         label = label or (name.strip("# ") if name.startswith("##") else "")
-        for part, phase in _AROUND.items():
-            if part in name:
-                return phase, label
-    return "", label
+        phase = next((of for part, of in _AROUND.items() if part in name), "")
+        scope = label if phase else None
+    return phase, label if scope is None else scope, None
 
 
 # What schema 1.1.1 calls our element types, and a collective of whole tensors.
@@ -228,13 +242,17 @@ def write(trace: Trace) -> dict[str, bytes]:
             _written(3, _THREAD, "## process_group:init ##", [(json.dumps(described), [], "String")]),
         ]
         by_id = {event.id: event for event in events}
+        in_step, step = _THREAD, -1 if any(event.step for event in events) else 0
         for what in with_waits(events):
             event = by_id[what] if isinstance(what, int) else what
-            parent = _THREAD
+            if not isinstance(what, int) and event.step != step:
+                in_step, step = len(nodes) + 1, event.step
+                nodes.append(_written(in_step, _THREAD, f"ProfilerStep#{step}"))
+            parent = in_step
             if not isinstance(what, int) and event.phase:
                 parent = len(nodes) + 1
                 label = f"{event.phase}: {event.scope}" if event.scope else event.phase
-                nodes.append(_written(parent, _THREAD, f"## {label} ##"))
+                nodes.append(_written(parent, in_step, f"## {label} ##"))
             pg = described[numbers[event.group]]
             nodes.append(_communication(len(nodes) + 1, parent, event, pg, rank, isinstance(what, int)))
         whole = {"schema": SCHEMAS[-1], "pid": rank + 1, "time": "", "start_ts": 0, "nodes": nodes}

@@ -5,13 +5,14 @@ PARAM's newest sources read execution traces alone, which `chakra_et` writes; ol
 A list of operations as one thread issues them: the process groups (`init`), collectives with sizes in elements, and a
 `wait` where something needs the result of a collective. Splits of an `all_to_allv` are the true ones, so the buffers
 are too: padding is not carried, nor are times of computing and durations; of all-gathers and reductions, which need
-equal blocks, the padded sizes are. `markers` hold phase and scope.
+equal blocks, the padded sizes are. `markers` hold phase and scope, and from the second step on its number.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from recjax.comms.formats.issued import Waited, process_groups, with_waits
 from recjax.comms.formats.names import dtype_of, kind_of, written_dtype
 from recjax.comms.trace import COMPUTE, ITEM_BYTES, MAX_EVENTS, Event, Trace
 from recjax.errors import DataError
+
+_STEP = re.compile(r"step (\d{1,9})")
 
 
 def write(trace: Trace) -> dict[str, bytes]:
@@ -48,7 +51,8 @@ def _operation(event: Event) -> dict[str, Any]:
     size = event.item_bytes
     ragged = event.kind == "all_to_all" and bool(event.sends)
     bytes_in, bytes_out = (sum(event.sends), sum(event.receives)) if ragged else (event.in_bytes, event.out_bytes)
-    line: dict[str, Any] = {"comms": "all_to_allv" if ragged else event.kind, "markers": [event.phase, event.scope]}
+    marks = [event.phase, event.scope, *([f"step {event.step}"] if event.step else [])]
+    line: dict[str, Any] = {"comms": "all_to_allv" if ragged else event.kind, "markers": marks}
     if event.kind != "barrier":
         line |= {
             "in_msg_size": bytes_in // size,
@@ -120,7 +124,8 @@ def _request(line: Fields) -> Any:
 
 def _event(line: Fields, kind: str, id: int, group: tuple[int, ...], waited: Waited) -> Event:
     marks = [m for m in line.items("markers", []) if isinstance(m, str)] + ["", ""]
-    head = Event(id, kind, marks[0], marks[1], group=group, deps=waited.issue(id))
+    steps = [int(found[1]) for mark in marks[2:] if (found := _STEP.fullmatch(mark))]
+    head = Event(id, kind, marks[0], marks[1], step=steps[0] if steps else 0, group=group, deps=waited.issue(id))
     start: dict[str, Any] = {"start_ns": line.maybe_whole("startTime_ns")}
     if kind == "barrier":
         return dataclasses.replace(head, **start)
