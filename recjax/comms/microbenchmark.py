@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,12 @@ _PASS_US = 4e5  # that a later pass may take for a point; those that take longer
 
 
 def sweep(
-    mesh: Mesh, kinds: Sequence[str], sizes: Sequence[int], repeats: int, memory_bytes: int | None = None
+    mesh: Mesh,
+    kinds: Sequence[str],
+    sizes: Sequence[int],
+    repeats: int,
+    memory_bytes: int | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Measures collectives over all devices of a mesh: a `Sweep`, in `PASSES` passes.
 
@@ -45,6 +50,7 @@ def sweep(
       sizes: likewise.
       repeats: runs of each size; fewer where one takes long.
       memory_bytes: as for `Sweep`.
+      keep: called after each pass with what there is by then, so that a sweep that is stopped has not been for nothing.
 
     Returns:
       As `Sweep.result`.
@@ -55,6 +61,8 @@ def sweep(
     begun = Sweep(mesh, kinds, sizes, memory_bytes)
     for number in range(PASSES):
         begun.measure(-(-repeats // PASSES))
+        if keep:
+            keep(begun.result())
         if jax.process_index() == 0:
             print(f"pass {number + 1} of {PASSES}", file=sys.stderr, flush=True)
     return begun.result()
@@ -80,6 +88,7 @@ class Sweep:
           ConfigError: only one device.
         """
         self._mesh = mesh
+        self._passes = 0
         self._ranks = mesh.devices.size
         if self._ranks < 2:
             raise ConfigError("a sweep needs at least 2 devices: on CPU give --devices 8, say, for host devices.")
@@ -106,6 +115,7 @@ class Sweep:
         Raises:
           ConfigError: the profiler shows no times on this back end.
         """
+        self._passes += 1
         for points in self._points.values():
             runs = {point: count for point in points if (count := point.runs(repeats))}
             found = measure([point.replay for point in runs], list(runs.values()))
@@ -116,8 +126,8 @@ class Sweep:
         """What all passes together have found.
 
         Returns:
-          JSON values: "devices", "device", "processes", "versions"; "left_out_bytes", the sizes that memory does not
-          hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us" (of the rank that came
+          JSON values: "devices", "device", "processes", "versions"; "passes", how many were done; "left_out_bytes", the
+          sizes that memory does not hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us" (of the rank that came
           last), "skew_us" (from the first rank's beginning to the last one's), "done_us" (from the last one's
           beginning to the last end) and "between_us" (from a rank's end to its next beginning), all three None with
           several processes, "algorithm_bytes_per_s" and "bus_bytes_per_s" at the median, and the fit "alpha_us",
@@ -145,6 +155,7 @@ class Sweep:
             "device": self._mesh.devices.flat[0].device_kind,
             "processes": jax.process_count(),
             "versions": {"jax": jax.__version__},
+            "passes": self._passes,
             "left_out_bytes": self._left_out,
             "collectives": found,
         }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from recjax.comms.calls import calls
 from recjax.comms.trace import COMPUTE, Event, Trace
 from recjax.errors import DataError
 
@@ -117,6 +119,15 @@ def shrink(trace: Trace, ranks: int) -> Trace:
         if rank in trace.ranks:
             kept[rank] = tuple(_shrunk(trace.ranks[rank], ranks))
     return dataclasses.replace(trace, world=ranks, ranks=kept)
+
+
+def left_out(trace: Trace, ranks: int) -> list[dict[str, Any]]:
+    """The collectives that `shrink` leaves out, such as those between hosts: "phase", "kind" and "count" of calls."""
+    found = collections.Counter[tuple[str, str]]()
+    for call in calls(trace):
+        if sum(rank < ranks for rank in call.first.group) == 1:
+            found[call.first.phase, call.first.kind] += 1
+    return [{"phase": phase, "kind": kind, "count": count} for (phase, kind), count in found.items()]
 
 
 def _shrunk(events: Sequence[Event], ranks: int) -> list[Event]:

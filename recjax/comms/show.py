@@ -131,6 +131,7 @@ def replay_text(result: Mapping[str, Any]) -> str:
     lines = [
         f"{result['label']}: {result['ranks']} ranks on {result['device']}, {result['repeats']} repeats, "
         f"{result['splits']} splits, {'with' if result['gaps'] else 'without'} computing between",
+        *_not_replayed(result),
         "",
         *aligned(rows, left=(0, 1)),
         "",
@@ -140,6 +141,17 @@ def replay_text(result: Mapping[str, Any]) -> str:
         f"a whole replay: {_us(wall['p50'])} us (p50), {_us(wall['p95'])} us (p95) on the host's clock",
     ]
     return "\n".join(lines)
+
+
+def _not_replayed(result: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if result["missing"]:
+        ranks = ", ".join(map(str, result["missing"]))
+        lines.append(f"the trace has no file of rank {ranks}, which is taken to do what the other ranks' files say")
+    if result["left_out"]:
+        what = ", ".join(f"{one['count']} {one['kind']} ({one['phase'] or 'no phase'})" for one in result["left_out"])
+        lines.append(f"left out by --shrink, since one of their ranks is left: {what}")
+    return lines
 
 
 def sweep_text(result: Mapping[str, Any]) -> str:
