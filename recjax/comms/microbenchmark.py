@@ -127,14 +127,15 @@ class Sweep:
 
         Returns:
           JSON values: "devices", "device", "processes", "versions"; "passes", how many were done; "left_out_bytes", the
-          sizes that memory does not hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us", "last_us" (of the rank that came
-          last), "skew_us" (from the first rank's beginning to the last one's), "done_us" (from the last one's
-          beginning to the last end) and "between_us" (from a rank's end to its next beginning), all three None with
-          several processes, "algorithm_bytes_per_s" and "bus_bytes_per_s" at the median, and the fit "alpha_us",
-          "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process: the same of some sizes up to
-          1 MiB, where ranks come unevenly because they compute before, with "between_bytes", the memory that they pass
-          over, and "followed", whether they do that also after it, or the next collective follows at once; and of
-          all-reduces of several "arrays" of such a size, which together are "bytes".
+          sizes that memory does not hold; "collectives": kind -> "points", each with "bytes", "p50_us", "p95_us",
+          "last_us" (of the rank that came last), "skew_us" (from the first rank's beginning to the last one's),
+          "done_us" (from the last one's beginning to the last end) and "between_us" (from a rank's end to its next
+          beginning), all three None with several processes, "algorithm_bytes_per_s" and "bus_bytes_per_s" at the
+          median, and the fit "alpha_us", "bytes_per_s" (see `fit`), "fit_error" (its mean); "uneven", in one process:
+          the same of some sizes up to 1 MiB, where ranks come unevenly because they compute before, with
+          "between_bytes", the memory that they pass over, and "followed", whether they do that also after it, or the
+          next collective follows at once; and of all-reduces of several "arrays" of such a size, which together are
+          "bytes".
         """
         found: dict[str, Any] = {}
         for kind, points in self._points.items():
