@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class Collective:
       shapes: (dtype, dimensions) of every array in its result.
       groups: the text that says which devices take part.
       group_size: devices in each group; 0 if the text leaves it open.
+      phases: of its arrays, the one with the most bytes first. They are several where the compiler has joined
+        collectives, such as the gradients of small replicated tables with dense ones; `phase` is one of them.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Collective:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     groups: str
     group_size: int
+    phases: tuple[str, ...] = ()
 
 
 def collectives(hlo: str | None) -> list[Collective]:
@@ -86,8 +90,15 @@ def collectives(hlo: str | None) -> list[Collective]:
         text = groups.group(1) if groups else ""
         found.append(
             Collective(
-                name, kind, phase_of(scope.group(1) if scope else ""), total, shapes, text, len(members(text, 0)[0])
-            )
+                name,
+                kind,
+                phase_of(scope.group(1) if scope else ""),
+                total,
+                shapes,
+                text,
+                len(members(text, 0)[0]),
+                _phases(scope.group(1) if scope else "", [_bytes(*shape) for shape in shapes]),
+            )  # fmt: skip
         )
     return found
 
@@ -114,6 +125,15 @@ def phase_of(scope: str) -> str:
     around = scope.rpartition("/")[0]  # without the operation itself, which may bear the name of a phase
     words = re.split(r"[/()]", around)
     return next((w for w in reversed(words) if w in PHASES), "")
+
+
+def _phases(scope: str, sizes: Sequence[int]) -> tuple[str, ...]:
+    """The phases of arrays of these sizes; of a joined collective the scope is PREFIX/(FIRST:SECOND:...)."""
+    each = [phase_of(part) for part in scope.split(":")]
+    total = dict.fromkeys(each, 0)
+    for phase, size in zip(each, sizes, strict=False):  # without a scope for each array they stay in order
+        total[phase] += size if len(each) == len(sizes) else 0
+    return tuple(sorted((phase for phase in total if phase), key=lambda phase: -total[phase])) or ("",)
 
 
 def members(groups: str, devices: int) -> list[list[int]]:

@@ -32,6 +32,7 @@ COLLECTIVES = (
     "send",
     "recv",
 )
+JOINED = "+"  # between the phases of one collective
 MAX_RANKS, MAX_EVENTS = 2**16, 2**22  # that a file may claim
 # Bytes of an element. Names are NumPy's, and bfloat16.
 ITEM_BYTES = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4,
@@ -45,7 +46,8 @@ class Event:
     Attributes:
       id: of the event, among those of its rank; ascending in the order in which they were issued.
       kind: one of COLLECTIVES, or COMPUTE.
-      phase: of the step, such as "row_exchange": see `recjax.comms.compiled.PHASES`; "" if not known.
+      phase: of the step, such as "row_exchange": see `recjax.comms.compiled.PHASES`; "" if not known. Several, the one
+        with the most bytes first and JOINED between, where a compiler made one collective of theirs.
       scope: what within the phase, such as a group of tables.
       name: of the instruction or operation.
       step: from 0.

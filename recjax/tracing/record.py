@@ -25,7 +25,7 @@ from recjax.bench.breakdown import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, members
 from recjax.comms.dependencies import dependencies
-from recjax.comms.trace import ITEM_BYTES, Event, Trace, checked
+from recjax.comms.trace import ITEM_BYTES, JOINED, Event, Trace, checked
 from recjax.config.run import RunConfig
 from recjax.embedding.routing import host
 from recjax.embedding.routing.host import GroupRouting
@@ -260,7 +260,8 @@ def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[
     kind = collective.kind.removeprefix("ragged-").removeprefix("collective-").replace("-", "_")
     kind = {"permute": "collective_permute"}.get(kind, kind)
     dtype = _DTYPES.get(largest[0], "")
-    event = Event(id, kind, collective.phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
+    phase = JOINED.join(collective.phases)
+    event = Event(id, kind, phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
     if kind != "all_reduce" or len(collective.shapes) == 1:
         return event
     item = {name: ITEM_BYTES[of] for name, of in _DTYPES.items()}

@@ -32,8 +32,25 @@ def test_a_whole_instruction():
         shapes=((F32, (8, 4)),),
         groups="{{0,1,2,3},{4,5,6,7}}",
         group_size=4,
+        phases=("dense_grads",),
     )
     assert one(line.replace("  %psum", "  ROOT %psum")) == one(line)
+
+
+def test_a_joined_all_reduce_has_the_phases_of_all_its_arrays():
+    """XLA writes one scope for each array: here 4 bytes, a table's gradients of 680, and 64 and 2048 bytes."""
+    scopes = ["dense_grads/psum_invariant", "data_parallel_D16_sgd/grad_exchange/psum_invariant"]
+    scopes += ["dense_grads/psum_invariant"] * 2
+    line = (
+        "  %all-reduce.1 = (f32[], f32[10,17]{1,0}, f32[16]{0}, f32[16,32]{1,0}) all-reduce(a, b, c, d), "
+        "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=r, "
+        'metadata={op_name="jit(train_step)/shard_map/(SCOPES)" stack_frame_id=3}'
+    )
+    assert one(line.replace("SCOPES", ":".join(scopes))).phases == ("dense_grads", "grad_exchange")
+    large = (line.replace("SCOPES", ":".join(scopes))).replace("f32[10,17]", "f32[1000,17]")
+    assert one(large).phases == ("grad_exchange", "dense_grads")
+    assert one(line.replace("SCOPES", scopes[0])).phases == ("dense_grads",)
+    assert one(line.replace("SCOPES", "add")).phases == ("",)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,12 @@ def test_steps_of_an_execution_trace_go_on_where_no_step_is_around(tmp_path):
     assert [(e.phase, e.step) for e in found] == [("id_exchange", 7), ("row_exchange", 8), ("dense_grads", 8)]
 
 
+@pytest.mark.parametrize("format", ["param", "chakra-json", "chakra-et"])
+def test_phases_of_a_joined_collective_are_kept(tmp_path, format):
+    event = Event(0, "all_reduce", "dense_grads+grad_exchange", "", "", 0, "float32", (0,), 8, 8)
+    assert back(Trace(1, {0: (event,)}), tmp_path, format).ranks[0][0].phase == "dense_grads+grad_exchange"
+
+
 def test_waits_stand_before_what_needs_them_and_come_once():
     events = by_hand().ranks[0]
     order = [what if isinstance(what, int) else what.kind for what in with_waits(events)]

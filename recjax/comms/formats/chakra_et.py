@@ -22,7 +22,7 @@ from recjax.comms.formats.fields import Fields, is_whole, parse, shown
 from recjax.comms.formats.files import load
 from recjax.comms.formats.issued import Waited, process_groups, with_waits
 from recjax.comms.formats.names import dtype_of, kind_of, written_dtype
-from recjax.comms.trace import MAX_EVENTS, Event, Trace
+from recjax.comms.trace import JOINED, MAX_EVENTS, Event, Trace
 from recjax.errors import DataError
 
 OLD = "1.0.1"
@@ -38,7 +38,8 @@ _AROUND = {
     "AccumulateGrad": "dense_grads",
 }
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")  # as PyTorch's profiler calls what is around a step
-_OWN = re.compile(rf"## ({'|'.join(PHASES)})(?:: (.*))? ##$")
+_PHASE = f"(?:{'|'.join(PHASES)})"
+_OWN = re.compile(rf"## ({_PHASE}(?:{re.escape(JOINED)}{_PHASE})*)(?:: (.*))? ##$")
 
 
 def read(files: Mapping[int, Path]) -> Trace:
