@@ -1,24 +1,19 @@
-"""The figures of communication traces for people: as text, as a picture, and as one page of HTML."""
+"""The figures of communication traces for people: as text, and as one page of HTML."""
 
 from __future__ import annotations
 
 import base64
 import html
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recjax.comms import show_calls
+from recjax.comms.draw import picture
 from recjax.comms.statistics import labels
-from recjax.utils import plots
 from recjax.utils.text import aligned
 from recjax.utils.units import size_text
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MOST_CALLS = 500  # on a page
-_WIDEST = 12  # traces that a picture can still tell apart
-_COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
 
 
 def to_text(found: Sequence[Mapping[str, Any]], calls: bool = False) -> str:
@@ -177,100 +172,6 @@ def _us(value: float | None) -> str:
 
 
 _GATHERED = {"all_to_all": ("all_to_all",), "all_reduce": ("all_reduce",), "rest": ("all_gather", "reduce_scatter")}
-
-
-@plots.literal()
-def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
-    """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
-    figure = plots.figure(11, 8.5)
-    shown, names = list(found)[:_WIDEST], labels(found)[:_WIDEST]
-    _draw(figure, shown, names)
-    return plots.png(figure)
-
-
-def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    (sizes, phases), (ranks, times) = figure.subplots(2, 2)
-    for panel in (sizes, phases, ranks, times):
-        plots.plain(panel, "x" if panel is times else "y")
-    single = len(found) == 1
-    series = [
-        (kind if single else f"{name}: {kind}" if len(one["sizes"]) > 1 else name, bins)
-        for name, one in zip(names, found, strict=True)
-        for kind, bins in one["sizes"].items()
-    ]
-    width = 0.8 / max(1, len(series))
-    for number, (label, bins) in enumerate(series):
-        sizes.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, label=label, align="edge")
-    ticks = range(0, 1 + max([b for _, bins in series for b, _, _ in bins], default=1), 4)
-    sizes.set_xticks(list(ticks), [size_text(2**b) for b in ticks], fontsize=7)
-    sizes.set(title="messages by size", xlabel="message size; the bars of one power of two stand side by side",
-              ylabel="messages of a rank in a step")  # fmt: skip
-    _legend(sizes)
-    at = range(len(found))
-    bottom = [0.0] * len(found)
-    most = max((sum(c["padded_bytes"] for c in one["collectives"]) for one in found), default=0.0)
-    unit = max(n for n in range(3) if n == 0 or most >= 1024**n)
-    for key in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"]):
-        heights = [
-            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 1024**unit
-            for one in found
-        ]
-        phases.bar(at, heights, 0.6, bottom=bottom, label=f"{key[0] or 'elsewhere'} ({key[1]})")
-        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    phases.set_xticks(list(at), names, fontsize=7, rotation=0 if single else 15)
-    phases.set_xlim(-1, len(found))
-    phases.set(title="bytes by phase", ylabel=f"{('bytes', 'KiB', 'MiB')[unit]} of a rank in a step")
-    _legend(phases)
-    for name, one in zip(names, found, strict=True):
-        mean = sum(one["moved"]) / len(one["moved"]) or 1
-        ranks.plot([b / mean for b in one["moved"]], marker="o", markersize=4, linestyle="",
-                   label=f"{name}: max/mean {one['imbalance']:.2f}")  # fmt: skip
-    ranks.set(title="useful bytes that a rank sends or receives", xlabel="rank", ylabel="over the mean of all ranks")
-    ranks.set_ylim(0, 1.1 * max([1.0, *(line for shown in ranks.lines for line in shown.get_ydata())]))
-    ranks.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(ranks)
-    _draw_times(times, found, names)
-
-
-def _legend(panel: Any) -> None:
-    """Below the panel, if it has entries."""
-    if panel.get_legend_handles_labels()[0]:
-        plots.legend_below(panel, columns=3, size=6)
-
-
-def _draw_times(panel: Any, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    panel.set_title("time of a step")
-    timed = [(name, one["time"]) for name, one in zip(names, found, strict=True) if one["time"]]
-    if not timed:
-        panel.text(0.5, 0.5, "no times were measured", ha="center", transform=panel.transAxes)
-        panel.set_axis_off()
-        return
-    left = [0.0] * len(timed)
-    for what, color in _COLORS.items():
-        lengths = [_part(t, what) for _, t in timed]
-        panel.barh(range(len(timed)), lengths, left=left, color=color, label=_PARTS[what])
-        left = [a + b for a, b in zip(left, lengths, strict=True)]
-    panel.set_yticks(range(len(timed)), [name for name, _ in timed], fontsize=7)
-    panel.set_xlabel("ms, mean of ranks and steps")
-    panel.set_ylim(len(timed), -1)
-    _legend(panel)
-
-
-_PARTS = {
-    "exposed": "exposed communication",
-    "hidden": "communication beside computing",
-    "computing": "computing alone",
-    "idle": "neither",
-}
-
-
-def _part(time: Mapping[str, Any], what: str) -> float:
-    hidden = time["communication_ms"] - time["exposed_ms"]
-    alone = time["computing_ms"] - hidden
-    rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
-    return float({"exposed": time["exposed_ms"], "hidden": hidden, "computing": alone, "idle": max(0.0, rest)}[what])
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:

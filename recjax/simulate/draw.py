@@ -9,7 +9,7 @@ import numpy as np
 
 from recjax.simulate.system import Played
 from recjax.utils.files import write_whole
-from recjax.utils.plots import figure, png
+from recjax.utils.plots import GREY, figure, legend_beside, png
 from recjax.utils.units import time_text
 
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     places = np.arange(len(names))
     compute = np.array([layer["compute_ns"] for layer in found["layers"]]) / 1e3
     exposed = np.array([layer["exposed_ns"] for layer in found["layers"]]) / 1e3
+    late = np.array([layer["late_ns"] for layer in found["layers"]]) / 1e3
     layers.bar(places, compute, color=COLOURS["compute"], label="computation")
-    layers.bar(places, exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication")
+    if late.any():
+        layers.bar(places, late, bottom=compute, color=GREY, label="lateness")
+    layers.bar(places, exposed, bottom=compute + late, color=COLOURS["exposed"], label="exposed communication")
     layers.set_ylabel("us")
-    layers.legend(fontsize=8)
+    legend_beside(layers)
     kinds = dict.fromkeys(c["collective"] for layer in found["layers"] for c in layer["collectives"])
     below = np.zeros(len(names))
     for kind in kinds:
@@ -55,7 +58,7 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
         below += height
     raw.set_ylabel("raw latency, us")
     if kinds:
-        raw.legend(fontsize=8)
+        legend_beside(raw)
     for panel in (layers, raw):
         upright = sum(map(len, names)) < 120  # they then stand side by side
         panel.set_xticks(places, names, fontsize=7, **({} if upright else {"rotation": 60, "ha": "right"}))

@@ -171,15 +171,16 @@ def write(recorded: Any, folder: Path, format: str) -> None:
 def report(options: argparse.Namespace) -> Shown:
     """Shows the figures of some traces."""
     from recjax.comms import show
+    from recjax.comms.draw import picture
     from recjax.comms.formats import read_trace
-    from recjax.comms.statistics import figures
+    from recjax.comms.statistics import figures, ordered
     from recjax.utils.files import write_whole
 
-    makers = {".html": lambda found: show.page(found).encode(), ".png": show.picture}
+    makers = {".html": lambda found: show.page(found).encode(), ".png": picture}
     for path in options.out:
         if path.suffix not in makers:
             raise ConfigError(f"--out {path}: the name must end in .html or .png.")
-    found = [figures(read_trace(folder, options.format)) for folder in options.folders]
+    found = ordered([figures(read_trace(folder, options.format)) for folder in options.folders])
     for path in options.out:
         write_whole(path, makers[path.suffix](found))
     written = "".join(f"\n\nwrote {path}" for path in options.out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,9 +48,15 @@ def plain(panel: Axes, grid: Any = "y") -> None:
     panel.set_axisbelow(True)
 
 
-def legend_below(panel: Axes, columns: int = 2, size: float = 8) -> None:
-    """A legend below the panel and its axis, where it hides nothing."""
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=size, frameon=False)
+def legend_below(panel: Axes, columns: int = 2, size: float = 8, handles: Sequence[Any] | None = None) -> None:
+    """A legend below the panel and its axis, where it hides nothing; of all that has a label, or of `handles`."""
+    given = {} if handles is None else {"handles": handles}
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=size, frameon=False, **given)
+
+
+def legend_beside(panel: Axes, size: float = 8) -> None:
+    """A legend to the right of the panel, where it hides neither data nor labels."""
+    panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=size, frameon=False)
 
 
 def png(figure: Figure) -> bytes:

@@ -7,7 +7,8 @@ from support.traces import by_hand
 
 from recjax.comms import show
 from recjax.comms.dependencies import dependencies
-from recjax.comms.statistics import figures, imbalance, labels
+from recjax.comms.draw import picture
+from recjax.comms.statistics import figures, imbalance, labels, ordered
 from recjax.comms.trace import COMPUTE, Event, Trace
 
 ALL = (0, 1)
@@ -134,7 +135,7 @@ def test_text_picture_and_page():
     found = [figures(by_hand()), figures(two_ranks())]
     text = show.to_text(found)
     assert "exposed" in text and "row_exchange" in text
-    png = show.picture(found)
+    png = picture(found)
     assert png.startswith(b"\x89PNG") and len(png) > 20_000
     page = show.page(found)
     assert page.count("<table>") == 3 + 2 * 2 and page.count("data:image/png;base64") == 3
@@ -142,23 +143,63 @@ def test_text_picture_and_page():
     hostile = dataclasses.replace(two_ranks(), about={"label": "<script>alert(1)</script>"})
     assert "<script" not in show.page([figures(hostile)])
     formula = dataclasses.replace(two_ranks(), about={"label": r"a $\frac{1$"})  # which is no formula
-    assert show.picture([figures(formula)]).startswith(b"\x89PNG")
+    assert picture([figures(formula)]).startswith(b"\x89PNG")
+
+
+def drawn(found, monkeypatch):
+    """The figure that `picture` makes a PNG of, laid out."""
+    from matplotlib.figure import Figure
+
+    made = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: made.append(self))
+    picture(found)
+    made[0].draw_without_rendering()
+    return made[0]
 
 
 def test_the_picture_of_one_trace(monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    show.picture([figures(two_ranks())])
-    drawn[0].draw_without_rendering()
-    sizes, phases, ranks, _ = drawn[0].axes
+    sizes, phases, ranks, _ = drawn([figures(two_ranks())], monkeypatch).axes
     assert set(ranks.get_xticks()) <= set(range(-1, 4)) and ranks.lines[0].get_linestyle() == "None"
     assert ranks.get_ylim()[1] > 1.05 * max(ranks.lines[0].get_ydata())  # the highest marker is whole
     most = sum(c["padded_bytes"] for c in figures(two_ranks())["collectives"])
-    assert (phases.get_ylabel().split()[0] == "bytes") == (most < 1024) and "MiB" not in phases.get_ylabel()
+    assert (phases.get_xlabel().split()[0] == "bytes") == (most < 1024) and "MiB" not in phases.get_xlabel()
     for panel in (sizes, phases, ranks):
         assert panel.get_legend().get_window_extent().y1 < panel.get_window_extent().y0
+
+
+@pytest.mark.parametrize("keys", [("train.bucket_mib",), ("embedding.exchange.backward", "train.batch_size", "seed")])
+def test_several_traces_are_told_apart_and_no_label_is_cut(keys, monkeypatch):
+    several = [
+        figures(dataclasses.replace(two_ranks(), about={"config": {key: f"{n}.0" for key in keys}})) for n in range(4)
+    ]
+    shown = drawn(several, monkeypatch)
+    sizes, phases, ranks, times = shown.axes
+    assert len({tuple(line.get_xdata()) for line in ranks.lines}) == 4  # equal values, side by side
+    whole = shown.bbox
+    for panel in shown.axes:
+        texts = [panel.title, panel.xaxis.label, panel.yaxis.label, panel.get_legend()]
+        texts += panel.get_yticklabels() if panel in (phases, times) else []
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(whole.x0 <= b.x0 and b.x1 <= whole.x1 and whole.y0 <= b.y0 and b.y1 <= whole.y1 for b in boxes)
+        assert panel.get_legend().get_window_extent().y1 < panel.get_window_extent().y0
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in sizes.patches}
+    assert len(looks) == 4 * 2  # a colour for each trace, a hatch for each kind
+    entries = [text.get_text() for text in sizes.get_legend().get_texts()]
+    assert len(entries) == 4 + 2 and entries[4:] == ["all_reduce", "all_to_all"]
+
+
+def test_a_picture_says_that_it_shows_only_some(monkeypatch):
+    many = [figures(dataclasses.replace(two_ranks(), about={"label": f"t{n}"})) for n in range(12)]
+    assert drawn(many, monkeypatch).get_suptitle() == "the first 10 of 12 traces"
+
+
+def test_traces_stand_in_the_order_of_numbers():
+    def found(*values):
+        return [{"label": v, "config": {"train.bucket_mib": v, "seed": "0"}} for v in values]
+
+    assert [one["label"] for one in ordered(found("0.0", "1.0", "25.0", "4.0"))] == ["0.0", "1.0", "4.0", "25.0"]
+    assert [one["label"] for one in ordered(found("row_wise", "auto"))] == ["row_wise", "auto"]
+    assert [one["label"] for one in ordered([{"label": "b"}, {"label": "a", "config": {"x": "1"}}])] == ["b", "a"]
 
 
 HLO = """

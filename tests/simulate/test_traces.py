@@ -132,7 +132,10 @@ def test_short_names_of_layers_stand_upright(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
     inside("simulate", "workload", folder, "--topology", "switch:2", "--bandwidth", "1GB/s", "--out", tmp_path / "out")
-    layers, _, line = drawn[0].axes
+    drawn[0].draw_without_rendering()
+    layers, raw, line = drawn[0].axes
+    for panel in (layers, raw):  # legends hide no bar
+        assert panel.get_legend().get_window_extent().x0 > panel.get_window_extent().x1
     assert [label.get_rotation() for label in layers.get_xticklabels()] == [0, 0, 0]
     assert [label.get_text() for label in line.get_yticklabels()] == ["computation", "collectives"]
 

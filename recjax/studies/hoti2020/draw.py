@@ -10,7 +10,7 @@ import numpy as np
 
 from recjax.simulate.draw import COLOURS, save
 from recjax.studies.hoti2020.study import DIRECT, TREE
-from recjax.utils.plots import figure
+from recjax.utils.plots import figure, legend_beside
 
 
 def draw(found: dict[str, Any], out: Path) -> list[str]:
@@ -60,7 +60,7 @@ def _systems(found: dict[str, Any]) -> Any:
             panel.text(i, a + b, f"{a + b:.1f} ms\n{b / (a + b):.0%} exposed", ha="center", va="bottom", fontsize=8)
         _bars(panel, [row["system"] for row in rows], f"two iterations, {all_reduce}")
         panel.margins(y=0.3)
-        panel.legend(fontsize=8, loc="upper right")
+        legend_beside(panel)
     return drawn
 
 
@@ -76,7 +76,7 @@ def _layers(found: dict[str, Any]) -> Any:
         exposed.bar(places, [layer["exposed_ns"] / 1e6 for layer in row["layers"]], 0.2, label=row["system"])
     _bars(raw, names, "raw latency of a layer's collectives, two iterations, direct all-reduce")
     _bars(exposed, names, "exposed communication")
-    raw.legend(fontsize=8)
+    legend_beside(raw)
     return drawn
 
 
@@ -89,7 +89,7 @@ def _scheduling(found: dict[str, Any]) -> Any:
         times = _ms([row for row in rows if row["scheduling"] == order])
         panel.bar(np.arange(len(labels)) + (i - 0.5) * 0.35, times, 0.35, label=order)
     _bars(panel, labels, "two iterations, direct all-reduce")
-    panel.legend(fontsize=8)
+    legend_beside(panel)
     return drawn
 
 
@@ -122,7 +122,7 @@ def _curves(
     panel.set_ylabel(y_label)
     panel.grid(axis="y", color="#dddddd", linewidth=0.7)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=8)
+    legend_beside(panel)
 
 
 def _lone_all_reduce(found: dict[str, Any]) -> Any:
@@ -160,7 +160,7 @@ def _transport(found: dict[str, Any]) -> Any:
         alone.bar_label(bars, [f"{r['lost_segments']} lost" if r["lost_segments"] else "" for r in chosen], fontsize=7)
     _bars(alone, labels, "alone: all-reduce of 8 MiB (double binary tree), and 1 MiB from every rank to one")
     alone.set_yscale("log")
-    alone.legend(fontsize=8, ncols=2, loc="upper left")
+    legend_beside(alone)
     alone.margins(y=0.2)
     rows = found["transport"]["iterations"]
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -170,6 +170,6 @@ def _transport(found: dict[str, Any]) -> Any:
         label = f"window {window / 1e3:g} kB" if window else "no TCP"
         iterations.bar(np.arange(len(systems)) + (i - len(windows) / 2) * 0.16, times, 0.16, label=label)
     _bars(iterations, systems, "two iterations, direct all-reduce")
-    iterations.legend(fontsize=8, ncols=len(windows), loc="upper center")
+    legend_beside(iterations)
     iterations.margins(y=0.2)
     return drawn

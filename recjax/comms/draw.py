@@ -1,0 +1,145 @@
+"""The picture of communication traces: sizes, phases, balance and time, of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recjax.comms.statistics import labels
+from recjax.utils import plots
+from recjax.utils.units import size_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDEST = len(plots.PALETTE)  # traces that a picture can still tell apart
+_COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
+_PARTS = {
+    "exposed": "exposed communication",
+    "hidden": "communication beside computing",
+    "computing": "computing alone",
+    "idle": "neither",
+}
+_HATCHES = ("", "////", "....", "xxxx", "||||", "----")  # of kinds, where colours are those of traces
+_MARKERS = "osD^vP*X<>"
+_PANEL_IN, _LETTER_IN, _HANDLE_IN = 5.2, 0.052, 0.5  # of a legend of this size
+
+
+@plots.literal()
+def picture(found: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG: message sizes, bytes by phase, balance over ranks, and where the time goes, of all traces together."""
+    shown, names = list(found)[:WIDEST], [name.replace(", ", ",\n") for name in labels(found)[:WIDEST]]
+    lines = sum(name.count("\n") + 1 for name in names)
+    figure = plots.figure(12, 8.5 + 0.3 * max(0, lines - 4))
+    if len(found) > WIDEST:
+        figure.suptitle(f"the first {WIDEST} of {len(found)} traces")
+    _draw(figure, shown, names)
+    return plots.png(figure)
+
+
+def _draw(figure: Figure, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    (sizes, phases), (ranks, times) = figure.subplots(2, 2)
+    for panel in (sizes, phases, ranks, times):
+        plots.plain(panel, "x" if panel in (phases, times) else "y")
+    _draw_sizes(sizes, found, names)
+    _draw_phases(phases, found, names)
+    _draw_ranks(ranks, found, names)
+    _draw_times(times, found, names)
+
+
+def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    kinds = list(dict.fromkeys(kind for one in found for kind in one["sizes"]))
+    width = 0.8 / max(1, sum(len(one["sizes"]) for one in found))
+    number, last = 0, 1
+    for trace, one in enumerate(found):
+        for kind, bins in one["sizes"].items():
+            place = kinds.index(kind)
+            color = plots.PALETTE[place if len(found) == 1 else trace]
+            hatch = "" if len(found) == 1 else _HATCHES[place % len(_HATCHES)]
+            panel.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, align="edge",
+                      color=color, hatch=hatch, edgecolor="white", linewidth=0)  # fmt: skip
+            number, last = number + 1, max([last, *(b for b, _, _ in bins)])
+    ticks = list(range(0, last + 2, 4))
+    panel.set_xticks(ticks, [size_text(2**b) for b in ticks], fontsize=7)
+    panel.set(title="messages by size", xlabel="message size; the bars of one power of two stand side by side",
+              ylabel="messages of a rank in a step")  # fmt: skip
+    if len(found) == 1:
+        handles = [Patch(color=color, label=kind) for kind, color in zip(kinds, plots.PALETTE, strict=False)]
+    else:
+        handles = [Patch(color=color, label=name) for name, color in zip(names, plots.PALETTE, strict=False)]
+        if len(kinds) > 1:
+            handles += [
+                Patch(facecolor=plots.GREY, hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white", label=kind)
+                for i, kind in enumerate(kinds)
+            ]
+    _legend(panel, handles)
+
+
+def _draw_phases(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    at = range(len(found))
+    left = [0.0] * len(found)
+    most = max((sum(c["padded_bytes"] for c in one["collectives"]) for one in found), default=0.0)
+    unit = max(n for n in range(3) if n == 0 or most >= 1024**n)
+    for key in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"]):
+        lengths = [
+            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 1024**unit
+            for one in found
+        ]
+        panel.barh(at, lengths, 0.6, left=left, label=f"{key[0] or 'elsewhere'} ({key[1]})")
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    panel.set_yticks(list(at), names, fontsize=7)
+    panel.set_ylim(len(found), -1)
+    panel.set(title="bytes by phase", xlabel=f"{('bytes', 'KiB', 'MiB')[unit]} of a rank in a step")
+    _legend(panel)
+
+
+def _draw_ranks(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for number, (name, one) in enumerate(zip(names, found, strict=True)):
+        mean = sum(one["moved"]) / len(one["moved"]) or 1
+        beside = (number - (len(found) - 1) / 2) * 0.7 / len(found)  # else equal traces would hide each other
+        panel.plot([of["rank"] + beside for of in one["by_rank"]], [b / mean for b in one["moved"]], markersize=4,
+                   marker=_MARKERS[number % len(_MARKERS)], linestyle="",
+                   label=f"{name}: max/mean {one['imbalance']:.2f}")  # fmt: skip
+    panel.set(title="useful bytes that a rank sends or receives", xlabel="rank", ylabel="over the mean of all ranks")
+    panel.set_ylim(0, 1.1 * max([1.0, *(line for shown in panel.lines for line in shown.get_ydata())]))  # type: ignore[union-attr]
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(panel)
+
+
+def _draw_times(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    panel.set_title("time of a step")
+    timed = [(name, one["time"]) for name, one in zip(names, found, strict=True) if one["time"]]
+    if not timed:
+        panel.text(0.5, 0.5, "no times were measured", ha="center", transform=panel.transAxes)
+        panel.set_axis_off()
+        return
+    left = [0.0] * len(timed)
+    for what, color in _COLORS.items():
+        lengths = [_part(t, what) for _, t in timed]
+        panel.barh(range(len(timed)), lengths, left=left, color=color, label=_PARTS[what])
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    panel.set_yticks(range(len(timed)), [name for name, _ in timed], fontsize=7)
+    panel.set_xlabel("ms, mean of ranks and steps")
+    panel.set_ylim(len(timed), -1)
+    _legend(panel)
+
+
+def _part(time: Mapping[str, Any], what: str) -> float:
+    hidden = time["communication_ms"] - time["exposed_ms"]
+    alone = time["computing_ms"] - hidden
+    rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
+    return float({"exposed": time["exposed_ms"], "hidden": hidden, "computing": alone, "idle": max(0.0, rest)}[what])
+
+
+def _legend(panel: Axes, handles: Sequence[Any] | None = None) -> None:
+    """Below the panel, if it has entries, in as many columns as fit."""
+    handles = panel.get_legend_handles_labels()[0] if handles is None else handles
+    if handles:
+        longest = max(len(line) for handle in handles for line in handle.get_label().split("\n"))
+        columns = max(1, min(3, int(_PANEL_IN / (_HANDLE_IN + _LETTER_IN * longest))))
+        plots.legend_below(panel, columns=columns, size=6, handles=handles)
