@@ -1,10 +1,11 @@
-"""The verbs `recjax trace`, `recjax trace report` and `recjax replay`: their arguments, and what they call."""
+"""The verbs `recjax trace`, `trace report`, `trace convert` and `replay`: their arguments, and what they call."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from recjax.settings.values import either
 from recjax.utils.paths import expanded
 
 if TYPE_CHECKING:
+    from recjax.comms.trace import Trace
     from recjax.parallel.mesh import MeshConfig
 
 Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
 FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
+WITHOUT_TIMES = ("param", "chakra-json")
 
 
 def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., None], preset: str) -> None:
@@ -58,6 +61,21 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     shown.add_argument("--out", action="append", type=expanded, default=[], metavar="FILE",
                        help=".html: one page with everything; .png: the picture; may be repeated")  # fmt: skip
 
+    shown.add_argument("--timeline", type=expanded, metavar="FILE", help=".png of one step of a single trace: what "
+                       "every rank did when, and where it waited")  # fmt: skip
+    shown.add_argument("--step", type=int, metavar="K", help="of the timeline (default: the one of median length)")
+    _add_kineto(shown)
+
+    other = verb("trace convert", convert, "write a trace in another format, or for ui.perfetto.dev",
+                 "trace convert traces/first --format perfetto --out traces/perfetto")  # fmt: skip
+    other.add_argument("folder", type=expanded, metavar="DIR", help="a trace in any of the formats")
+    other.add_argument("--from", dest="source", choices=FORMATS, help="format of the files (default: found out)")
+    other.add_argument("--format", action="append", required=True, choices=(*FORMATS, "perfetto"),
+                       help="to write; may be given several times: then each goes to OUT/FORMAT")  # fmt: skip
+    other.add_argument("--out", type=expanded, required=True, metavar="OUT", help="folder to write")
+    other.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
+    _add_kineto(other)
+
     again = verb("replay", replay, "run a trace's collectives anew without the model, or plain ones of all sizes",
                  "replay traces/first --repeats 20")  # fmt: skip
     again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
@@ -87,10 +105,15 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     )  # fmt: skip
 
 
+def _add_kineto(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--kineto", type=expanded, metavar="DIR", help="of an execution trace of PyTorch: the files that "
+                    "its profiler wrote of the same steps, one for each rank; times are taken from them")  # fmt: skip
+
+
 def joined(arguments: Sequence[str]) -> list[str]:
     """The arguments of the command line with a verb of two words as one, also where the second is misspelt."""
     verb, second = [*arguments[:2], "", ""][:2]
-    if verb != "trace" or not difflib.get_close_matches(second, ["report"], cutoff=0.8):
+    if verb != "trace" or not difflib.get_close_matches(second, ["report", "convert"], cutoff=0.8):
         return list(arguments)
     return [f"trace {second}", *arguments[2:]]
 
@@ -144,7 +167,8 @@ def _variants(options: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
 def _require_free(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file. Name a folder.")
-    there = [*folder.glob("trace.*.json"), *folder.glob("*/*.json"), *folder.glob("*/*.et")]
+    names = (r"\d+\.(json|et)$", r"^timeline\.json$")  # as all formats name their files
+    there = [p for p in (*folder.glob("*"), *folder.glob("*/*")) if any(re.search(name, p.name) for name in names)]
     if there and not overwrite:
         raise ConfigError(f"--out {folder} holds a trace already. Name another folder, or add --overwrite.")
 
@@ -172,19 +196,76 @@ def report(options: argparse.Namespace) -> Shown:
     """Shows the figures of some traces."""
     from recjax.comms import show
     from recjax.comms.draw import picture
-    from recjax.comms.formats import read_trace
-    from recjax.comms.statistics import figures, ordered
+    from recjax.comms.statistics import figures, labels, ordered
+    from recjax.comms.timeline import timeline
     from recjax.utils.files import write_whole
 
     makers = {".html": lambda found: show.page(found).encode(), ".png": picture}
     for path in options.out:
         if path.suffix not in makers:
             raise ConfigError(f"--out {path}: the name must end in .html or .png.")
-    found = ordered([figures(read_trace(folder, options.format)) for folder in options.folders])
+    if options.kineto and len(options.folders) > 1:
+        raise ConfigError("--kineto is of one trace: name one folder, or convert each trace first.")
+    if options.step is not None and not options.timeline:
+        raise ConfigError("--step chooses the step of a timeline: give --timeline FILE.png, too.")
+    traces = [_read(folder, options.format, options.kineto) for folder in options.folders]
+    found = ordered([figures(one) for one in traces])
+    if options.timeline:
+        if options.timeline.suffix != ".png" or len(traces) > 1:
+            raise ConfigError(f"--timeline {options.timeline}: it is the .png of one trace.")
+        write_whole(options.timeline, timeline(traces[0], labels(found)[0], options.step))
+        options.out = [*options.out, options.timeline]
     for path in options.out:
-        write_whole(path, makers[path.suffix](found))
+        if path != options.timeline:
+            write_whole(path, makers[path.suffix](found))
     written = "".join(f"\n\nwrote {path}" for path in options.out)
     return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found, options.calls) + written
+
+
+def _read(folder: Path, format: str | None, kineto: Path | None) -> Trace:
+    """A trace, with the times of PyTorch's profiler if there are any."""
+    from recjax.comms.formats import read_trace
+
+    trace = read_trace(folder, format)
+    if kineto is None:
+        return trace
+    from recjax.comms.formats.kineto import read
+    from recjax.tracing.kineto import timed
+
+    return timed(trace, read(kineto))
+
+
+def convert(options: argparse.Namespace) -> Shown:
+    """Writes a trace in other formats."""
+    from recjax.comms import perfetto
+    from recjax.utils.files import write_whole
+
+    given = _read(options.folder, options.source, options.kineto)
+    formats = list(dict.fromkeys(options.format))
+    folders = {format: options.out / format if len(formats) > 1 else options.out for format in formats}
+    if options.folder.resolve() in [folder.resolve() for folder in folders.values()]:
+        raise ConfigError(
+            f"--out {options.out} is where the trace lies, whose files would be replaced. Name another folder."
+        )
+    lost = []
+    for format, folder in folders.items():
+        _require_free(folder, options.overwrite)
+        if format != "perfetto":
+            write(given, folder, format)
+            if format in WITHOUT_TIMES and given.measured:
+                lost.append(f"{format} carries no durations and no computing")
+            continue
+        files = perfetto.write(given)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+    result = {
+        "out": {format: str(folder) for format, folder in folders.items()},
+        "ranks": len(given.ranks),
+        "lost": lost,
+    }
+    lines = [f"wrote {len(given.ranks)} ranks as {format} to {folder}" for format, folder in folders.items()]
+    return result, lambda: "\n".join([*lines, *lost])
 
 
 def replay(options: argparse.Namespace) -> Shown:

@@ -137,7 +137,7 @@ def test_mistakes(traced, preset, tmp_path):
     assert_refused(inside("replay"), 2, "needs either the folder of a trace, or --sweep")
     assert_refused(inside("replay", out, "--shrink", 9), 2, "give 2 to 4")
     assert_refused(inside("replay", out, "--splits", "ragged"), 2, "no ragged all-to-all on CPU")
-    assert_refused(inside("replay", "--sweep", "--max", "big"), 2, "--max big")
+    assert_refused(inside("replay", "--sweep", "--max", "big"), 2, "--max 'big'")
     assert_refused(inside("replay", "--sweep", "--collective", "gossip"), 2, "gossip")
     (tmp_path / "trace.0.json").write_text("{")
     assert_refused(inside("trace", "report", tmp_path), 3, r"trace.0.json:1: not valid JSON")

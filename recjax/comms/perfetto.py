@@ -1,0 +1,53 @@
+"""A measured trace for ui.perfetto.dev and chrome://tracing: a process a rank, computing and collectives apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from recjax.comms.calls import calls
+from recjax.comms.trace import COMPUTE, Trace
+from recjax.errors import DataError
+
+FILE = "timeline.json"
+_COMPUTING = 0  # thread; collectives take the first free one above
+
+
+def write(trace: Trace) -> dict[str, bytes]:
+    """File name -> content. Times are those of each rank's own clock.
+
+    Raises:
+      DataError: nothing in the trace was measured.
+    """
+    waiting_ns = {
+        (rank, event.id): waiting[rank]
+        for call in calls(trace)
+        if (waiting := call.waiting_ns()) is not None
+        for rank, event in call.events.items()
+    }
+    found: list[dict[str, Any]] = []
+    for rank, events in trace.ranks.items():
+        free: list[int] = []  # until when each thread of collectives is taken
+        for event in sorted(events, key=lambda e: (e.start_ns or 0, e.id)):
+            if event.start_ns is None or event.end_ns is None:
+                continue
+            thread = _COMPUTING
+            if event.kind != COMPUTE:
+                thread = next((t for t, until in enumerate(free) if until <= event.start_ns), len(free)) + 1
+                free[thread - 1 : thread] = [event.end_ns]
+            args: dict[str, Any] = {"step": event.step}
+            if event.kind != COMPUTE:
+                waits = waiting_ns.get((rank, event.id))
+                args |= {"phase": event.phase, "scope": event.scope, "name": event.name, "ranks": len(event.group),
+                         "bytes": event.padded_bytes, "useful_bytes": event.useful_bytes,
+                         "waiting_us": None if waits is None else waits / 1e3}  # fmt: skip
+            name, took_ns = event.phase or event.name or event.kind, event.end_ns - event.start_ns
+            found.append({"name": name, "cat": event.kind, "ph": "X", "pid": rank, "tid": thread,
+                          "ts": event.start_ns / 1e3, "dur": took_ns / 1e3, "args": args})  # fmt: skip
+        found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for thread in range(len(free) + 1):
+            what = f"collectives {thread}" if thread else "computing"
+            found.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": what}})
+    if not any(event["ph"] == "X" for event in found):
+        raise DataError("nothing in the trace has both a beginning and a duration, so there is no timeline of it.")
+    return {FILE: json.dumps({"traceEvents": found, "displayTimeUnit": "ns"}).encode()}
