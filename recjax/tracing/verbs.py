@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +48,9 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     )
     made.add_argument("--format", action="append", choices=FORMATS,
                       help="may be given several times (default: recjax); others go to DIR/FORMAT")  # fmt: skip
-    made.add_argument("--vary", metavar="KEY=A,B,...",
-                      help="record once with each of these values of a setting, in DIR/KEY=VALUE")  # fmt: skip
+    made.add_argument("--vary", action="append", default=[], metavar="KEY=A,B,...",
+                      help="record once with each of these values of a setting, in DIR/KEY=VALUE; KEY+KEY=A,B,... sets "
+                      "several alike; given several times, every combination is recorded")  # fmt: skip
     made.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
     made.set_defaults(tunables=True, together=True)
 
@@ -154,14 +156,23 @@ def trace(options: argparse.Namespace) -> Shown:
 
 def _variants(options: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
     """(folder, overrides) of each run."""
-    if options.vary is None:
-        yield options.out, options.overrides
-        return
-    key, equals, values = options.vary.partition("=")
-    if not equals or not all(values.split(",")):
-        raise ConfigError(f"--vary {options.vary}: write KEY=A,B,..., for example train.batch_size=1024,4096.")
-    for value in dict.fromkeys(values.split(",")):
-        yield options.out / f"{key}={value}".replace("/", "_"), [*options.overrides, f"{key}={value}"]
+    choices: list[list[tuple[str, list[str]]]] = []  # of each --vary: what to call it, and its settings
+    for vary in options.vary:
+        keys, equals, values = vary.partition("=")
+        if not equals or not all(values.split(",")) or not all(keys.split("+")):
+            raise ConfigError(
+                f"--vary {vary}: write KEY=A,B,..., for example train.batch_size=1024,4096; or KEY+KEY=A,B,... for "
+                "settings that go together."
+            )
+        choices.append(
+            [(f"{keys}={v}", [f"{key}={v}" for key in keys.split("+")]) for v in dict.fromkeys(values.split(","))]
+        )
+    for chosen in itertools.product(*choices):
+        name = ",".join(name for name, _ in chosen).replace("/", "_")
+        yield (
+            options.out / name if name else options.out,
+            [*options.overrides, *(s for _, each in chosen for s in each)],
+        )
 
 
 def _require_free(folder: Path, overwrite: bool) -> None:

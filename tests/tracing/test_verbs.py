@@ -1,12 +1,16 @@
 """`recjax trace`, `trace report` and `replay` as commands."""
 
 import json
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 from support.commands import assert_refused, inside, outside
 from support.traces import by_hand
 
 from recjax.comms.program import shrink
+from recjax.errors import ConfigError
+from recjax.tracing import verbs
 from recjax.tracing.verbs import write
 
 pytestmark = pytest.mark.full
@@ -104,6 +108,22 @@ def test_vary(preset, tmp_path):
     assert [small["batch_size"], large["batch_size"]] == [32, 64]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.batch_size=32", "train.batch_size=64"]
     assert small["useful_bytes"] < large["useful_bytes"]
+
+
+def test_vary_several_settings_alike_and_in_all_combinations():
+    """Which runs there are, and what they are called; `test_vary` records."""
+    alike = "embedding.exchange.forward+embedding.exchange.backward=bfloat16,int8"
+    given = Namespace(out=Path("o"), overrides=["seed=1"], vary=[alike, "mesh.devices=2,4"])
+    found = {str(folder): settings for folder, settings in verbs._variants(given)}
+    both = "o/embedding.exchange.forward+embedding.exchange.backward"
+    assert list(found) == [f"{both}={kind},mesh.devices={n}" for kind in ("bfloat16", "int8") for n in (2, 4)]
+    assert found[f"{both}=int8,mesh.devices=4"] == [
+        "seed=1", "embedding.exchange.forward=int8", "embedding.exchange.backward=int8", "mesh.devices=4",
+    ]  # fmt: skip
+    assert list(verbs._variants(Namespace(out=Path("o"), overrides=[], vary=[]))) == [(Path("o"), [])]
+    for wrong in ("seed", "seed=", "seed=1,,2", "+seed=1"):
+        with pytest.raises(ConfigError, match="write KEY=A,B"):
+            list(verbs._variants(Namespace(out=Path("o"), overrides=[], vary=["mesh.devices=2", wrong])))
 
 
 def test_replay(traced, tmp_path):
