@@ -99,14 +99,16 @@ def _draw_phases(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequenc
 def _draw_ranks(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    highest = 1.0
     for number, (name, one) in enumerate(zip(names, found, strict=True)):
         mean = sum(one["moved"]) / len(one["moved"]) or 1
         beside = (number - (len(found) - 1) / 2) * 0.7 / len(found)  # else equal traces would hide each other
+        highest = max([highest, *(b / mean for b in one["moved"])])
         panel.plot([of["rank"] + beside for of in one["by_rank"]], [b / mean for b in one["moved"]], markersize=4,
                    marker=_MARKERS[number % len(_MARKERS)], linestyle="",
                    label=f"{name}: max/mean {one['imbalance']:.2f}")  # fmt: skip
     panel.set(title="useful bytes that a rank sends or receives", xlabel="rank", ylabel="over the mean of all ranks")
-    panel.set_ylim(0, 1.1 * max([1.0, *(line for shown in panel.lines for line in shown.get_ydata())]))  # type: ignore[union-attr]
+    panel.set_ylim(0, 1.1 * highest)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(panel)
 
@@ -140,6 +142,6 @@ def _legend(panel: Axes, handles: Sequence[Any] | None = None) -> None:
     """Below the panel, if it has entries, in as many columns as fit."""
     handles = panel.get_legend_handles_labels()[0] if handles is None else handles
     if handles:
-        longest = max(len(line) for handle in handles for line in handle.get_label().split("\n"))
+        longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
         columns = max(1, min(3, int(_PANEL_IN / (_HANDLE_IN + _LETTER_IN * longest))))
         plots.legend_below(panel, columns=columns, size=6, handles=handles)

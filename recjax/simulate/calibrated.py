@@ -258,7 +258,9 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         if operation.kind == "compute":
             started[i, members] = np.maximum(ready[i], computed)[members]
             if needs:
-                stalls += [Stall(r, computed[r], started[i, r], needs) for r in members if started[i, r] > computed[r]]
+                stalls += [
+                    Stall(int(r), computed[r], started[i, r], needs) for r in members if started[i, r] > computed[r]
+                ]
             started[i, members] += np.broadcast_to(late, ranks)[members]
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue

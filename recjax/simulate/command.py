@@ -170,13 +170,13 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
             raise ConfigError(f"--{given[0].replace('_', '-')} is one of the transport's: give --tcp-window, too.")
         return None
     buffer = math.inf if options.switch_buffer is None else read_bytes(options.switch_buffer, "--switch-buffer")
-    given = {name: getattr(options, name) or value for name, value in _OF_TCP.items()}
+    values: dict[str, str] = {name: getattr(options, name) or value for name, value in _OF_TCP.items()}
     return Tcp(
         read_bytes(options.tcp_window, "--tcp-window"),
-        read_time(given["ack_delay"], "--ack-delay"),
+        read_time(values["ack_delay"], "--ack-delay"),
         buffer,
-        read_bytes(given["segment"], "--segment"),
-        read_time(given["tcp_timeout"], "--tcp-timeout"),
+        read_bytes(values["segment"], "--segment"),
+        read_time(values["tcp_timeout"], "--tcp-timeout"),
     )
 
 

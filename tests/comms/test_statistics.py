@@ -6,9 +6,10 @@ import pytest
 from support.traces import by_hand
 
 from recjax.comms import show
+from recjax.comms.calls import imbalance
 from recjax.comms.dependencies import dependencies
 from recjax.comms.draw import picture
-from recjax.comms.statistics import figures, imbalance, labels, ordered
+from recjax.comms.statistics import figures, labels, ordered
 from recjax.comms.trace import COMPUTE, Event, Trace
 
 ALL = (0, 1)

@@ -1,6 +1,7 @@
 """Execution traces with the times of PyTorch's profiler, by hand: two ranks, three collectives."""
 
 import json
+from typing import Any
 
 import pytest
 from commands import assert_refused, inside
@@ -21,7 +22,7 @@ RAN = {
 }
 
 
-def profile(rank: int, more: object = None) -> dict:
+def profile(rank: int) -> dict[str, Any]:
     events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python3"}}]
     for number, (name, launched, start, took) in enumerate(RAN[rank]):
         args = {"correlation": number + 7}
@@ -29,7 +30,7 @@ def profile(rank: int, more: object = None) -> dict:
         events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1000 + launched, "dur": 1,
                        "args": args})  # fmt: skip
     whole = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
-    return whole | {"traceEvents": events} | (more or {})
+    return whole | {"traceEvents": events}
 
 
 @pytest.fixture
