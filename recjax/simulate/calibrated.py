@@ -258,9 +258,8 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         if operation.kind == "compute":
             started[i, members] = np.maximum(ready[i], computed)[members]
             if needs:
-                stalls += [
-                    Stall(int(r), computed[r], started[i, r], needs) for r in members if started[i, r] > computed[r]
-                ]
+                stood = members[started[i, members] > computed[members]].tolist()
+                stalls += [Stall(rank, computed[rank], started[i, rank], needs) for rank in stood]
             started[i, members] += np.broadcast_to(late, ranks)[members]
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue

@@ -111,10 +111,10 @@ def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]],
         for rank, events in enumerate(ranks):
             while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind == COMPUTE:
                 after = tuple(names[rank][d] for d in event.deps)
-                took, late = float(event.duration_ns or 0), late_ns[rank][len(names[rank])]
+                took, own_late_ns = float(event.duration_ns or 0), late_ns[rank][len(names[rank])]
                 names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
                 made.append(
-                    Operation(names[rank][-1], "compute", took, ranks=((rank,),), late_ns=late,
+                    Operation(names[rank][-1], "compute", took, ranks=((rank,),), late_ns=own_late_ns,
                               depends_on=after, layer=event.phase or event.kind)
                 )  # fmt: skip
         heads = tuple(events[len(names[rank])] for rank, events in enumerate(ranks) if len(names[rank]) < len(events))
