@@ -15,7 +15,8 @@ def test_a_size_is_read_alike_by_every_verb(text, size, monkeypatch):
     assert read_bytes(text) == read_whole_bytes(text, "--min") == size
     asked = []
     monkeypatch.setattr("recjax.comms.microbenchmark.sweep", lambda mesh, kinds, sizes, *_: asked.extend(sizes))
-    options = {"collective": None, "min": text, "max": text, "factor": 2, "devices": 2, "repeats": 1}
+    options = {"collective": None, "min": text, "max": text, "factor": 2, "devices": 2, "repeats": 1,
+               "overrides": [], "out": None}  # fmt: skip
     verbs._sweep(type("Options", (), options))
     assert asked == [size]
 

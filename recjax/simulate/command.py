@@ -78,8 +78,9 @@ def add(
     whole.add_argument("--calibration", type=expanded, action="append", metavar="FILE", help="of a trace, in place of "
                        "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
                        "number of ranks that its collectives have")  # fmt: skip
-    _network_options(whole, required=False, in_flight="chunks that a rank works on at a time (default: as many as "
-                     "--chunks, so one collective after the other, as NCCL on one stream; ASTRA-sim: 64)")  # fmt: skip
+    _network_options(whole, required=False, in_flight="chunks that a rank works on at a time, of each group of ranks "
+                     "(default: as many as --chunks, so a group does one collective after the other, as a communicator "
+                     "of NCCL on its stream; ASTRA-sim: 64)")  # fmt: skip
     for collective in _COLLECTIVES:
         whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
                            help="algorithm, as in `recjax simulate collective`")  # fmt: skip

@@ -100,6 +100,7 @@ def test_a_workload_with_its_files(tmp_path):
     assert "exposed communication" in text and "bottom_6" in text and "2 in flight" not in text
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_the_file_of_the_run_before(tmp_path, monkeypatch):
     assert inside(*WORKLOAD, "--out", tmp_path).status == 0
     sync = os.fsync
