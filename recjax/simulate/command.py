@@ -53,7 +53,8 @@ def add(
     )  # fmt: skip
     actions = simulate.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    one = verb(actions, "collective", lambda o: _collective(o, show), "simulate one collective by itself",
+    one: argparse.ArgumentParser
+    one = verb(actions, "collective", lambda o: _each(o, one, show, _collective), "simulate one collective by itself",
                "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
                "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
     one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
@@ -67,7 +68,9 @@ def add(
     one.set_defaults(in_flight=64)
 
     whole: argparse.ArgumentParser
-    whole = verb(actions, "workload", lambda o: _workload(o, whole, show, read_trace), "simulate training iterations",
+    whole = verb(actions, "workload",
+                 lambda o: _each(o, whole, show, lambda one: _workload(one, whole, read_trace)),
+                 "simulate training iterations",
                  "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
                  "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
     whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
@@ -118,6 +121,9 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
     to.add_argument("--segment", metavar="SIZE", help="that is sent at once (default: 64KiB)")
     to.add_argument("--tcp-timeout", metavar="TIME",
                     help="until what was lost is sent again (default: 10ms)")  # fmt: skip
+    to.add_argument("--vary", action="append", default=[], metavar="NAME=A,B,...", help="simulate once with each of "
+                    "these values of an option, such as chunks=1,8 (or of a preset's shape); given several times, "
+                    "every combination; values with commas stand with semicolons between")  # fmt: skip
     to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
                     "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
 
@@ -181,7 +187,30 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
     )
 
 
-def _collective(options: argparse.Namespace, show: Print) -> None:
+def _each(
+    options: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    show: Print,
+    simulated: Callable[[argparse.Namespace], tuple[dict[str, Any], str]],
+) -> None:
+    """Simulates once, or once for each combination of what varies, and shows it."""
+    if not options.vary:
+        found, text = simulated(options)
+        show(options, found, lambda: text)
+        return
+    from recjax.simulate import varied
+
+    runs: dict[str, dict[str, Any]] = {}
+    for name, one in varied.each(options, parser):
+        if getattr(options, "out", None):
+            one.out = options.out / name.replace("/", "_")
+        print(f"simulate: {name}", file=sys.stderr)
+        runs[name], _ = simulated(one)
+    show(options, {"runs": [{"varied": name, **found} for name, found in runs.items()]},
+         lambda: varied.compared([*runs], [*runs.values()]))  # fmt: skip
+
+
+def _collective(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from recjax.simulate import report
     from recjax.simulate.execution import simulate
     from recjax.simulate.workload import Operation, from_operations
@@ -195,15 +224,14 @@ def _collective(options: argparse.Namespace, show: Print) -> None:
         from_operations(options.collective, [operation]), _topology(options), system, options.shortcut, _progress()
     )
     found = report.of_collective(result)
-    show(options, found, lambda: report.collective_text(found))
+    return found, report.collective_text(found)
 
 
 def _workload(
     options: argparse.Namespace,
     parser: argparse.ArgumentParser,
-    show: Print,
     read_trace: Callable[[Path, Topology | None], Workload],
-) -> None:
+) -> tuple[dict[str, Any], str]:
     from recjax.simulate import draw, report
     from recjax.simulate.execution import simulate
     from recjax.utils.files import write_json, write_whole
@@ -229,7 +257,7 @@ def _workload(
         write_json(options.out / "simulation.json", found)
         write_whole(options.out / "trace.json", json.dumps(draw.chrome_trace(result)).encode())
     written = f"\n\npicture and trace: {options.out}/simulation.png, trace.json" if options.out else ""
-    show(options, found, lambda: text(found) + written)
+    return found, text(found) + written
 
 
 def _calibrated(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from recjax.errors import ConfigError, DataError, DeviceError
 from recjax.parallel import distributed
 from recjax.settings.values import either
 from recjax.utils.paths import expanded
+from recjax.utils.variants import variants
 
 if TYPE_CHECKING:
     from recjax.comms.trace import Trace
@@ -156,23 +156,9 @@ def trace(options: argparse.Namespace) -> Shown:
 
 def _variants(options: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
     """(folder, overrides) of each run."""
-    choices: list[list[tuple[str, list[str]]]] = []  # of each --vary: what to call it, and its settings
-    for vary in options.vary:
-        keys, equals, values = vary.partition("=")
-        if not equals or not all(values.split(",")) or not all(keys.split("+")):
-            raise ConfigError(
-                f"--vary {vary}: write KEY=A,B,..., for example train.batch_size=1024,4096; or KEY+KEY=A,B,... for "
-                "settings that go together."
-            )
-        choices.append(
-            [(f"{keys}={v}", [f"{key}={v}" for key in keys.split("+")]) for v in dict.fromkeys(values.split(","))]
-        )
-    for chosen in itertools.product(*choices):
-        name = ",".join(name for name, _ in chosen).replace("/", "_")
-        yield (
-            options.out / name if name else options.out,
-            [*options.overrides, *(s for _, each in chosen for s in each)],
-        )
+    for name, pairs in variants(options.vary, "train.batch_size=1024,4096"):
+        folder = options.out / name.replace("/", "_") if name else options.out
+        yield folder, [*options.overrides, *(f"{key}={value}" for key, value in pairs)]
 
 
 def _require_free(folder: Path, overwrite: bool) -> None:

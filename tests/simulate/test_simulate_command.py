@@ -42,6 +42,31 @@ def test_one_chunk_through_a_switch_is_explained():
     assert "--chunks 8" not in inside(*ring).out
 
 
+def test_options_vary_in_all_combinations():
+    how = [*RING, "--vary", "chunks=1,8", "--vary", "bytes=64KiB,1MiB"]
+    runs = inside(*how, "--json").result["runs"]
+    assert [run["varied"] for run in runs] == [f"chunks={c},bytes={b}" for c in (1, 8) for b in ("64KiB", "1MiB")]
+    assert runs[1]["time_ns"] == inside(*RING, "--json").result["time_ns"]
+    assert runs[3]["time_ns"] == inside(*RING, "--chunks", "8", "--json").result["time_ns"] < runs[1]["time_ns"]
+    lines = inside(*how).out.splitlines()
+    assert len(lines) == 2 + 4 and lines[3].split()[:3] == ["chunks=1,bytes=1MiB", "82.51", "us"]
+
+
+def test_shapes_and_topologies_vary(tmp_path):
+    how = ("simulate", "workload", "hoti2020", "tables=8", "--topology", "switch:8", "--bandwidth", "100Gb/s")
+    vary = ("--vary", "batch_per_rank=32,64", "--vary", "topology=switch:8;switch:4,switch:2")
+    runs = inside(*how, *vary, "--json", "--out", tmp_path).result["runs"]
+    assert [run["topology"] for run in runs] == ["switch:8", "switch:4,switch:2"] * 2
+    assert runs[0]["compute_ns"] < runs[2]["compute_ns"]
+    alone = inside(*how, "batch_per_rank=64", "--json").result
+    assert {key: runs[2][key] for key in ("time_ns", "compute_ns")} == {k: alone[k] for k in ("time_ns", "compute_ns")}
+    assert {p.name for p in tmp_path.iterdir()} == {run["varied"] for run in runs}
+    for wrong, why in ((["out=a,b"], "cannot vary"), (["chunks"], "write KEY=A,B"), (["tabels=1,2"], "tables")):
+        assert_refused(inside(*how, "--vary", *wrong), 2, why)
+    assert_refused(inside(*RING, "--vary", "tables=1,2"), 2, "a collective has no option --tables")
+    assert_refused(inside(*RING, "--vary", "chunks=many"), 2, "chunks")
+
+
 def test_two_dimensions_take_a_value_each_or_one_for_all():
     how = [*RING]
     how[how.index("switch:8")] = "fully_connected:8,switch:4"

@@ -121,6 +121,8 @@ def test_vary_several_settings_alike_and_in_all_combinations():
         "seed=1", "embedding.exchange.forward=int8", "embedding.exchange.backward=int8", "mesh.devices=4",
     ]  # fmt: skip
     assert list(verbs._variants(Namespace(out=Path("o"), overrides=[], vary=[]))) == [(Path("o"), [])]
+    tuples = Namespace(out=Path("o"), overrides=[], vary=["model.top=64,1;32,1"])
+    assert [settings for _, settings in verbs._variants(tuples)] == [["model.top=64,1"], ["model.top=32,1"]]
     for wrong in ("seed", "seed=", "seed=1,,2", "+seed=1"):
         with pytest.raises(ConfigError, match="write KEY=A,B"):
             list(verbs._variants(Namespace(out=Path("o"), overrides=[], vary=["mesh.devices=2", wrong])))
