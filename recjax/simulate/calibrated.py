@@ -243,7 +243,7 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         raise ConfigError("--calibration names two sweeps of as many ranks. Give one for each number of ranks.")
     operations = workload.operations
     places = {operation.name: i for i, operation in enumerate(operations)}
-    ready, started, finished = (np.zeros((len(operations), ranks)) for _ in range(3))
+    ready, started, finished, late_ns = (np.zeros((len(operations), ranks)) for _ in range(4))
     stalls: list[Stall] = []
     computed, communicated = np.zeros(ranks), np.zeros(ranks)  # until when each rank's streams are taken
     everyone = np.arange(ranks)
@@ -254,16 +254,16 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
         ready[i] = finished[needs].max(axis=0, initial=0)
         started[i] = finished[i] = ready[i]
         members = np.array(operation.ranks).ravel() if operation.ranks else everyone
-        late = np.array(operation.late_ns or 0.0)
+        late_ns[i, members] = np.broadcast_to(operation.late_ns or 0.0, ranks)[members]
         if operation.kind == "compute":
             started[i, members] = np.maximum(ready[i], computed)[members]
             if needs:
                 stood = members[started[i, members] > computed[members]].tolist()
                 stalls += [Stall(rank, computed[rank], started[i, rank], needs) for rank in stood]
-            started[i, members] += np.broadcast_to(late, ranks)[members]
+            started[i] += late_ns[i]
             computed[members] = finished[i, members] = (started[i] + operation.duration_ns)[members]
             continue
-        started[i, members] = (np.maximum(ready[i], communicated) + late)[members]
+        started[i, members] = (np.maximum(ready[i], communicated) + late_ns[i])[members]
         for group in operation.ranks or (tuple(range(ranks)),):
             came = started[i, group]
             next_ns = float(until_next[i, group].mean())
@@ -274,8 +274,10 @@ def play(workload: Workload, sweeps: Sequence[Sweep]) -> Played:
     for rank in np.flatnonzero(end > computed) if operations else ():
         open_then = np.flatnonzero(finished[:, rank] > computed[rank]).tolist()
         stalls.append(Stall(int(rank), computed[rank], end[rank], open_then))
-    waited = shared(stalls, all_needs, ready, started, finished)
-    return Played(workload, float(end.max(initial=0)), ready, started, finished, waited)
+    waited, lateness = shared(stalls, all_needs, ready, started, finished, (started - late_ns, started))
+    computes = np.array([operation.kind == "compute" for operation in operations], bool)
+    lateness[computes] = late_ns[computes]
+    return Played(workload, float(end.max(initial=0)), ready, started, finished, waited, lateness)
 
 
 def _until_next_ns(operations: Sequence[Operation], ranks: int) -> np.ndarray:

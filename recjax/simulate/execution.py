@@ -153,12 +153,16 @@ class _Execution:
             raise RuntimeError(f"the simulation stood still before {stuck!r} was done")
         end = self.finished.max(axis=0, initial=0)
         self._wait_at_the_end(end)
-        waited = shared(self.stalls, self.needs, self.ready, self.started, self.finished)
+        late = np.array(self.late, float).reshape(self.finished.shape)
+        came = self.ready, self.ready + late
+        waited, lateness = shared(self.stalls, self.needs, self.ready, self.started, self.finished, came)
+        computes = np.array([operation.kind == "compute" for operation in self.workload.operations], bool)
+        lateness[computes] = (late * np.array(self.members, float).reshape(late.shape))[computes]
         used = {link: size for link, size in enumerate(self.engine.bytes_on) if size}
-        scale = 1 / TICKS_PER_NS
+        scale, lost = 1 / TICKS_PER_NS, self.engine.lost * self.network.stands_for
         return Result(self.workload, float(end.max()) * scale, self.ready * scale, self.started * scale,
-                      self.finished * scale, waited * scale, self.topology, self.system, shortcut, refused,
-                      used, self.network, self.engine.events, self.engine.lost * self.network.stands_for)  # fmt: skip
+                      self.finished * scale, waited * scale, lateness * scale, self.topology, self.system, shortcut,
+                      refused, used, self.network, self.engine.events, lost)  # fmt: skip
 
     # --- before it starts ---
 

@@ -85,11 +85,10 @@ def of_played(result: Played) -> dict[str, Any]:
     """Times of a workload and its layers.
 
     Of every rank's time, computation, lateness and exposed communication make up the whole: a rank's stream either
-    computes, or comes late to its next computation, or stands still for the end of a collective. Shown is the rank that
-    ends last. A collective's raw latency is from the
-    moment when a rank could start it until it is done there, waiting for other collectives' chunks included; of the
-    ranks the longest. Its `last_ns` is from its beginning on a rank, of the ranks the shortest: that of the one that
-    came last, and so waited for none.
+    computes, or comes late to its next operation, or stands still for the end of a collective. Shown is the rank that
+    ends last. A collective's raw latency is from the moment when a rank could start it until it is done there, lateness
+    and waiting for other collectives' chunks included; of the ranks the longest. Its `last_ns` is from its beginning on
+    a rank, of the ranks the shortest: that of the one that came last, and so waited for none.
     """
     operations = result.workload.operations
     last = int(result.finished.max(axis=0, initial=0).argmax()) if operations else 0
@@ -101,11 +100,9 @@ def of_played(result: Played) -> dict[str, Any]:
             operation.layer or operation.name, {"compute_ns": 0.0, "late_ns": 0.0, "exposed_ns": 0.0, "collectives": []}
         )
         layer["exposed_ns"] += float(result.waited[i, last])
+        layer["late_ns"] += float(result.late[i, last])
         if operation.kind == "compute":
             layer["compute_ns"] += float(spans[i, last])
-            if last in np.arange(spans.shape[1])[_members(operation, spans.shape[1])]:
-                late_ns = np.atleast_1d(operation.late_ns or 0.0)
-                layer["late_ns"] += float(late_ns[last % len(late_ns)])
             continue
         latency = float((result.finished[i] - result.ready[i]).max())
         layer["collectives"].append({

@@ -1,7 +1,8 @@
 """Which collectives a rank's stream stood still for.
 
 While a stream stands still, it waits for an operation, which waited for others before. Every moment belongs to those of
-these collectives that are under way then, in equal parts; where none is, to those that wait to begin.
+these collectives that are under way then, in equal parts; where none is, to those that wait to begin. What passes then
+because ranks came late to them is kept apart.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def shared(
     ready: np.ndarray,
     started: np.ndarray,
     finished: np.ndarray,
-) -> np.ndarray:
-    """How long each actor's stream stood still for each operation.
+    late: tuple[np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """How long each actor's stream stood still for each operation, and how long because it came late to it.
 
     Args:
       stalls: of all actors.
@@ -43,24 +45,28 @@ def shared(
       ready: float [operations, actors], in the stalls' unit, as in `Played`.
       started: likewise.
       finished: likewise.
+      late: from when and until when each actor came late to each operation, likewise.
 
     Returns:
-      float [operations, actors]; its sum is that of the stalls.
+      Two float [operations, actors], whose sums together are that of the stalls.
     """
-    waited = np.zeros(finished.shape)
+    waited, lateness = np.zeros(finished.shape), np.zeros(finished.shape)
     for stall in stalls:
         a = stall.actor
         last = max(stall.needs, key=lambda i: finished[i, a])
         open_then = _open_then(stall, needs, finished)
         times = [(ready[i, a], started[i, a], finished[i, a], i) for i in open_then]
-        inside = {t for of in times for t in of[:3] if stall.begin < t < stall.end}
-        edges = sorted({stall.begin, stall.end, *inside})
+        comes_late = {i: (late[0][i, a], late[1][i, a]) for i in open_then if late[1][i, a] > late[0][i, a]}
+        inside = {t for of in (*(of[:3] for of in times), *comes_late.values()) for t in of}
+        edges = [stall.begin, *sorted(t for t in inside if stall.begin < t < stall.end), stall.end]
         for low, high in zip(edges, edges[1:], strict=False):
             there = [i for came, _, end, i in times if came <= low and end >= high]
             under_way = [i for _, begun, end, i in times if begun <= low and end >= high]
-            charged = under_way or there or [last]
-            waited[charged, a] += (high - low) / len(charged)
-    return waited
+            overdue = [i for i, (since, until) in comes_late.items() if since <= low and until >= high]
+            charged = under_way or overdue or there or [last]
+            of = lateness if overdue and not under_way else waited
+            of[charged, a] += (high - low) / len(charged)
+    return waited, lateness
 
 
 def _open_then(stall: Stall, needs: Sequence[Sequence[int]], finished: np.ndarray) -> list[int]:

@@ -66,6 +66,7 @@ class Played:
       ready, started, finished: float [operations, actors]: all it depended on was done; it began (a collective: its
         first chunk was admitted); it was done.
       waited: float [operations, actors]: how long a rank's stream stood still for this operation (see `stalls`).
+      late: likewise, because the rank came late to it.
     """
 
     workload: Workload
@@ -74,6 +75,7 @@ class Played:
     started: np.ndarray
     finished: np.ndarray
     waited: np.ndarray
+    late: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

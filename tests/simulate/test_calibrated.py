@@ -142,6 +142,19 @@ def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
     assert simulate(without_lateness(workload), where, System()).started[1].tolist() == [3000, 5000]
 
 
+def test_lateness_to_a_collective_is_told_from_communication(sweep, tmp_path):
+    """Both compute 3 us, come 5 late to the exchange of 20 and 1 late to the 4 us of computing behind it."""
+    went = [Event(0, "compute", start_ns=0, duration_ns=3000),
+            Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=8000,
+                  duration_ns=9000),
+            Event(2, "compute", start_ns=18_000, duration_ns=4000, deps=(1,))]  # fmt: skip
+    folder = write_trace(tmp_path / "trace", [went, went])
+    found = inside("simulate", "workload", folder, "--calibration", sweep, "--json").result
+    parts = [found[key] for key in ("time_ns", "compute_ns", "late_ns", "exposed_communication_ns")]
+    assert parts == [pytest.approx(ns) for ns in (33_000, 7000, 6000, 20_000)]
+    assert [layer["late_ns"] for layer in found["layers"]] == [pytest.approx(1000), pytest.approx(5000)]
+
+
 def test_lateness_is_told_from_computing_and_may_be_left_out(tmp_path):
     """A rank computes 3 us, exchanges 2000 bytes (1 us each way), comes 2 us late to 5 us of computing."""
     exchange = Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=3000,

@@ -43,6 +43,18 @@ def test_a_collective_that_stands_in_a_queue_is_charged_where_nothing_else_is_wa
 
 
 @pytest.mark.parametrize("shortcut", ["auto", "never"])
+def test_coming_late_to_a_collective_is_no_communication(shortcut):
+    """300 ns pass until the exchange of 1000 begins; those of another one that is under way meanwhile are its own."""
+    both = {(0, 1): 1000, (1, 0): 1000}
+    late = exchange(both, 2, "late", late_ns=(300.0, 300.0))
+    result = play([late], topology("fully_connected:2"), shortcut)
+    assert waited(result, 0) == {"late": 1000} and result.late[:, 0].tolist() == [300]
+    result = play([exchange({(0, 1): 200, (1, 0): 200}, 2, "first"), late], topology("fully_connected:2"), shortcut)
+    assert waited(result, 0) == {"first": 200, "late": 1000}
+    assert result.late.sum(axis=0)[0] == 100 and result.time_ns == 1300
+
+
+@pytest.mark.parametrize("shortcut", ["auto", "never"])
 def test_computing_and_stalls_make_up_the_whole(shortcut):
     both = {(0, 1): 1000, (1, 0): 1000}
     made = [Operation("a", "compute", 100.0), exchange(both, 2, "x", depends_on=("a",)),
