@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-import trace_support
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.traces import ALL, HALVES, by_hand, pytorch, save
+from support.traces import node as trace_node
 
 from recjax.comms.formats import read_trace
 from recjax.comms.formats.issued import with_waits
@@ -103,7 +103,7 @@ def test_steps_of_an_execution_trace_go_on_where_no_step_is_around(tmp_path):
         whole = pytorch(rank)
         for n, parent in ((3, 30), (9, 31)):  # ids in step 7, rows in step 8; the reduction stands in no step
             next(one for one in whole["nodes"] if one["id"] == n)["parent"] = parent
-        whole["nodes"] += [trace_support.node(30, 2, "ProfilerStep#7"), trace_support.node(31, 2, "ProfilerStep#8")]
+        whole["nodes"] += [trace_node(30, 2, "ProfilerStep#7"), trace_node(31, 2, "ProfilerStep#8")]
         (tmp_path / f"{rank}.json").write_text(json.dumps(whole))
     found = read_trace(tmp_path).ranks[0]
     assert [(e.phase, e.step) for e in found] == [("id_exchange", 7), ("row_exchange", 8), ("dense_grads", 8)]

@@ -1,7 +1,7 @@
 """To which collectives the time belongs in which a rank stands still. A byte takes a nanosecond."""
 
 import pytest
-from simulating import exchange, play, topology
+from support.simulating import exchange, play, topology
 
 from recjax.simulate.workload import Operation
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 
 @pytest.mark.full

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from commands import assert_refused, inside
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_support import pytorch
+from support.commands import assert_refused, inside
+from support.traces import pytorch
 
 from recjax.comms.formats import kineto, read_trace
 from recjax.comms.trace import COMPUTE

@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-from commands import assert_refused, inside
-from trace_support import by_hand, save
+from support.commands import assert_refused, inside
+from support.traces import by_hand, save
 
 from recjax.comms import microbenchmark
 
