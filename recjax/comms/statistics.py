@@ -29,7 +29,7 @@ def figures(trace: Trace) -> dict[str, Any]:
       "sizes": kind -> [[b, count, bytes], ...] of messages of 2^b to 2^(b + 1) - 1 bytes, padding included;
       "moved": useful bytes of each rank, see `moved_bytes`; "imbalance": of them;
       "missing": ranks that the trace lacks; "calls" and "by_rank": see `calls.figures` and `calls.by_rank`;
-      "time": None if nothing was measured, else see `_times`.
+      "time": None if nothing was measured, or durations alone, else see `_times`.
     """
     found = [(rank, event) for rank, event in trace.collectives()]
     per = len(trace.ranks) * trace.steps
@@ -62,7 +62,7 @@ def figures(trace: Trace) -> dict[str, Any]:
         "missing": [rank for rank in range(trace.world) if rank not in trace.ranks],
         "calls": shown,
         "by_rank": calls.by_rank(trace, single),
-        "time": _times(trace) if trace.measured else None,
+        "time": _times(trace) if any(event.end_ns is not None for _, event in found) else None,
     }
 
 

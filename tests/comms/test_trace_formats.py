@@ -13,6 +13,7 @@ from support.traces import node as trace_node
 
 from recjax.comms.formats import read_trace
 from recjax.comms.formats.issued import with_waits
+from recjax.comms.statistics import figures
 from recjax.comms.trace import COMPUTE, ITEM_BYTES, Event, Trace
 
 QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -334,6 +335,8 @@ def test_a_protobuf_trace_of_chakras_own_converters(tmp_path, version):
         content += bytes([len(data)]) + data
     (tmp_path / "pytorch.0.et").write_bytes(content)
     found = read_trace(tmp_path).ranks[0]
+    assert [(e.start_ns, e.duration_ns) for e in found] == [(None, None), (None, 5000), (None, None)]
+    assert figures(read_trace(tmp_path))["time"] is None  # what began when is not known
     assert [(e.name, e.kind, e.deps, e.in_bytes) for e in found] == [
         ("c10d::allreduce_", COMPUTE, (), 0), ("ncclKernel", "all_reduce", (0,), 400), ("DDP", COMPUTE, (1,), 0),
     ]  # fmt: skip

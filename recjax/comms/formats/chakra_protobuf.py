@@ -166,7 +166,10 @@ def _events(data: bytes, path: str, groups: Mapping[str, tuple[int, ...]], world
     ids = {node.id: number for number, node in enumerate(ordered)}
     if list(ids) == sorted(ids):
         ids = {id: id for id in ids}  # as they are
-    return tuple(_event(node, ids, groups, world, rank, f"{path}, node {node.id}") for node in ordered)
+    found = tuple(_event(node, ids, groups, world, rank, f"{path}, node {node.id}") for node in ordered)
+    if version != VERSION and not any(node.start for node in nodes):  # of others: it has durations alone
+        found = tuple(dataclasses.replace(event, start_ns=None) for event in found)
+    return found
 
 
 def _read_node(message: bytes, place: str) -> _Node:
