@@ -4,8 +4,9 @@ A schedule is a list of steps. In a step every rank sends its messages of that s
 has what the others send to it in this step. A rank that neither sends nor receives in a step passes it at once, so the
 levels of a tree are steps like any other.
 
-Sizes are shares of M, the bytes of the collective: all-reduce: the tensor; all-to-all: what a rank sends, its own part
-included; reduce-scatter: what a rank puts in; all-gather: what a rank has at the end (as in nccl-tests).
+Sizes are shares of M, the bytes of the collective: all-reduce, broadcast, reduce: the tensor; all-to-all: what a rank
+sends, its own part included; reduce-scatter: what a rank puts in; all-gather: what a rank has at the end (as in
+nccl-tests). The root of a broadcast or reduce is rank 0 of its group.
 
 The endpoint delay is charged for every message received, and once before the first message is sent; the trees, as in
 ASTRA-sim, leave the latter out.
@@ -135,7 +136,8 @@ def tree_parents(n: int) -> np.ndarray:
     return parents
 
 
-def _tree_all_reduce(parents: np.ndarray) -> Schedule:
+def _tree_levels(parents: np.ndarray) -> tuple[list[Step], list[Step]]:
+    """Steps of a tree from the leaves to the root, and back down."""
     n = len(parents)
     depth = np.zeros(n, int)
     for rank in range(n):
@@ -143,9 +145,9 @@ def _tree_all_reduce(parents: np.ndarray) -> Schedule:
         while parents[at] >= 0:
             at, depth[rank] = parents[at], depth[rank] + 1
     deepest = int(depth.max(initial=0))
-    up = [(Send(np.where(depth == level, parents, -1), 1.0),) for level in range(deepest, 0, -1)]
+    up: list[Step] = [(Send(np.where(depth == level, parents, -1), 1.0),) for level in range(deepest, 0, -1)]
     children = [np.flatnonzero(parents == rank) for rank in range(n)]
-    down = []
+    down: list[Step] = []
     for level in range(deepest):
         sends = []
         for which in range(max((len(c) for c in children), default=0)):
@@ -153,7 +155,46 @@ def _tree_all_reduce(parents: np.ndarray) -> Schedule:
             if max(to) >= 0:
                 sends.append(Send(np.array(to), 1.0))
         down.append(tuple(sends))
+    return up, down
+
+
+def _tree_all_reduce(parents: np.ndarray) -> Schedule:
+    up, down = _tree_levels(parents)
     return Schedule((*up, *down), starts_with_delay=False)
+
+
+def _tree_broadcast(shape: Sequence[int]) -> Schedule:
+    return Schedule(tuple(_tree_levels(tree_parents(math.prod(shape)))[1]), starts_with_delay=False)
+
+
+def _tree_reduce(shape: Sequence[int]) -> Schedule:
+    return Schedule(tuple(_tree_levels(tree_parents(math.prod(shape)))[0]), starts_with_delay=False)
+
+
+def _one(n: int, sender: int, receiver: int) -> Send:
+    """The whole tensor from one rank to another one."""
+    return Send(np.where(np.arange(n) == sender, receiver, -1), 1.0)
+
+
+def _chain_broadcast(shape: Sequence[int]) -> Schedule:
+    """From rank 0 to the next one, and so on: with chunks a pipeline, as NCCL's ring is."""
+    n = math.prod(shape)
+    return Schedule(tuple((_one(n, rank, rank + 1),) for rank in range(n - 1)))
+
+
+def _chain_reduce(shape: Sequence[int]) -> Schedule:
+    n = math.prod(shape)
+    return Schedule(tuple((_one(n, rank, rank - 1),) for rank in range(n - 1, 0, -1)))
+
+
+def _direct_broadcast(shape: Sequence[int]) -> Schedule:
+    n = math.prod(shape)
+    return Schedule((tuple(_one(n, 0, rank) for rank in range(1, n)),) if n > 1 else ())
+
+
+def _direct_reduce(shape: Sequence[int]) -> Schedule:
+    n = math.prod(shape)
+    return Schedule(((Send(np.where(np.arange(n) > 0, 0, -1), 1.0),),) if n > 1 else ())
 
 
 def _double_binary_tree(shape: Sequence[int]) -> tuple[Schedule, ...]:
@@ -181,6 +222,8 @@ ALGORITHMS: dict[str, dict[str, Callable[[Sequence[int]], Schedule | tuple[Sched
     },
     "all_gather": {"ring": _ring_reduce_scatter, "direct": _direct_exchange, "halving_doubling": _doubling_all_gather},
     "all_to_all": {"direct": _direct_exchange, "ring": _ring_all_to_all},
+    "broadcast": {"tree": _tree_broadcast, "ring": _chain_broadcast, "direct": _direct_broadcast},
+    "reduce": {"tree": _tree_reduce, "ring": _chain_reduce, "direct": _direct_reduce},
 }
 
 
@@ -224,7 +267,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
     every dimension; direct for all-to-all), `hierarchical:ring,direct` or just `ring,direct` goes dimension by
     dimension: an all-reduce reduce-scatters from the first to the last but one, all-reduces across the last, and
     all-gathers back; a reduce-scatter goes from the first to the last, an all-gather from the last to the first; an
-    all-to-all exchanges everything in each.
+    all-to-all exchanges, a broadcast sends and a reduce sums everything in each.
 
     Args:
       collective: of ALGORITHMS.
@@ -245,7 +288,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
         return [Phase(dims, schedules(collective, algorithm, sizes), 1.0)]
     names = (rest if word == "hierarchical" else algorithm).split(",")
     if names == [""]:
-        names = ["direct" if collective == "all_to_all" else "ring"]
+        names = [{"all_to_all": "direct", "broadcast": "tree", "reduce": "tree"}.get(collective, "ring")]
     names = names * len(dims) if len(names) == 1 else names
     if len(names) != len(dims):
         raise ConfigError(
@@ -253,7 +296,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
         )
 
     def phase(what: str, i: int) -> Phase:
-        share = 1.0 if what == "all_to_all" else 1 / math.prod(sizes[:i])
+        share = 1.0 if what in ("all_to_all", "broadcast", "reduce") else 1 / math.prod(sizes[:i])
         return Phase((dims[i],), schedules(what, names[i], (sizes[i],)), share)
 
     inward = range(len(dims) - 1)

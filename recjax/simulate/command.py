@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recjax.simulate.workload import Workload
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
-_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce")
 _NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
             "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
             "shortcut")  # fmt: skip
@@ -59,11 +59,12 @@ def add(
                "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
     one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
     one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
-                     "ranks; or one for each dimension, as in ring,direct or hierarchical (default: ring, and direct "
-                     "for all_to_all)")  # fmt: skip
-    one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce: "
-                     "the tensor; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its "
-                     "output")  # fmt: skip
+                     "ranks (of broadcast and reduce: tree, ring, direct); or one for each dimension, as in "
+                     "ring,direct or hierarchical (default: ring; direct for all_to_all, tree for broadcast and "
+                     "reduce)")  # fmt: skip
+    one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce, "
+                     "broadcast, reduce: the tensor; all-to-all: what a rank sends; reduce-scatter: its input; "
+                     "all-gather: its output")  # fmt: skip
     _network_options(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
     one.set_defaults(in_flight=64)
 
@@ -113,7 +114,7 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
                     "the bandwidth, 8 nearly all")  # fmt: skip
     to.add_argument("--in-flight", type=int, metavar="N", help=in_flight)
     to.add_argument("--no-congestion", action="store_true",
-                    help="messages do not wait for each other, as in analytical models")  # fmt: skip
+                    help="messages do not wait for each other and count once, as in analytical models")  # fmt: skip
     to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
                     "has under way at most; with the options below")  # fmt: skip
     to.add_argument("--ack-delay", metavar="TIME", help="of a receiver (default: 0ns)")

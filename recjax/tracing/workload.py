@@ -142,7 +142,8 @@ def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str,
         return Operation(name, "compute", durations if len(set(durations)) > 1 else durations[0], layer=layer,
                          late_ns=late_ns if any(late_ns) else ())  # fmt: skip
     sizes = {"all_reduce": first.in_bytes, "all_to_all": first.in_bytes, "reduce_scatter": first.in_bytes,
-             "all_gather": first.out_bytes, "barrier": 0}  # fmt: skip
+             "all_gather": first.out_bytes, "broadcast": first.padded_bytes, "reduce": first.padded_bytes,
+             "barrier": 0}  # fmt: skip
     if first.kind not in sizes:
         raise DataError(f"{place}: a {first.kind} is not simulated; there are {', '.join(sizes)}.")
     collective = "all_reduce" if first.kind == "barrier" else first.kind

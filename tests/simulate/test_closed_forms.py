@@ -105,6 +105,21 @@ def test_double_binary_tree_in_one_chunk(n, size):
     assert time_of("all_reduce", "double_binary_tree", f"fully_connected:{n}", size) == near(expected)
 
 
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+@pytest.mark.parametrize("n, size", cases(POWERS, SIZES))
+def test_broadcast_and_reduce(name, n, size):
+    """By a tree log2(n) messages one after the other, along a chain n - 1, and to (from) all at once n at one port."""
+    message, log = size / BANDWIDTH * 1e9, math.log2(n)
+    assert time_of(name, "tree", f"fully_connected:{n}", size) == near(log * (ALPHA + message + E))
+    assert time_of(name, "ring", f"ring:{n}", size) == near((n - 1) * (ALPHA + message + E) + E)
+    assert time_of(name, "direct", f"switch:{n}", size) == near(n * message + 2 * ALPHA + 2 * E)
+
+
+def test_a_chain_of_chunks_is_a_pipeline():
+    """Four ranks, 3000 bytes in 3 chunks on a ring without latency: 3 hops, and 2 chunks behind the first."""
+    assert collective("broadcast", "ring", "ring:4", 3000, chunks=3).time_ns == near((3 + 2) * 1000)
+
+
 def test_double_binary_tree_gains_with_chunks_and_spreads_the_work_over_both_trees():
     """16 ranks: one chunk crosses 8 links one after the other; 64 chunks fill them.
 
