@@ -62,7 +62,7 @@ def _to_others(event: Event, way: Sequence[int], rank: int) -> float:
 
 
 def calls(trace: Trace) -> list[Call]:
-    """The calls of a trace, by step; messages between two ranks (send, recv) are none."""
+    """Returns the calls of a trace, by step; messages between two ranks (send, recv) are none."""
     found: dict[tuple[tuple[int, ...], int], dict[int, Event]] = {}
     for rank, events in trace.ranks.items():
         count = collections.Counter[tuple[int, ...]]()
@@ -81,7 +81,7 @@ def imbalance(values: Sequence[float]) -> float:
 
 
 def figures(found: Sequence[Call]) -> list[dict[str, Any]]:
-    """Every call as JSON values.
+    """Returns every call as JSON values.
 
     Returns:
       "step", "kind", "phase", "name", "ranks" (how many); "sent" and "received": "imbalance" (max over mean of the
@@ -115,7 +115,7 @@ def figures(found: Sequence[Call]) -> list[dict[str, Any]]:
 
 
 def by_rank(trace: Trace, found: Sequence[Call]) -> list[dict[str, Any]]:
-    """What each rank has to do with the calls, in a step.
+    """Returns each rank's part in the calls, in a step.
 
     Returns:
       For each rank "rank", "sent_bytes", "received_bytes"; and of the calls that have times "calls", "last" (in how

@@ -113,7 +113,7 @@ def _line(
 
 
 def _of_calls(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the single calls of a line say.
+    """The figures of a line's single calls.
 
     Returns:
       "call_imbalance": "sent" and "received", the largest of any call; "waits": None, or "last_rank" (that came last

@@ -162,10 +162,8 @@ def _chunks_text(found: dict[str, Any]) -> list[str]:
     several_hops = "switch" in found["topology"] or "," in found["topology"]
     if found["chunks"] > 1 or not found["busiest_link"] or not several_hops:
         return []
-    what = (
-        "each message is one chunk, stored whole at every hop before it goes on; --chunks 8 sends smaller ones behind "
-    )
-    return [f"{what}each other, as libraries do"]
+    what = "each message is one chunk, stored whole at every hop before it goes on; --chunks 8 sends smaller ones, "
+    return [f"{what}one right after the other, as libraries do"]
 
 
 def _whole_text(found: dict[str, Any]) -> str:

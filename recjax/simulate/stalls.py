@@ -37,7 +37,7 @@ def shared(
     finished: np.ndarray,
     late: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How long each actor's stream stood still for each operation, and how long because it came late to it.
+    """Returns how long each actor's stream stood still for each operation, and how long because it came late to it.
 
     Args:
       stalls: of all actors.
@@ -70,7 +70,7 @@ def shared(
 
 
 def _open_then(stall: Stall, needs: Sequence[Sequence[int]], finished: np.ndarray) -> list[int]:
-    """What the stall waited for and what that waited for, as far as it was not done when the stall began."""
+    """The operations that the stall waited for, directly or not, and that were not done when it began."""
     found: dict[int, None] = {}
     left = list(stall.needs)
     while left:

@@ -13,7 +13,7 @@ from recjax.tracing.times import Timeline
 
 
 def timed(trace: Trace, profiles: Mapping[int, Profile]) -> Trace:
-    """The trace with the times of its collectives, and with times of computing: all other work on the GPU.
+    """Returns the trace with times of its collectives, and with times of computing: all other work on the GPU.
 
     The k-th collective of a rank is NCCL's k-th kernel there, in the order of their launch.
 

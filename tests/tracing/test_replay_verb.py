@@ -1,4 +1,4 @@
-"""What `recjax replay` says of what it does not replay, keeps of a sweep, and takes as settings."""
+"""`recjax replay`: what it leaves out, what it keeps of a stopped sweep, and its settings."""
 
 import dataclasses
 import json

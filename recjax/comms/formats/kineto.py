@@ -44,7 +44,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What ran on a rank's GPU.
+    """The work of one rank's GPU.
 
     Attributes:
       source: its file, for messages.
@@ -58,7 +58,7 @@ class Profile:
 
 
 def read(folder: Path) -> dict[int, Profile]:
-    """Rank -> its profile: of all .json files in a folder.
+    """Returns rank -> its profile, of all .json files in a folder.
 
     Raises:
       DataError: no such folder or file, two files of a rank, or one that is damaged or no such profile.
