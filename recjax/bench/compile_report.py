@@ -143,7 +143,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
     bound, item_bytes = trainer.bound, np.dtype(trainer.dtype).itemsize
     stats: Any = compiled.memory_analysis()
-    fetched = sum(g.lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
+    fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
     b = inputs.labels_B.shape[0] // bound.all_devices
     return {
         "tables": _bytes(state.tables),

@@ -69,7 +69,7 @@ def _fetched(group: Group, routing: Routing) -> int:
     """Rows that each device fetches for itself, with padding: the index that stands for nothing."""
     of = routing.groups[group.name]
     lists = of.slots_NxOxC if of.inside_NxExC is None else of.inside_NxExC
-    return group.lists * int(lists.shape[2])
+    return group.num_row_lists * int(lists.shape[2])
 
 
 def wire_bytes(

@@ -196,18 +196,20 @@ class Group(_InReplicas):
         return self.sharding.two_step
 
     @property
-    def lists(self) -> int:
+    def num_row_lists(self) -> int:
         """Number of lists of rows that a device fetches: one from each owner, or in two steps from each relay."""
         return min(self.owners, self.per_host) if self.two_step else self.owners
 
     @property
-    def asks(self) -> int:
+    def num_peers(self) -> int:
         """Number of owners that one list is gathered from: 1, or in two steps, if rows are spread, one of each host."""
-        return self.owners // self.lists
+        return self.owners // self.num_row_lists
 
-    def bucket(self, owner: Any) -> Any:
+    def destination(self, owner: Any) -> Any:
         """Returns the number of an owner in the order of (list, owner within the list)."""
-        return owner if self.asks == 1 else owner % self.lists * self.asks + owner // self.lists
+        if self.num_peers == 1:
+            return owner
+        return owner % self.num_row_lists * self.num_peers + owner // self.num_row_lists
 
     def slots(self) -> dict[str, SlotSpec]:
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""

@@ -71,7 +71,7 @@ def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
     if not group.two_step:
         return GroupRouting(ints(group.owners, C), ints(group.owners), summed=summed)
     across, E = capacities[group.name + ACROSS], group.per_host
-    return GroupRouting(ints(group.asks, across), ints(group.asks), ints(E, C), ints(E), summed)
+    return GroupRouting(ints(group.num_peers, across), ints(group.num_peers), ints(E, C), ints(E), summed)
 
 
 def _feature(

@@ -29,7 +29,7 @@ def test_rows_go_to_those_who_asked_and_gradients_come_back_summed(placement: st
     """Whole numbers, which add up exactly. What comes back is by brute force the transpose of what went out."""
     group, N = group_of(placement), H * E
     rng = np.random.default_rng(0)
-    M = group.asks * K
+    M = group.num_peers * K
     inside = np.tile(M + np.arange(C, dtype=np.int32), (N, E, 1))
     for n, e in np.ndindex(N, E):
         used = rng.integers(0, C + 1)
@@ -88,9 +88,9 @@ def test_gradients_are_added_in_the_order_of_the_devices() -> None:
 def test_merging_by_hand() -> None:
     """Two hosts of three devices; keys are (device, bucket, slot), and R is 7 (40 rows over 6 devices)."""
     group = group_of("row_wise")
-    assert (group.rows, group.owners, group.lists, group.asks) == (7, 6, 3, 2)
+    assert (group.rows, group.owners, group.num_row_lists, group.num_peers) == (7, 6, 3, 2)
     # device 4 of host 1 has number 1 there: list 1 has the owners 1 and 4, so owner 4 is bucket 3
-    assert [group.bucket(o) for o in range(6)] == [0, 2, 4, 1, 3, 5]
+    assert [group.destination(o) for o in range(6)] == [0, 2, 4, 1, 3, 5]
     keys = [(0, 3, 2), (0, 3, 5), (1, 3, 2), (2, 0, 6), (3, 3, 2), (5, 3, 2), (5, 3, 4)]
     merged = merge(group, np.array([(n * 6 + b) * 7 + s for n, b, s in keys]), 6)
     by_host = [(0, 0, 6), (0, 3, 2), (0, 3, 5), (1, 3, 2), (1, 3, 4)]

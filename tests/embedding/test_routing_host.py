@@ -70,7 +70,7 @@ def check_groups(routing: Routing, bound: BoundPlan) -> None:
     for group in bound.groups:
         slots, counts = routing.groups[group.name].slots_NxOxC, routing.groups[group.name].counts_NxO
         assert slots.dtype == counts.dtype == np.int32
-        assert slots.shape[:2] == counts.shape == (bound.devices, group.asks if group.two_step else group.owners)
+        assert slots.shape[:2] == counts.shape == (bound.devices, group.num_peers if group.two_step else group.owners)
         for asked, n in zip(slots.reshape(-1, slots.shape[2]), counts.ravel(), strict=True):
             assert len(set(asked[:n])) == n and (asked[:n] >= 0).all() and (asked[:n] < group.rows).all()
             assert (asked[n:] == group.rows).all()
@@ -105,7 +105,7 @@ def read_back(
     for group in bound.groups:
         of = routing.groups[group.name]
         C = (of.inside_NxExC if group.two_step else of.slots_NxOxC).shape[2]
-        nothing = group.lists * C
+        nothing = group.num_row_lists * C
         for feature in group.features:
             f = routing.features[feature.name]
             assert f.inverse.dtype == np.int32
@@ -185,7 +185,7 @@ def test_every_bag_can_be_read_back(tables, features, per_host, hosts, batch_siz
 
         for group in bound.groups:
             C, of = capacities[group.name], routing.groups[group.name]
-            lists = np.zeros((devices, group.lists), int)
+            lists = np.zeros((devices, group.num_row_lists), int)
             for n, place in used[group.name]:
                 lists[n, place // C] += 1
             assert counted.required_capacities[group.name] == lists.max()

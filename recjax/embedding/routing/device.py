@@ -43,7 +43,7 @@ class DeviceIds:
     """Where a group's ids lie, in the order of the features and of their arrays. M ids on all devices together.
 
     Attributes:
-      bucket_M: int32, that of the owner (`Group.bucket`), 0 to O - 1; O where there is no id.
+      bucket_M: int32, that of the owner (`Group.destination`), 0 to O - 1; O where there is no id.
       slot_M: int32, in the owner's buffer.
       rank_M: int32, place in the list of rows that this device fetches.
       counts_NxO: int32, how many each list has.
@@ -63,7 +63,7 @@ class Relay:
     """Rows that the devices of a host ask of a relay; M is as many as all of them have ids.
 
     Attributes:
-      owner_M: int32, place of the owner among the A that the relay asks (`Group.asks`); A where there is nothing.
+      owner_M: int32, place of the owner among the A that the relay asks (`Group.num_peers`); A where there is nothing.
       slot_M: int32, in the owner's buffer.
       rank_M: int32, place among the slots that the relay asks of the owner.
       device_M: int32, the device of the host that asks.
@@ -152,10 +152,10 @@ def _locate(group: Group, features: Features) -> DeviceIds:
     for feature in group.features:
         ids_L = features[feature.name].inverse.ravel()
         owner_L, slot_L = group.table(feature.table).locate(jnp.maximum(ids_L, 0))
-        buckets.append(jnp.where(ids_L == NOTHING, group.owners, group.bucket(owner_L) if group.owners > 1 else 0))
+        buckets.append(jnp.where(ids_L == NOTHING, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
-    rank_M, count_O = _rank(bucket_M, slot_M, group.asks, group.lists, group.dedup)
+    rank_M, count_O = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.dedup)
     relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
     return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], relay)
 
@@ -188,19 +188,19 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     """What this device relays, from the ids of all devices of its host: they all tell each other what they want."""
     bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
     device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
-    mine = 0 if group.lists == 1 else jax.lax.axis_index(INSIDE_HOST)
-    owner_K = jnp.where(bucket_K // group.asks == mine, bucket_K % group.asks, group.asks)
-    rank_K, count_A = _rank(owner_K, slot_K, 1, group.asks, group.dedup)
+    mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
+    owner_K = jnp.where(bucket_K // group.num_peers == mine, bucket_K % group.num_peers, group.num_peers)
+    rank_K, count_A = _rank(owner_K, slot_K, 1, group.num_peers, group.dedup)
     handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
 
 def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
     """As `hierarchical.lay_out` makes it on the host."""
-    slots_AxK = jnp.full((group.asks, across), group.rows, jnp.int32)
+    slots_AxK = jnp.full((group.num_peers, across), group.rows, jnp.int32)
     slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
-    inside_ExC = jnp.tile(group.asks * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
-    device_M = jnp.where(relay.owner_M < group.asks, relay.device_M, group.per_host)
+    inside_ExC = jnp.tile(group.num_peers * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
+    device_M = jnp.where(relay.owner_M < group.num_peers, relay.device_M, group.per_host)
     index_M = relay.owner_M * across + relay.rank_M
     inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
     return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
@@ -212,8 +212,8 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, D
     def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
         groups, found = {}, {}
         for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
-            of, lists = located[group.name], group.lists
-            list_M = of.bucket_M // group.asks
+            of, lists = located[group.name], group.num_row_lists
+            list_M = of.bucket_M // group.num_peers
             if of.relay is not None:
                 groups[group.name] = _pack_relay(group, of.relay, C, across, summed)
             else:

@@ -38,7 +38,7 @@ class Merged:
 
     Attributes:
       hosts: H, how many they are: all, or those of which this process has the devices.
-      keys_M: sorted distinct keys (host, bucket, slot); see `Group.bucket`.
+      keys_M: sorted distinct keys (host, bucket, slot); see `Group.destination`.
       index_U: for each key of a device (see `route.RoutedBatch`) the index into `keys_M`, int32.
       counts: how many there are of each (host, bucket).
     """
@@ -61,7 +61,7 @@ def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
 def lay_out(
     group: Group, merged: Merged, list_U: np.ndarray, rank_U: np.ndarray, C: int, across: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each relay asks for, and what of that it hands to whom. K is `across`, A `group.asks`.
+    """What each relay asks for, and what of that it hands to whom. K is `across`, A `group.num_peers`.
 
     Args:
       group: the table group.
@@ -77,14 +77,14 @@ def lay_out(
       inside int32 [N, E, C]: for each relay and each of the E devices of its host, the indices of the rows that this
       one asked for into the A * K; ascending, those beyond A * K mean nothing and differ, too.
     """
-    H, E, A = merged.hosts, group.per_host, group.asks
+    H, E, A = merged.hosts, group.per_host, group.num_peers
     bucket_M = merged.keys_M // group.rows
     rank_M = ranks(bucket_M, merged.counts)
     slots = np.full((H * group.owners, across), group.rows, np.int32)
     slots[bucket_M, rank_M] = merged.keys_M % group.rows
-    inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.lists, 1))
+    inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.num_row_lists, 1))
     inside[list_U, rank_U] = (bucket_M % A * across + rank_M)[merged.index_U]
-    wanted = inside.reshape(H, E, group.lists, C).swapaxes(1, 2)
+    wanted = inside.reshape(H, E, group.num_row_lists, C).swapaxes(1, 2)
     return _by_relay(group, H, slots, A, across), _by_relay(group, H, wanted, E, C)
 
 
@@ -94,14 +94,14 @@ def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.nd
     `lists` says how many each list of each device has, [N * lists].
     """
     H, E = merged.hosts, group.per_host
-    handed = lists.astype(np.int32).reshape(H, E, group.lists).swapaxes(1, 2)
-    return _by_relay(group, H, merged.counts.astype(np.int32), group.asks), _by_relay(group, H, handed, E)
+    handed = lists.astype(np.int32).reshape(H, E, group.num_row_lists).swapaxes(1, 2)
+    return _by_relay(group, H, merged.counts.astype(np.int32), group.num_peers), _by_relay(group, H, handed, E)
 
 
 def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.ndarray:
     """[N, *shape] from what each of H hosts has for each list; a single list is for all relays."""
     E = group.per_host
-    return np.broadcast_to(of_lists.reshape(H, group.lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
+    return np.broadcast_to(of_lists.reshape(H, group.num_row_lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
 
 
 def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array) -> jax.Array:

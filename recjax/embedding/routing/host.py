@@ -34,8 +34,8 @@ class GroupRouting:
 
     Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
 
-    In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.asks`, C the capacity across hosts,
-    and what a device fetches for itself are `Group.lists` lists of another capacity, C in the names below.
+    In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.num_peers`, C the capacity across
+    hosts, and what a device fetches for itself are `Group.num_row_lists` lists of another capacity, C in the names below.
 
     Attributes:
       slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
@@ -62,7 +62,7 @@ class FeatureRouting:
     s the samples of one.
 
     Attributes:
-      inverse: int32, index into the device's O*C rows (`Group.lists` lists of C), O*C (out of range, reads as
+      inverse: int32, index into the device's O*C rows (`Group.num_row_lists` lists of C), O*C (out of range, reads as
         zeros) where there is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity
         for the longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
       weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
@@ -92,7 +92,7 @@ class RoutedBatch:
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
     required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
-    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.bucket`
+    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.destination`
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
@@ -130,16 +130,16 @@ def route_on_host(
                 continue
             bucket_L = _samples(bags) // b
             if group.owners > 1:  # or all devices have every row
-                bucket_L = bucket_L * group.owners + group.bucket(owner_L)
+                bucket_L = bucket_L * group.owners + group.destination(owner_L)
             pieces.append(bucket_L * np.int64(group.rows) + slot_L)
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
-        if share.count * group.lists == 1:
+        if share.count * group.num_row_lists == 1:
             counts[group.name] = np.array([len(keys[group.name])])
         else:
-            list_U = keys[group.name] // (group.asks * group.rows)
-            counts[group.name] = np.bincount(list_U, minlength=share.count * group.lists)
+            list_U = keys[group.name] // (group.num_peers * group.rows)
+            counts[group.name] = np.bincount(list_U, minlength=share.count * group.num_row_lists)
         required[group.name] = _largest(counts[group.name])
         if group.two_step:
             merged[group.name] = merge(group, keys[group.name], share.count)
@@ -195,13 +195,13 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     for group in bound.groups:
-        N, lists, C = routed.devices, group.lists, capacities[group.name]
+        N, lists, C = routed.devices, group.num_row_lists, capacities[group.name]
         keys_U = routed.keys[group.name]
         list_U: Any = 0
         rank_U: Any = slice(len(keys_U))
         inside = place_U = None  # on one device, rows lie in the order of their keys
         if N * lists > 1:
-            list_U = keys_U // (group.asks * group.rows)  # device * lists + list, ascending
+            list_U = keys_U // (group.num_peers * group.rows)  # device * lists + list, ascending
             rank_U = ranks(list_U, routed.counts[group.name])
             place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         if group.two_step:
@@ -231,7 +231,7 @@ def true_counts(group: Group, routed: RoutedBatch) -> GroupRouting:
     if group.two_step:
         asked, handed = relay_counts(group, routed.merged[group.name], counts)
         return GroupRouting(None, asked, None, handed)
-    return GroupRouting(None, counts.astype(np.int32).reshape(routed.devices, group.lists))
+    return GroupRouting(None, counts.astype(np.int32).reshape(routed.devices, group.num_row_lists))
 
 
 def pack_feature(

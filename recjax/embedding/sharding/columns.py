@@ -82,13 +82,14 @@ class ColumnSharding(Sharding):
         H, K, W = rows_HxKxW.shape
         E, C = inside_ExC.shape
         got_ExCxV = scatter_within_host(rows_HxKxW.transpose(1, 0, 2).reshape(K, H * W), inside_ExC)
-        return got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3).reshape(self.column_parts, group.lists * C, W)
+        got_HxExCxW = got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3)
+        return got_HxExCxW.reshape(self.column_parts, group.num_row_lists * C, W)
 
     def to_relays(self, group: Group, parts: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
         """The way back of `from_relays`, to what this relay sends to each host: [H, K, W]."""
         (E, C), H = inside_ExC.shape, self.hosts
         parts = parts.reshape(H, E, C, group.width).transpose(1, 2, 0, 3).reshape(E, C, H * group.width)
-        sums_MxV = reduce_within_host(parts, inside_ExC, group.asks * across)
+        sums_MxV = reduce_within_host(parts, inside_ExC, group.num_peers * across)
         return sums_MxV.reshape(across, H, group.width).transpose(1, 0, 2)
 
     def row_mean(self, group: Group, x_UxW: jax.Array) -> jax.Array:

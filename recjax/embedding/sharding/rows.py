@@ -70,7 +70,7 @@ class RowSharding(Sharding):
         """As `Sharding.send_gradients`: gradients go the way that the rows came."""
         slots, inside_ExC, _ = residuals
         with jax.named_scope("grad_exchange"):
-            parts = grads_UxD.reshape(group.lists, -1, group.dim)
+            parts = grads_UxD.reshape(group.num_row_lists, -1, group.dim)
             if inside_ExC is not None:
                 parts = self.to_relays(group, parts, inside_ExC, slots.shape[1])
             arrived = exchange_rows(parts, group.exchange.backward, self.axes)
@@ -82,7 +82,7 @@ class RowSharding(Sharding):
 
     def to_relays(self, group: Group, parts_ExCxD: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
         """The way back of `from_relays`, to what this relay sends to each host: [H, K, D]."""
-        sums_MxD = reduce_within_host(parts_ExCxD, inside_ExC, group.asks * across)
+        sums_MxD = reduce_within_host(parts_ExCxD, inside_ExC, group.num_peers * across)
         return sums_MxD.reshape(self.hosts, across, group.dim)
 
     def write(
