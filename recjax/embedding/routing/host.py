@@ -35,7 +35,8 @@ class GroupRouting:
     Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
 
     In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.num_peers`, C the capacity across
-    hosts, and what a device fetches for itself are `Group.num_row_lists` lists of another capacity, C in the names below.
+    hosts, and what a device fetches for itself are `Group.num_row_lists` lists of another capacity, which names below
+    call C.
 
     Attributes:
       slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
