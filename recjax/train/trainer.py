@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,7 +125,7 @@ class Trainer:
         return replica_groups.make_average(self.bound, self.mesh)
 
     def predict(self, state: TrainState, stream: InputStream) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Predicts all batches of a stream, each while the next one is prepared.
+        """Predicts all batches of a stream, each while the next one is prepared, and closes it.
 
         Yields:
           Each batch as it was read, and its logits: float64 [B].
@@ -133,14 +134,15 @@ class Trainer:
           StopRequested: the stream's `stop` of any process has said so.
         """
         before: tuple[Batch, jax.Array] | None = None
-        for inputs in stream:
-            if stream.latest.stop:
-                raise StopRequested(stream.latest.stop)
-            prediction = stream.latest.batch, self.predict_program(state, inputs)
-            watchdog.phase("wait")
-            if before:
-                yield _rows(*before)
-            before = prediction
+        with contextlib.closing(stream):
+            for inputs in stream:
+                if stream.latest.stop:
+                    raise StopRequested(stream.latest.stop)
+                prediction = stream.latest.batch, self.predict_program(state, inputs)
+                watchdog.phase("wait")
+                if before:
+                    yield _rows(*before)
+                before = prediction
         if before:
             yield _rows(*before)
         watchdog.phase("report")  # what is made of them is each process's own work
