@@ -23,7 +23,7 @@ LAYERS = (
     ("embedding",),
     ("models",),
     ("config",),
-    ("train",),
+    ("train", "planning"),
     ("serving", "interop", "bench", "sweep"),
     ("tracing", "studies"),
     ("main",),

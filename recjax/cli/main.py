@@ -217,6 +217,24 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--compile", action="store_true", help="also compile the step for mesh.devices, owned or not, "
                       "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
+    plan.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
+    plan.add_argument("--machine", metavar="FILE", help="with --predict: what `recjax calibrate` wrote, or the name of "
+                      "a machine that is shipped, such as h100 (default: machine.json)")  # fmt: skip
+    plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
+    plan.add_argument("--out", type=expanded, metavar="DIR", help="with --predict: also write prediction.json, "
+                      "prediction.png and trace.json (for ui.perfetto.dev) there")  # fmt: skip
+    plan.set_defaults(tunables=True)
+
+    calibrate = verb(names, "calibrate", verbs.calibrate, "measure what this machine can do, for plan --predict",
+                     "calibrate --out machine.json")  # fmt: skip
+    calibrate.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
+    calibrate.add_argument("--quick", action="store_true", help="few and small sizes, in seconds: to try it")
+    calibrate.add_argument("--devices", type=int, default=2, metavar="N", help="that collectives are measured over; 0: "
+                           "all there are (default: 2)")  # fmt: skip
+    calibrate.add_argument("--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto",
+                           help="of the devices (default: auto)")  # fmt: skip
+    calibrate.add_argument("--name", default="", metavar="NAME", help="of the machine (default: its processor's)")
+    calibrate.set_defaults(tunables=True)
 
     bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, or against another library",
                  "bench bench_kaggle16 --against torchrec")  # fmt: skip

@@ -88,6 +88,8 @@ def plan(options: argparse.Namespace) -> None:
 
     if options.memory_gib is not None and not options.compile:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
+    if not options.predict and (options.machine or options.measure or options.out):
+        raise ConfigError("--machine, --measure and --out belong to --predict: give that too.")
     config = presets.load(options.preset, options.overrides)
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
@@ -104,14 +106,41 @@ def plan(options: argparse.Namespace) -> None:
     replicas, hosts, each = config.mesh.shape
     sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
     described = describe_plan(plan, tables, features, *sizes)
-    if not options.compile:
-        write_result(options, described, lambda: plan_table(described))
-        return
-    from recjax.bench import compile_report
+    result, texts = described, [plan_table(described)]
+    if options.compile:
+        from recjax.bench import compile_report
 
-    found = compile_report.on_paper(config, options.memory_gib)
+        found = compile_report.on_paper(config, options.memory_gib)
+        result, texts = result | {"compiled": found}, [*texts, compile_report.to_text(found)]
+    if options.predict:
+        from recjax.bench import prediction
+        from recjax.planning.machine import open_machine
+
+        machine = open_machine(options.machine or "machine.json")
+        foreseen = prediction.on_machine(config, machine, options.measure, options.out)
+        result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
+    write_result(options, result, lambda: "\n\n".join(texts))
+
+
+def calibrate(options: argparse.Namespace) -> None:
+    """Measures this machine."""
+    from recjax.bench.machine_load import Others
+    from recjax.parallel.mesh import MeshConfig, make_mesh
+    from recjax.planning import calibrate as calibration
+    from recjax.planning import report
+    from recjax.planning.machine import write
+
+    platform: Any = options.platform
+    mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
+    others = Others([])
+    effort = calibration.QUICK if options.quick else calibration.FULL
+    machine = calibration.calibrate(mesh, effort, lambda line: print(line, file=sys.stderr, flush=True), options.name)
+    machine = report.with_note(machine, others.share(), options.quick)
+    write(machine, options.out)
     write_result(
-        options, described | {"compiled": found}, lambda: f"{plan_table(described)}\n\n{compile_report.to_text(found)}"
+        options,
+        {"out": str(options.out), **report.figures(machine)},
+        lambda: f"{report.to_text(machine)}\n\nwrote {options.out}",
     )
 
 

@@ -1,0 +1,179 @@
+"""`recjax plan PRESET --predict`: a training step predicted on a machine, and with --measure the one that is here.
+
+The step is compiled as it trains, for as many devices as the config says, and not run. Its sizes come from the first
+batch, see `recjax.bench.compile_report.sample`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from recjax.bench import compile_report
+from recjax.bench.breakdown import part_of, scopes
+from recjax.bench.run import Options, bench
+from recjax.config.run import RunConfig
+from recjax.planning import draw
+from recjax.planning.graph import read_graph
+from recjax.planning.machine import Machine
+from recjax.planning.predict import HostWork, Prediction, figures, predict
+from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.routers import HostRouter
+from recjax.train.setup import Setup, make_setup
+from recjax.utils.files import write_json, write_whole
+from recjax.utils.text import aligned
+
+ROUNDS, STEPS = 5, 20  # of --measure
+
+
+def predicted(config: RunConfig, machine: Machine) -> Prediction:
+    """The training step of a config on a machine.
+
+    Raises:
+      ConfigError, DataError, DeviceError: as `make_setup`.
+    """
+    setup = make_setup(config, splits=("train",), weights=False)
+    _tell("counting distinct rows")
+    found = compile_report.sample(setup)
+    _tell(f"compiling for {setup.bound.all_devices} device(s)")
+    state, inputs = abstract_state(setup), abstract_inputs(setup, found.capacities)
+    text = setup.train_step.lower(state, inputs).compile().as_text() or ""
+    parts = {name: part_of(scope) for name, scope in scopes(text).items()}
+    graph = read_graph(text, setup.bound.all_devices, parts)
+    return predict(graph, machine, _host(setup, found, state, inputs))
+
+
+def _host(setup: Setup, found: compile_report.Sample, state: Any, inputs: Any) -> HostWork:
+    train, placed = setup.config.train, jax.tree.leaves(inputs)
+    ids_per_sample = found.ids / max(1, found.samples)
+    return HostWork(
+        samples=train.batch_size,
+        ids=math.ceil(ids_per_sample * train.batch_size),
+        placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
+        placed_arrays=len(placed),
+        arguments=len(jax.tree.leaves(state)) + len(placed),
+        devices=setup.bound.all_devices,
+        workers=train.workers,
+        routes=isinstance(setup.router, HostRouter),
+    )
+
+
+def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | None) -> dict[str, Any]:
+    """Predicts, measures if that is asked for, and draws.
+
+    Args:
+      config: of the run.
+      machine: to predict it on.
+      measure: whether to train here, as `recjax bench` does, and compare.
+      out: folder for prediction.json, prediction.png and trace.json; None writes nothing.
+
+    Returns:
+      JSON values: those of `recjax.planning.predict.figures`; "compiled_for", the platform that the program was
+      compiled for; and with `measure` "measured": "step_ms", its quartiles "step_ms_q1" and "step_ms_q3",
+      "samples_per_s", "parts_ms", "host_ms" from a profile, "cpu_share_of_others", and "ratio", predicted over measured
+      step time.
+
+    Raises:
+      ConfigError, DataError, DeviceError: as `make_setup`.
+    """
+    prediction = predicted(config, machine)
+    result = figures(prediction) | {
+        "devices": prediction.host.devices,
+        "batch_size": prediction.host.samples,
+        "compiled_for": jax.default_backend() if config.mesh.platform == "auto" else config.mesh.platform,
+        "predicted_for": machine.platform,
+    }
+    if measure:
+        result["measured"] = _measured(config, result["step_ms"])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "prediction.json", result)
+        write_json(out / "trace.json", draw.trace(prediction))
+        write_whole(out / "prediction.png", draw.picture(prediction, result))
+        result["out"] = str(out)
+    return result
+
+
+def _measured(config: RunConfig, predicted_ms: float) -> dict[str, Any]:
+    """What `recjax bench` finds of the step."""
+    found = bench(config, Options(rounds=ROUNDS, steps=STEPS))
+    (speed,), (step,) = found["speed"].values(), found["steps"].values()
+    batch = config.train.batch_size
+    q1, q3 = (batch / speed[name] * 1e3 for name in ("q3", "q1"))
+    return {
+        "step_ms": step["step_ms"],
+        "step_ms_q1": q1,
+        "step_ms_q3": q3,
+        "samples_per_s": speed["median"],
+        "parts_ms": step["profile"]["device_ms"],
+        "host_ms": step["profile"]["host_ms"],
+        "cpu_share_of_others": found["setup"]["cpu_share_of_others"],
+        "ratio": predicted_ms / step["step_ms"],
+    }
+
+
+def to_text(result: dict[str, Any]) -> str:
+    """The result for people."""
+    measured = result.get("measured")
+    where = result["machine_from"]
+    about = ", ".join(f"{where[key]}" for key in ("versions", "date", "note") if key in where)
+    kind = "measured" if result["measured_machine"] else "NOT measured"
+    lines = [
+        f"a training step of {result['batch_size']:,} samples on {result['devices']} device(s), predicted for "
+        f"{result['machine']} ({kind}: {about})"
+    ]
+    if result["compiled_for"] not in (result["predicted_for"], "auto"):
+        lines.append(
+            f"compiled for {result['compiled_for']}, whose compiler fuses otherwise than that of "
+            f"{result['predicted_for']}: take it for an order of magnitude"
+        )
+    table = [["part of the step, on a device", "ms", *(["measured"] if measured else [])]]
+    for part in _order(result["parts_ms"], measured["parts_ms"] if measured else {}):
+        table.append([part, _ms(result["parts_ms"].get(part, 0.0)),
+                      *([_ms(measured["parts_ms"].get(part, 0.0))] if measured else [])])  # fmt: skip
+    device, path = result["device"], result["critical_path"]
+    lines += ["", *aligned(table), ""]
+    lines.append(
+        f"{device['kernels']} kernels ({device['gflop']:.3g} GFLOP), {device['collectives']} collectives, of which "
+        f"{_ms(device['exposed_ms'])} ms are not hidden; {path['nodes']} nodes are on the critical path, of which longest:"
+    )
+    nodes = [["node", "part", "at ms", "ms"]]
+    nodes += [[one["name"], one["part"], _ms(one["start_ms"]), _ms(one["ms"])] for one in path["longest"][:6]]
+    lines += [*aligned(nodes, left=(0, 1)), ""]
+    host = ", ".join(f"{stage} {_ms(ms)}" for stage, ms in result["host_ms"].items())
+    lines.append(f"host, ms: {host}")
+    if result["missing"]:
+        lines.append(f"the machine file says nothing of {', '.join(result['missing'])}: taken for nothing")
+    if result["unknown"]:
+        lines.append(f"work that the program's text does not tell: {', '.join(result['unknown'][:5])}")
+    lines.append("bounds, ms: " + ", ".join(f"{name} {_ms(ms)}" for name, ms in result["bounds_ms"].items()))
+    lines.append(
+        f"predicted: {_ms(result['step_ms'])} ms a step, {result['samples_per_s']:,.0f} samples/s, bound by "
+        f"{result['bound_by']}"
+    )
+    if measured:
+        busy = measured["cpu_share_of_others"]
+        lines.append(
+            f"measured: {_ms(measured['step_ms'])} ms ({_ms(measured['step_ms_q1'])} - {_ms(measured['step_ms_q3'])}), "
+            f"{measured['samples_per_s']:,.0f} samples/s; predicted / measured {measured['ratio']:.2f}"
+            + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile")
+        )
+    if "out" in result:
+        lines.append(f"wrote prediction.json, prediction.png and trace.json (for ui.perfetto.dev) to {result['out']}")
+    return "\n".join(lines)
+
+
+def _order(one: dict[str, float], other: dict[str, float]) -> list[str]:
+    return sorted(one | other, key=lambda part: -max(one.get(part, 0.0), other.get(part, 0.0)))
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.3f}" if ms < 10 else f"{ms:,.1f}"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""What a training step costs on a machine, measured or not: predicted from the compiled program."""

@@ -1,0 +1,314 @@
+"""`recjax calibrate`: measures kernel classes, collectives and host stages, and makes a machine of them.
+
+All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
+time is the median over passes of the shortest run in each, without what an empty program takes. CPU cores that a kernel
+keeps busy are the process's CPU time over the wall's, in the runs of all passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+import recjax
+from recjax.comms.microbenchmark import chain
+from recjax.comms.replay import Prepared, measure, ranks_mesh
+from recjax.planning import errors
+from recjax.planning.cases import Case, Run, kernel_cases, runner
+from recjax.planning.costs import Costs, of_sizes
+from recjax.planning.host_cases import host_cases
+from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
+
+Tell = Callable[[str], None]
+_RUNS = 20  # of a case in a pass, at most; 2 at least
+_LEAST_US = 0.05  # that a case takes: below, the clock says nothing
+_CHAIN = (16, 144)  # lengths of the chains that overheads are read from
+_COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
+_QUICK_BYTES = (2**12, 2**20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+      quick: few and small cases, in under a minute; else at most ten minutes.
+      passes: over all cases.
+      case_s: of a case in a pass.
+      limit_s: after which no further pass begins.
+    """
+
+    quick: bool
+    passes: int
+    case_s: float
+    limit_s: float
+
+
+FULL = Effort(False, 5, 0.05, 360.0)
+QUICK = Effort(True, 3, 0.01, 20.0)
+
+
+@dataclasses.dataclass
+class _Timed:
+    """A compiled case and what was measured of it: the shortest of each pass, wall and CPU time of all runs, s."""
+
+    case: Case
+    run: Run
+    best_s: list[float] = dataclasses.field(default_factory=list)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def measure(self, budget_s: float, empty_s: float) -> None:
+        """A pass over this case alone."""
+        best, began, cpu = math.inf, time.perf_counter(), time.process_time()
+        for number in range(_RUNS):
+            start = time.perf_counter()
+            self.run()
+            end = time.perf_counter()
+            best = min(best, end - start)
+            if number and end - began > budget_s:
+                break
+        self.wall_s += time.perf_counter() - began
+        self.cpu_s += time.process_time() - cpu
+        self.best_s.append(best - (empty_s if self.case.dispatched else 0.0))
+
+    def point(self, cores: int) -> Point:
+        """Its median over the passes."""
+        us = max(float(np.median(self.best_s)) * 1e6, _LEAST_US)
+        return Point(self.case.sizes, us, min(max(self.cpu_s / self.wall_s, 1.0), float(cores)))
+
+
+def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str = "") -> Machine:
+    """Measures the devices of a mesh, the first of them for what one device does, and their host.
+
+    Args:
+      mesh: as `make_mesh` gives it.
+      effort: `FULL` or `QUICK`.
+      tell: takes a line of progress.
+      name: of the machine; "" names it after its processor.
+      note: kept in the file.
+    """
+    began = time.monotonic()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    device = mesh.devices.flat[0]
+    with jax.default_device(device):
+        timed, collectives, overheads = _compiled(mesh, effort, tell)
+        for number in range(effort.passes):
+            if number and time.monotonic() - began > effort.limit_s:
+                break
+            _one_pass([*timed, *overheads.values()], collectives, effort, number)
+            tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
+    rates = _rates(timed, cores)
+    measured = Machine(
+        name or _processor() or device.device_kind,
+        True,
+        {"cpu": _processor() or "unknown", "device": device.device_kind, "versions": _versions(),
+         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), **({"note": note} if note else {})},
+        "cpu" if device.platform == "cpu" else "tpu" if device.platform == "tpu" else "gpu",
+        cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates, _overheads(overheads), {},
+    )  # fmt: skip
+    points: dict[str, list[Point]] = {}
+    for one in timed:
+        if not one.case.held_out:
+            points.setdefault(one.case.kernel, []).append(one.point(cores))
+    for collective in collectives:
+        points.setdefault(collective.kind, []).append(collective.point())
+    kernels = {kernel: Kernel(1.0, "measured", tuple(found)) for kernel, found in sorted(points.items())}
+    machine = _without_streams(dataclasses.replace(measured, kernels=kernels))
+    held = [one.case.kernel for one in timed if one.case.held_out]
+    return dataclasses.replace(
+        machine,
+        kernels={
+            kernel: dataclasses.replace(of, held_out=_held_out(kernel, machine, timed) if kernel in held else None)
+            for kernel, of in machine.kernels.items()
+        },
+    )
+
+
+def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], list[_Collective], dict[str, _Timed]]:
+    """All cases, compiled and run once: kernels and host stages, collectives, overheads."""
+    platform_of = mesh.devices.flat[0].platform
+    cases = kernel_cases(effort.quick, ("f32",) if effort.quick and platform_of == "cpu" else ("f32", "bf16"))
+    cases += host_cases(mesh, effort.quick)
+    timed, said = [], time.monotonic()
+    for number, case in enumerate(cases):
+        timed.append(_Timed(case, case.make()))
+        timed[-1].run()
+        if time.monotonic() - said > 5:
+            tell(f"compiled {number + 1} of {len(cases)} kernels")
+            said = time.monotonic()
+    collectives = []
+    if mesh.devices.size > 1:
+        over = ranks_mesh(list(mesh.devices.flat))
+        sizes = _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
+        collectives = [_Collective(kind, size, over) for kind in COLLECTIVES for size in sizes]
+    overheads = {}
+    for what, length, make in _chains():
+        overheads[f"{what}.{length}"] = one = _Timed(Case("overhead", {}, make), make())
+        one.run()
+    tell(f"compiled {len(cases)} kernels and host stages, {len(collectives)} collectives")
+    return timed, collectives, overheads
+
+
+def _one_pass(timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int) -> None:
+    """All cases once, in an order of the pass's own."""
+    empty = _Timed(Case("empty", {}, _empty), _empty())
+    order = list(timed)
+    random.Random(number).shuffle(order)
+    for place, one in enumerate(order):
+        if place % 32 == 0:
+            empty.measure(effort.case_s, 0.0)
+        one.measure(effort.case_s, min(empty.best_s[-1], empty.best_s[0]))
+    if collectives:
+        repeats = 2 if effort.quick else 4
+        for one_of, times in zip(
+            collectives, measure([c.replay for c in collectives], [repeats] * len(collectives)), strict=True
+        ):
+            one_of.add([] if times.slots is None else times.slots[1:])
+
+
+class _Collective:
+    """A collective of one size."""
+
+    def __init__(self, kind: str, size: int, mesh: Mesh) -> None:
+        chained = chain(kind, size, mesh.devices.size)
+        self.kind, self._ranks = kind, mesh.devices.size
+        self.bytes = chained[0].padded_bytes
+        self.replay = Prepared(chained, mesh, name=f"calibrate_{kind}_{size}_")
+        self._us: list[float] = []
+
+    def add(self, ns: Sequence[np.ndarray]) -> None:
+        if ns:
+            self._us.append(float(np.median(np.stack(ns))) / 1e3)
+
+    def point(self) -> Point:
+        us = float(np.median(self._us)) if self._us else _LEAST_US
+        return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, _LEAST_US))
+
+
+def _empty() -> Run:
+    return runner(lambda x: x + 1, jnp.ones(8))
+
+
+def _chains() -> Iterable[tuple[str, int, Callable[[], Run]]]:
+    """Small products one after the other, and as many turns of a loop that does two of them."""
+    x = jnp.full((16, 16), 1 / 16)
+
+    def product(x: jax.Array) -> jax.Array:
+        return jax.lax.dot(x, x, precision=jax.lax.Precision.HIGHEST)
+
+    def line(length: int) -> Callable[[jax.Array], jax.Array]:
+        def run(x: jax.Array) -> jax.Array:
+            for _ in range(length):
+                x = product(x)
+            return x
+
+        return run
+
+    def loop(length: int) -> Callable[[jax.Array], jax.Array]:
+        return lambda x: jax.lax.fori_loop(0, length, lambda _, x: product(product(x)), x)
+
+    for length in _CHAIN:
+        yield "line", length, lambda length=length: runner(line(length), x)
+        yield "loop", length, lambda length=length: runner(loop(length), x)
+
+
+def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
+    """Of a kernel: the slope of a chain, whose kernels do next to nothing. Of a loop: what a turn takes beside its two."""
+    slopes = {}
+    for what in ("line", "loop"):
+        short, long = (float(np.median(timed[f"{what}.{length}"].best_s)) for length in _CHAIN)
+        slopes[what] = (long - short) / (_CHAIN[1] - _CHAIN[0]) * 1e6
+    kernel = max(slopes["line"], _LEAST_US)
+    return {
+        "kernel": Quantity(kernel, "us", "measured"),
+        "loop": Quantity(max(slopes["loop"] - 2 * kernel, _LEAST_US), "us", "measured"),
+    }
+
+
+def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
+    """The best that any case reached, and sizes that the system tells."""
+    flops: dict[str, float] = {}
+    passes: dict[float, float] = {}
+    for one in timed:
+        us = one.point(cores).us
+        base, _, variant = one.case.kernel.partition(".")
+        if base == "matmul":
+            dtype = variant.rpartition("_")[2]
+            flops[dtype] = max(flops.get(dtype, 0.0), of_sizes(one.case.kernel, one.case.sizes).flops / us * 1e6)
+        if base == "elementwise":
+            passes[one.case.sizes["bytes"]] = one.case.sizes["bytes"] / us * 1e6
+    found = {f"flops_{dtype}": Quantity(rate, "FLOP/s", "measured") for dtype, rate in flops.items()}
+    found["memory"] = Quantity(passes[max(passes)], "B/s", "measured")
+    found["cache"] = Quantity(max(passes.values()), "B/s", "measured")
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found["memory_size"] = Quantity(float(size), "B", "the operating system")
+    if cache := _last_cache_bytes():
+        found["cache_size"] = Quantity(float(cache), "B", "the operating system")
+    found["line_size"] = Quantity(64.0, "B", "of x86-64 and most Arm processors")
+    return found
+
+
+def _without_streams(machine: Machine) -> Machine:
+    """The machine with its transcendental functions less the pass over memory that their cases made."""
+    kernel = machine.kernels.get("transcendental")
+    if kernel is None:
+        return machine
+    costs, points = Costs(machine), []
+    for point in kernel.points:
+        sizes = {"bytes": 8 * point.sizes["elements"]}
+        stream_us = costs.of(of_sizes("elementwise", sizes)).us
+        points.append(dataclasses.replace(point, us=max(point.us - stream_us, _LEAST_US)))
+    return dataclasses.replace(
+        machine, kernels=machine.kernels | {"transcendental": dataclasses.replace(kernel, points=tuple(points))}
+    )
+
+
+def _held_out(kernel: str, machine: Machine, timed: Sequence[_Timed]) -> HeldOut:
+    """The error of predictions for the sizes that are no points."""
+    costs, pairs = Costs(machine), []
+    for one in timed:
+        if one.case.held_out and one.case.kernel == kernel:
+            predicted = costs.of(of_sizes(kernel, one.case.sizes)).us
+            if kernel == "transcendental":
+                predicted += costs.of(of_sizes("elementwise", {"bytes": 8 * one.case.sizes["elements"]})).us
+            pairs.append((predicted, one.point(machine.cores).us))
+    return errors.of_pairs(pairs)
+
+
+def _versions() -> str:
+    return f"Python {platform.python_version()}, JAX {jax.__version__}, recjax {recjax.__version__}"
+
+
+def _processor() -> str:
+    """The name of the processor, "" where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def _last_cache_bytes() -> int | None:
+    """Size of the largest cache, None where the system does not tell."""
+    found = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            found.append(int(text.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1))
+        except (OSError, ValueError):
+            continue
+    return max(found, default=None)

@@ -1,0 +1,225 @@
+"""The kernels that `recjax calibrate` measures: for each class a grid of sizes, and some sizes that are held out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Run = Callable[[], Any]
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something to time.
+
+    Attributes:
+      kernel: the class that it belongs to, as in the machine file.
+      sizes: as `machine.SIZES` has them.
+      make: compiles it and gives what to run; running it waits for its end.
+      held_out: whether it is left out of the points, to see how well they predict it.
+      dispatched: whether it is a compiled program, whose dispatch is to be subtracted.
+    """
+
+    kernel: str
+    sizes: dict[str, float]
+    make: Callable[[], Run]
+    held_out: bool = False
+    dispatched: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Class:
+    """A kernel class: its grid, sizes that are held out, and from sizes to the case's `make`."""
+
+    kernel: str
+    names: tuple[str, ...]
+    grid: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...]
+    quick: tuple[tuple[int, ...], ...]
+    quick_held_out: tuple[tuple[int, ...], ...]
+    make: Callable[..., Run]
+    fits: Callable[..., bool] = lambda *sizes: True
+
+    def cases(self, quick: bool) -> Iterator[Case]:
+        grid, held_out = (self.quick, self.quick_held_out) if quick else (self.grid, self.held_out)
+        for sizes in itertools.product(*grid):
+            if self.fits(*sizes):
+                yield self._case(sizes, False)
+        for sizes in held_out:
+            yield self._case(sizes, True)
+
+    def _case(self, sizes: Sequence[int], held_out: bool) -> Case:
+        named = {name: float(size) for name, size in zip(self.names, sizes, strict=True)}
+        return Case(self.kernel, named, functools.partial(self.make, *sizes), held_out)
+
+
+def kernel_cases(quick: bool, dtypes: Sequence[str]) -> list[Case]:
+    """The cases of all classes that one device runs.
+
+    Args:
+      quick: few and small ones.
+      dtypes: of products, "f32" among them.
+    """
+    return [case for one in _classes(dtypes) for case in one.cases(quick)]
+
+
+def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
+    mnk, small = ("m", "n", "k"), (4, 16, 64, 256, 1024)
+    outer = ((300, 100, 30), (2000, 500, 200), (1000, 32, 700), (8192, 128, 128))
+    few = ((64, 1024), (16, 256), (16, 256))
+    for layout in ("nn", "nt"):
+        yield _Class(f"matmul.{layout}_f32", mnk, ((64, 512, 4096), (1, *small[1:]), small), outer, few,
+                     ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
+    yield _Class("matmul.tn_f32", mnk, (small, (1, *small[1:]), (64, 512, 4096)), tuple(s[::-1] for s in outer),
+                 ((16, 256), (16, 256), (64, 1024)), ((30, 100, 300),),
+                 functools.partial(_matmul, "tn", "f32"))  # fmt: skip
+    for dtype in dtypes:
+        if dtype != "f32":
+            yield _Class(f"matmul.{dtype}", mnk, ((64, 512, 4096), (16, 128, 1024), (16, 128, 1024)), outer[:2],
+                         ((64, 1024), (16, 256), (16, 256)), (), functools.partial(_matmul, "nn", dtype))  # fmt: skip
+    yield _Class("batched_matmul.f32", ("batch", "m", "n", "k"), ((256, 4096), (4, 32), (4, 32, 128), (4, 32, 128)),
+                 ((1024, 27, 27, 64), (2048, 10, 16, 10)), ((256, 1024), (4, 32), (4, 32), (16, 64)),
+                 ((512, 10, 10, 32),), _batched)  # fmt: skip
+    lookup = ("rows", "row_bytes", "table_bytes")
+    held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
+    yield _Class("gather", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**16, 2**21, 2**25, 2**28)), held,
+                 ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather)  # fmt: skip
+    yield _Class("scatter.add", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
+                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _scatter_add)  # fmt: skip
+    yield _Class("scatter.sorted", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**18, 2**21, 2**25, 2**28)), held,
+                 ((256, 4096), (64, 512), (2**18, 2**24)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
+    yield _Class("sort", ("keys", "operands"), ((2**8, 2**12, 2**16, 2**18), (1, 2)), ((20_000, 2),),
+                 ((2**8, 2**14), (1, 2)), ((2000, 2),), _sort)  # fmt: skip
+    passes, few_bytes = tuple(2**e for e in range(8, 28, 3)), (2**10, 2**16, 2**22)
+    middle, quick_middle = ((3000,), (100_000,), (5_000_000,)), ((100_000,),)
+    for kernel, make in (("elementwise", _elementwise), ("copy", _copy), ("reduce.rows", _reduce_rows),
+                         ("reduce.columns", _reduce_columns)):  # fmt: skip
+        yield _Class(kernel, ("bytes",), (passes,), middle, (few_bytes,), quick_middle, make)
+    yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 22, 3)),), ((50_000,),),
+                 ((2**8, 2**16),), (), _transcendental)  # fmt: skip
+
+
+def _has_rows(rows: int, row_bytes: int, table_bytes: int) -> bool:
+    return rows * row_bytes <= table_bytes
+
+
+def _dtype(name: str) -> Any:
+    return {"f32": jnp.float32, "bf16": jnp.bfloat16, "f64": jnp.float64}[name]
+
+
+@functools.lru_cache(maxsize=64)
+def _values(shape: tuple[int, ...], dtype: str = "f32") -> jax.Array:
+    """Values that are neither zero nor alike; kept, since cases share them."""
+    count = math.prod(shape)
+    return ((jnp.arange(count, dtype=jnp.float32) % 251) / 251 + 0.5).astype(_dtype(dtype)).reshape(shape)
+
+
+def _ids(rows: int, of: int) -> np.ndarray:
+    return np.random.default_rng(rows).integers(0, max(1, of), rows, dtype=np.int32)
+
+
+def runner(function: Callable[..., Any], *arguments: Any) -> Run:
+    """Compiles a function for these arguments; running it waits for its result."""
+    compiled = jax.jit(function).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(compiled(*arguments))
+
+
+def in_place(function: Callable[..., Any], state: jax.Array, *arguments: Any) -> Run:
+    """Compiles a function whose result takes its first argument's place, and is its first argument the next time."""
+    compiled = jax.jit(function, donate_argnums=0).lower(state, *arguments).compile()
+    held = [state]
+
+    def run() -> None:
+        held[0] = compiled(held[0], *arguments)
+        held[0].block_until_ready()
+
+    return run
+
+
+def _matmul(layout: str, dtype: str, m: int, n: int, k: int) -> Run:
+    left = _values((m, k) if layout[0] == "n" else (k, m), dtype)
+    right = _values((k, n) if layout[1] == "n" else (n, k), dtype)
+    over = (((int(layout[0] == "n"),), (int(layout[1] == "t"),)), ((), ()))
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(a, b, over, precision=_HIGHEST, preferred_element_type=jnp.float32)
+
+    return runner(product, left, right)
+
+
+def _batched(batch: int, m: int, n: int, k: int) -> Run:
+    over = (((2,), (2,)), ((0,), (0,)))
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(a, b, over, precision=_HIGHEST)
+
+    return runner(product, _values((batch, m, k)), _values((batch, n, k)))
+
+
+def _table(row_bytes: int, table_bytes: int) -> tuple[int, int]:
+    D = max(1, row_bytes // 4)
+    return max(1, table_bytes // (4 * D)), D
+
+
+def _gather(rows: int, row_bytes: int, table_bytes: int) -> Run:
+    R, D = _table(row_bytes, table_bytes)
+
+    def gathered(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return table.at[ids].get(mode="fill", fill_value=0)
+
+    return runner(gathered, _values((R, D)), jnp.asarray(_ids(rows, R)))
+
+
+def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:
+    R, D = _table(row_bytes, table_bytes)
+
+    def added(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
+        return table.at[ids].add(new, mode="drop")
+
+    return in_place(added, jnp.zeros((R, D)), jnp.asarray(_ids(rows, R)), _values((rows, D)))
+
+
+def _scatter_sorted(rows: int, row_bytes: int, table_bytes: int) -> Run:
+    R, D = _table(row_bytes, table_bytes)
+    ids = np.sort(np.random.default_rng(rows).choice(R, min(rows, R), replace=False)).astype(np.int32)
+
+    def written(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
+        return table.at[ids].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    return in_place(written, jnp.zeros((R, D)), jnp.asarray(ids), _values((len(ids), D)))
+
+
+def _sort(keys: int, operands: int) -> Run:
+    given = [jnp.asarray(_ids(keys, 2**30)), *(jnp.arange(keys) for _ in range(operands - 1))]
+    return runner(lambda *given: jax.lax.sort(given, num_keys=1), *given)
+
+
+def _elementwise(moved: int) -> Run:
+    return runner(lambda x: x * 1.5 + 1, _values((max(1, moved // 8),)))
+
+
+def _copy(moved: int) -> Run:
+    D = 16
+    part = _values((max(1, moved // (8 * 4 * D)), D))
+    return runner(lambda *parts: jnp.concatenate(parts, axis=1), *[part + i for i in range(4)])
+
+
+def _reduce_rows(moved: int) -> Run:
+    return runner(lambda x: x.sum(axis=1), _values((max(1, moved // 256), 64)))
+
+
+def _reduce_columns(moved: int) -> Run:
+    return runner(lambda x: x.sum(axis=0), _values((max(1, moved // 256), 64)))
+
+
+def _transcendental(elements: int) -> Run:
+    return runner(lambda x: jnp.exp(x), _values((elements,)))

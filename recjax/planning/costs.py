@@ -1,0 +1,183 @@
+"""How long a kernel takes on a machine.
+
+Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
+multilinear in these logarithms. A larger size never takes less: a point below one of smaller sizes is raised to it. Below
+the grid the least size's time holds (a kernel has a floor); above it time grows as each size does, but for the sizes
+that only say where the data lie. Corners of the grid that nobody measured take the roofline's time, times what the
+nearest point is off it.
+
+Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
+peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
+from the cache as often as the table fits into it, the form of Lin et al. (arXiv:2201.07821, section III-C): bytes from
+memory are those of the misses, and the slower one of both memories counts. Collectives are a latency for each step of
+the algorithm and the bytes that a rank's link carries (ring; direct for all-to-all).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recjax.comms.bus import bus_factor
+from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
+from recjax.planning.work import Work
+
+# Sizes beyond the largest measured one that do not make the work more.
+_PLACES = ("table_bytes", "devices")
+_DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Microseconds, and the CPU cores that are busy meanwhile (1 where that is not known)."""
+
+    us: float
+    cores: float = 1.0
+
+
+class Costs:
+    """The costs of kernels on one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        """Grids are made when first asked for."""
+        self.machine = machine
+        self._grids: dict[str, _Grid | None] = {}
+
+    def of(self, work: Work) -> Cost:
+        """The cost of some work, without the overhead of starting it."""
+        base = work.kernel.partition(".")[0]
+        kernel = self.machine.kernel(work.kernel)
+        if kernel is not None and kernel.points:
+            name = work.kernel if work.kernel in self.machine.kernels else base
+            return self._grid(name, kernel, base, work.kernel).at(work.sizes)
+        return Cost(roofline_us(work, self.machine) / (kernel.efficiency if kernel else 1.0))
+
+    def host(self, stage: str, **sizes: float) -> Cost:
+        """The cost of a host's stage; 0 if the machine does not know it."""
+        kernel = self.machine.kernel(stage)
+        if kernel is None or not kernel.points:
+            return Cost(0.0)
+        return self._grid(stage, kernel, stage, stage).at(sizes)
+
+    def _grid(self, name: str, kernel: Kernel, base: str, of: str) -> _Grid:
+        found = self._grids.get(name)
+        if found is None:
+            roofline = functools.partial(_from_sizes, of, self.machine)
+            self._grids[name] = found = _Grid(SIZES[base], kernel.points, roofline)
+        return found
+
+
+class _Grid:
+    """Times over the logarithms of some sizes; what is not there is taken from what is nearest."""
+
+    def __init__(
+        self, names: Sequence[str], points: Sequence[Point], roofline: functools.partial[float] | None
+    ) -> None:
+        self._names = names
+        self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
+        logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
+        bases = [roofline(p.sizes) if roofline else 1.0 for p in points]
+        off_P = np.log([p.us for p in points]) - np.log(bases)
+        shape = [len(axis) for axis in self._axes]
+        us, cores = np.empty(shape), np.empty(shape)
+        for place in itertools.product(*map(range, shape)):
+            at_S = np.array([axis[i] for axis, i in zip(self._axes, place, strict=True)])
+            near = int(np.abs(logs_PxS - at_S).sum(axis=1).argmin())
+            sizes = dict(zip(names, np.exp(at_S), strict=True))
+            us[place] = off_P[near] + math.log(roofline(sizes) if roofline else 1.0)
+            cores[place] = max(1.0, points[near].cores)
+        for axis in range(len(names)):
+            us = np.maximum.accumulate(us, axis=axis)
+        self._log_us, self._cores = us, cores
+
+    def at(self, sizes: Mapping[str, float]) -> Cost:
+        """The time and cores of some sizes."""
+        lows, shares, beyond = [], [], 0.0
+        for name, axis in zip(self._names, self._axes, strict=True):
+            at = math.log(max(sizes[name], 1e-9))
+            if at > axis[-1] and name not in _PLACES:
+                beyond += at - axis[-1]
+            low = min(max(int(np.searchsorted(axis, at)) - 1, 0), max(len(axis) - 2, 0))
+            wide = axis[low + 1] - axis[low] if len(axis) > 1 else 1.0
+            lows.append(low)
+            shares.append(min(max((at - axis[low]) / wide, 0.0), 1.0))
+        log_us = cores = 0.0
+        for corner in itertools.product((0, 1), repeat=len(lows)):
+            weight = math.prod(s if up else 1 - s for s, up in zip(shares, corner, strict=True))
+            if weight:
+                place = tuple(low + up for low, up in zip(lows, corner, strict=True))
+                log_us += weight * self._log_us[place]
+                cores += weight * self._cores[place]
+        return Cost(math.exp(log_us + beyond), cores)
+
+
+def _from_sizes(kernel: str, machine: Machine, sizes: Mapping[str, float]) -> float:
+    """The roofline's time of a kernel of which only the sizes are known, us."""
+    return roofline_us(of_sizes(kernel, sizes), machine)
+
+
+def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:
+    """The work of a kernel from its sizes alone, with float32 where its name does not say the dtype."""
+    base, _, variant = kernel.partition(".")
+    dtype = variant.rpartition("_")[2] if base == "matmul" else variant
+    item = 2 if dtype in ("bf16", "f16") else 8 if dtype == "f64" else 4
+    if base in ("matmul", "batched_matmul"):
+        m, n, k, batch = sizes["m"], sizes["n"], sizes["k"], sizes.get("batch", 1.0)
+        return Work(kernel, sizes, 2 * batch * m * n * k, item * batch * (m * k + k * n + m * n))
+    if base in ("gather", "scatter"):
+        moved = (2 if base == "gather" else 3) * sizes["rows"] * sizes["row_bytes"] + 4 * sizes["rows"]
+        return Work(kernel, sizes, 0.0, moved)
+    if base == "sort":
+        keys = sizes["keys"]
+        return Work(kernel, sizes, keys * math.log2(max(2.0, keys)), 8 * keys * sizes["operands"])
+    if base == "transcendental":
+        return Work(kernel, sizes, 20 * sizes["elements"], 0.0)
+    return Work(kernel, sizes, 0.0, math.prod(sizes[name] for name in SIZES[base] if name not in _PLACES))
+
+
+def roofline_us(work: Work, machine: Machine) -> float:
+    """The least time that the machine's rates allow, us; see the module."""
+    base, _, variant = work.kernel.partition(".")
+    if base in COLLECTIVES:
+        return _collective_us(base, work.sizes["bytes"], work.sizes["devices"], machine)
+    if base in HOST:
+        return work.bytes / machine.rate("memory") * 1e6
+    flops = _flops(variant.rpartition("_")[2], machine)
+    if base in ("gather", "scatter"):
+        return max(_lookup_us(work, machine), work.flops / flops * 1e6)
+    operations = work.flops
+    if base in ("matmul", "batched_matmul"):
+        tile = machine.rate("matmul_tile", 1.0)
+        s = work.sizes
+        operations = 2 * s.get("batch", 1.0) * s["m"] * (math.ceil(s["n"] / tile) * math.ceil(s["k"] / tile) * tile**2)
+    return max(operations / flops, work.bytes / machine.rate("memory")) * 1e6
+
+
+def _flops(dtype: str, machine: Machine) -> float:
+    return machine.rate(_DTYPES.get(dtype, "flops_f32"), machine.rate("flops_f32"))
+
+
+def _lookup_us(work: Work, machine: Machine) -> float:
+    """Rows of a table in whole lines, from memory or cache, and the rest in one stream."""
+    line, rows, row_bytes = machine.rate("line_size"), work.sizes["rows"], work.sizes["row_bytes"]
+    touched = rows * math.ceil(row_bytes / line) * line
+    times = 1 if work.kernel.startswith("gather") else 2  # read, and written again
+    streamed = max(work.bytes - times * rows * row_bytes, 0.0)
+    hits = min(1.0, machine.rate("cache_size", 0.0) / work.sizes["table_bytes"])
+    memory_s = (touched * times * (1 - hits) + streamed) / machine.rate("memory")
+    cache_s = (touched * times + streamed) / machine.rate("cache", machine.rate("memory"))
+    return max(memory_s, cache_s) * 1e6
+
+
+def _collective_us(kind: str, size: float, devices: float, machine: Machine) -> float:
+    """A latency for each step of a ring (of two rings for an all-reduce), and the bytes that a link carries."""
+    if devices < 2:
+        return 0.0
+    steps = {"all_reduce": 2 * (devices - 1), "all_to_all": 1.0}.get(kind, devices - 1)
+    rate = machine.rate("link", machine.rate("memory"))
+    return steps * machine.rate("link_latency", 0.0) + size * bus_factor(kind, int(devices)) / rate * 1e6

@@ -1,0 +1,101 @@
+"""The stages of a host that `recjax calibrate` measures: reading, routing, packing, placing, dispatching."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from recjax.data.pipeline import batches
+from recjax.data.synthetic.stream import ZipfStream
+from recjax.embedding.bind import bind
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import make_plan
+from recjax.embedding.routing import capacity, host
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.parallel.mesh import BATCH_AXES, put_share
+from recjax.planning.cases import Case, Run
+
+_TABLES = 8  # of the routed batches, each of one id a sample
+
+
+def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
+    """The cases of all stages."""
+    sizes = (2**10, 2**14) if quick else (2**10, 2**14, 2**18)
+    held_out = () if quick else (60_000,)
+    for ids, held in itertools.chain(zip(sizes, itertools.repeat(False)), zip(held_out, itertools.repeat(True))):
+        made = functools.partial(_prepared, ids, mesh.devices.size)
+        for stage, make in (("host_read", _read), ("host_route", _route), ("host_pack", _pack)):
+            yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False)
+    for moved, arrays in itertools.product((2**12, 2**20) if quick else (2**12, 2**18, 2**24), (1, 32)):
+        make_place = functools.partial(_place, moved, arrays, mesh)
+        yield Case("host_place", {"bytes": float(moved), "arrays": float(arrays)}, make_place, False, False)
+    for arguments in (4, 64) if quick else (4, 64, 256):
+        for devices in sorted({1, mesh.devices.size}):
+            make_dispatch = functools.partial(_dispatch, arguments, devices, mesh)
+            named = {"arguments": float(arguments), "devices": float(devices)}
+            yield Case("host_dispatch", named, make_dispatch, False, False)
+
+
+@functools.lru_cache(maxsize=8)
+def _prepared(ids: int, devices: int) -> tuple[Any, Any, Any]:
+    """A batch of so many ids, the tables that they are of, and the data that it comes from."""
+    rows = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)
+    source = ZipfStream(rows=rows, distinct_blocks=8).open()
+    names = [feature.name for feature in source.schema.features]
+    tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, rows, strict=True))
+    features = tuple(FeatureSpec(name, name) for name in names)
+    bound = bind(make_plan("row_wise", tables), tables, features, devices)
+    return next(_stream(source, ids)), bound, source
+
+
+def _stream(source: Any, ids: int) -> Iterator[Any]:
+    return batches(source, "train", max(1, ids // _TABLES), shuffle=True, workers=0)
+
+
+def _read(prepared: Any) -> Run:
+    batch, _, source = prepared()
+    stream = _stream(source, batch.size * _TABLES)
+    return lambda: next(stream)
+
+
+def _route(prepared: Any) -> Run:
+    batch, bound, _ = prepared()
+    return lambda: host.count(batch, bound, batch.size)
+
+
+def _pack(prepared: Any) -> Run:
+    batch, bound, _ = prepared()
+    counted = host.count(batch, bound, batch.size)
+    sizes = capacity.grow({}, counted.needs)
+    return lambda: host.pad(counted, bound, sizes)
+
+
+def _place(moved: int, arrays: int, mesh: Mesh) -> Run:
+    rows = -(-moved // (4 * arrays * mesh.devices.size)) * mesh.devices.size
+    given = [np.ones(max(rows, mesh.devices.size), np.float32) for _ in range(arrays)]
+    return lambda: jax.block_until_ready(put_share(given, mesh))
+
+
+def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
+    over: Sequence[Any] = mesh.devices.ravel()[:devices]
+    sharding = NamedSharding(Mesh(np.asarray(over), ("d",)), P()) if devices > 1 else None
+    given = [jnp.full((4,), float(i)) for i in range(arguments)]
+    held = [jax.device_put(given, sharding) if sharding else jax.device_put(given, over[0])]
+    compiled = jax.jit(lambda xs: [x + 1 for x in xs], donate_argnums=0)
+
+    def run() -> None:
+        jax.block_until_ready(held[0])
+        held[0] = compiled(held[0])
+
+    return run
+
+
+assert BATCH_AXES

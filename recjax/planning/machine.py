@@ -1,0 +1,376 @@
+"""The machine file: what a machine can do, measured by `recjax calibrate` or written by hand from data sheets.
+
+It holds rates (what the hardware does at most), overheads, and for each kernel class the times of some sizes or, where
+nobody measured, how much of the rates it reaches. Every number that was not measured here names its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from recjax.errors import ConfigError, DataError
+from recjax.settings.values import either
+from recjax.utils import strict_json
+from recjax.utils.files import write_json
+
+FORMAT, VERSION = "recjax machine", 1
+
+# What each kernel class is measured over. A name in a file may have a variant behind a dot, as in "matmul.nn_f32".
+SIZES: dict[str, tuple[str, ...]] = {
+    "matmul": ("m", "n", "k"),
+    "batched_matmul": ("batch", "m", "n", "k"),
+    "gather": ("rows", "row_bytes", "table_bytes"),
+    "scatter": ("rows", "row_bytes", "table_bytes"),
+    "sort": ("keys", "operands"),
+    "reduce": ("bytes",),
+    "elementwise": ("bytes",),
+    "transcendental": ("elements",),
+    "copy": ("bytes",),
+    "all_reduce": ("bytes", "devices"),
+    "all_to_all": ("bytes", "devices"),
+    "all_gather": ("bytes", "devices"),
+    "reduce_scatter": ("bytes", "devices"),
+    "host_read": ("ids",),
+    "host_route": ("ids",),
+    "host_pack": ("ids",),
+    "host_place": ("bytes", "arrays"),
+    "host_dispatch": ("arguments", "devices"),
+}
+COLLECTIVES = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
+HOST = ("host_read", "host_route", "host_pack", "host_place", "host_dispatch")
+
+# name -> unit, and whether a machine may lack it
+RATES: dict[str, tuple[str, bool]] = {
+    "flops_f32": ("FLOP/s", False),
+    "flops_bf16": ("FLOP/s", True),
+    "flops_f64": ("FLOP/s", True),
+    "memory": ("B/s", False),
+    "memory_size": ("B", False),
+    "cache": ("B/s", True),
+    "cache_size": ("B", True),
+    "line_size": ("B", False),
+    "matmul_tile": ("elements", True),
+    "link": ("B/s", True),
+    "link_latency": ("us", True),
+    "host_link": ("B/s", True),
+}
+OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
+_WHERE = ("cpu", "device", "versions", "date", "note")
+_FASTER = ("FLOP/s", "B/s")
+_MOST = 1e30  # of any number; whole numbers may be longer than a float holds
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A number with its unit, and where it comes from: a data sheet, or "measured"."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A size of a kernel class and the time that it took.
+
+    Attributes:
+      sizes: as `SIZES` names them.
+      us: from its start to its end, without the overhead of starting it.
+      cores: CPU cores that it kept busy, 1 at least.
+    """
+
+    sizes: dict[str, float]
+    us: float
+    cores: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """How far predictions from the points were off for sizes that are not among them.
+
+    Attributes:
+      points: how many sizes.
+      ratio_mean, ratio_p50, ratio_p90: of max(predicted, measured) / min(predicted, measured): geometric mean, quantiles.
+      gmae: exp(mean log |predicted / measured - 1|), as Lin et al. (arXiv:2201.07821) report it.
+    """
+
+    points: int
+    ratio_mean: float
+    ratio_p50: float
+    ratio_p90: float
+    gmae: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel class on a machine.
+
+    Attributes:
+      efficiency: share of the machine's rates that it reaches; used where no point says more.
+      source: of the efficiency.
+      points: measured sizes; () if none were.
+      held_out: error of predictions from the points; None if none was measured.
+    """
+
+    efficiency: float
+    source: str
+    points: tuple[Point, ...] = ()
+    held_out: HeldOut | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine.
+
+    Attributes:
+      name: for people.
+      measured: whether its numbers were measured on it.
+      where: what it was measured on, or how the file came about: "cpu", "device", "versions", "date", "note".
+      platform: "cpu", "gpu" or "tpu".
+      cores: CPU cores of a host.
+      shared: whether a host's devices compute on the cores of the host (CPU).
+      streams: kernels that a device runs at a time, collectives apart.
+      rates: see `RATES`; of one device, a link's in one direction.
+      overheads: see `OVERHEADS`.
+      kernels: name of a class, perhaps with a variant -> it.
+    """
+
+    name: str
+    measured: bool
+    where: dict[str, str]
+    platform: str
+    cores: int
+    shared: bool
+    streams: int
+    rates: dict[str, Quantity]
+    overheads: dict[str, Quantity]
+    kernels: dict[str, Kernel]
+
+    def rate(self, name: str, otherwise: float = math.inf) -> float:
+        """A rate's number, or `otherwise` if the machine has none of that name."""
+        found = self.rates.get(name)
+        return otherwise if found is None else found.value
+
+    def kernel(self, name: str) -> Kernel | None:
+        """The class of this name, or else the one without the variant; None if the machine has neither."""
+        return self.kernels.get(name) or self.kernels.get(name.partition(".")[0])
+
+    def scaled(self, factor: float) -> Machine:
+        """A machine that does everything `factor` times as fast, with memories as large."""
+
+        def quantity(q: Quantity) -> Quantity:
+            times = {**dict.fromkeys(_FASTER, factor), "us": 1 / factor}.get(q.unit, 1.0)
+            return dataclasses.replace(q, value=q.value * times)
+
+        def kernel(k: Kernel) -> Kernel:
+            return dataclasses.replace(k, points=tuple(dataclasses.replace(p, us=p.us / factor) for p in k.points))
+
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}, {factor:g} times as fast",
+            rates={name: quantity(q) for name, q in self.rates.items()},
+            overheads={name: quantity(q) for name, q in self.overheads.items()},
+            kernels={name: kernel(k) for name, k in self.kernels.items()},
+        )
+
+
+def shipped() -> dict[str, Path]:
+    """Machines that nobody measured, by the name that --machine takes: files of this package."""
+    folder = Path(str(importlib.resources.files("recjax.planning") / "machines"))
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def open_machine(name: str) -> Machine:
+    """A machine by the path of its file or the name of one that is shipped.
+
+    Raises:
+      ConfigError: there is no such file.
+      DataError: it is no machine file.
+    """
+    known = shipped()
+    path = known.get(name, Path(name).expanduser())
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"--machine {name}: {error.strerror or error}. Measure this machine with `recjax calibrate --out FILE`, or "
+            f"name one of those that are shipped: {either(list(known))}."
+        ) from error
+    return parse(content, path)
+
+
+def write(machine: Machine, path: Path) -> None:
+    """Writes a machine's file.
+
+    Raises:
+      TrainingError: the disk is full or refuses.
+    """
+    write_json(path, {"format": FORMAT, "version": VERSION} | _plain(machine))
+
+
+def _plain(value: Any) -> Any:
+    """JSON values of it; what is None in a kernel is left out."""
+    found = dataclasses.asdict(value)
+    for kernel in found["kernels"].values():
+        if kernel["held_out"] is None:
+            del kernel["held_out"]
+    return found
+
+
+def parse(content: str | bytes, source: object) -> Machine:
+    """A machine from the text of its file.
+
+    Args:
+      content: the text.
+      source: the file's name, for messages.
+
+    Raises:
+      DataError: not JSON, of another format or version, a key too many or missing, or a value that cannot be; the
+        message names it.
+    """
+    try:
+        return _machine(strict_json.parse(content))
+    except strict_json.JsonError as error:
+        problem = str(error)
+        source = error.at(source)
+    except _Wrong as error:
+        problem = str(error)
+    raise DataError(
+        f"{source}: {problem}. A machine file is what `recjax calibrate --out FILE` writes, or a copy of a shipped one "
+        "with other numbers: correct it, or measure again."
+    )
+
+
+class _Wrong(Exception):
+    """What is wrong with a value, with its place."""
+
+
+def _machine(given: Any) -> Machine:
+    if not isinstance(given, dict) or given.get("format") != FORMAT:
+        raise _Wrong(f'no machine file (its "format" is not "{FORMAT}")')
+    if given.get("version") != VERSION:
+        raise _Wrong(f'"version" is {given.get("version")!r}, and this recjax reads version {VERSION}')
+    _keys(given, "", {"format", "version", *(field.name for field in dataclasses.fields(Machine))})
+    where = _mapping(given["where"], "where", lambda value, place: _text(value, place))
+    if unknown := set(where) - set(_WHERE):
+        raise _Wrong(f"where has {sorted(unknown)[0]!r}; it may have {', '.join(_WHERE)}")
+    rates = _mapping(given["rates"], "rates", _quantity)
+    overheads = _mapping(given["overheads"], "overheads", _quantity)
+    _units(rates, "rates", {name: unit for name, (unit, _) in RATES.items()})
+    _units(overheads, "overheads", OVERHEADS)
+    needed = [f"rates.{name}" for name, (_, optional) in RATES.items() if not optional and name not in rates]
+    needed += [f"overheads.{name}" for name in OVERHEADS if name not in overheads]
+    if needed:
+        raise _Wrong(f"{needed[0]} is missing")
+    if given["platform"] not in ("cpu", "gpu", "tpu"):
+        raise _Wrong(f"platform is {given['platform']!r}; it must be cpu, gpu or tpu")
+    return Machine(
+        _text(given["name"], "name"),
+        _flag(given["measured"], "measured"),
+        where,
+        given["platform"],
+        _whole(given["cores"], "cores"),
+        _flag(given["shared"], "shared"),
+        _whole(given["streams"], "streams"),
+        rates,
+        overheads,
+        {name: _kernel(value, f"kernels.{name}", name) for name, value in _dict(given["kernels"], "kernels").items()},
+    )
+
+
+def _kernel(given: Any, place: str, name: str) -> Kernel:
+    base = name.partition(".")[0]
+    if base not in SIZES:
+        raise _Wrong(f"{place}: there is no such class; there are {', '.join(SIZES)}")
+    _keys(given, place, {"efficiency", "source", "points", "held_out"}, optional={"held_out"})
+    if not isinstance(given["points"], list):
+        raise _Wrong(f"{place}.points is no list")
+    points = tuple(_point(value, f"{place}.points[{i}]", base) for i, value in enumerate(given["points"]))
+    held_out = _held_out(given["held_out"], f"{place}.held_out") if "held_out" in given else None
+    efficiency = _positive(given["efficiency"], f"{place}.efficiency")
+    return Kernel(efficiency, _text(given["source"], f"{place}.source"), points, held_out)
+
+
+def _point(given: Any, place: str, base: str) -> Point:
+    _keys(given, place, {"sizes", "us", "cores"})
+    _keys(given["sizes"], f"{place}.sizes", set(SIZES[base]))
+    sizes = {name: _positive(given["sizes"][name], f"{place}.sizes.{name}") for name in SIZES[base]}
+    return Point(sizes, _positive(given["us"], f"{place}.us"), _positive(given["cores"], f"{place}.cores"))
+
+
+def _held_out(given: Any, place: str) -> HeldOut:
+    names = [field.name for field in dataclasses.fields(HeldOut)]
+    _keys(given, place, set(names))
+    numbers = {name: _number(given[name], f"{place}.{name}") for name in names[1:]}
+    return HeldOut(_whole(given["points"], f"{place}.points"), **numbers)
+
+
+def _quantity(given: Any, place: str) -> Quantity:
+    _keys(given, place, {"value", "unit", "source"})
+    return Quantity(
+        _positive(given["value"], f"{place}.value"),
+        _text(given["unit"], f"{place}.unit"),
+        _text(given["source"], f"{place}.source"),
+    )
+
+
+def _units(quantities: Mapping[str, Quantity], place: str, units: Mapping[str, str]) -> None:
+    for name, quantity in quantities.items():
+        if name not in units:
+            raise _Wrong(f"{place}.{name}: there is no such number; there are {', '.join(units)}")
+        if quantity.unit != units[name]:
+            raise _Wrong(f"{place}.{name}.unit is {quantity.unit!r}; write the number in {units[name]!r}")
+
+
+def _dict(given: Any, place: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise _Wrong(f"{place} is no object")
+    return given
+
+
+def _mapping(given: Any, place: str, read: Callable[[Any, str], Any]) -> dict[str, Any]:
+    return {name: read(value, f"{place}.{name}") for name, value in _dict(given, place).items()}
+
+
+def _keys(given: Any, place: str, keys: set[str], optional: frozenset[str] | set[str] = frozenset()) -> None:
+    before = f"{place}." if place else ""
+    for name in sorted(keys - optional - set(_dict(given, place or "the file"))):
+        raise _Wrong(f"{before}{name} is missing")
+    for name in given:
+        if name not in keys:
+            raise _Wrong(f"{before}{name}: there is no such key; there are {', '.join(sorted(keys))}")
+
+
+def _number(given: Any, place: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < _MOST:
+        raise _Wrong(f"{place} is {given!r}; it must be a number from 0")
+    return float(given)
+
+
+def _positive(given: Any, place: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < _MOST:
+        raise _Wrong(f"{place} is {given!r}; it must be a number above 0")
+    return float(given)
+
+
+def _whole(given: Any, place: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise _Wrong(f"{place} is {given!r}; it must be a whole number from 1")
+    return given
+
+
+def _flag(given: Any, place: str) -> bool:
+    if not isinstance(given, bool):
+        raise _Wrong(f"{place} is {given!r}; it must be true or false")
+    return given
+
+
+def _text(given: Any, place: str) -> str:
+    if not isinstance(given, str) or not given:
+        raise _Wrong(f"{place} is {given!r}; it must be a text")
+    return given

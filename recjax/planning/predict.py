@@ -1,0 +1,225 @@
+"""A predicted training step: the slowest of the host's threads, the devices' critical path and the cores that they share.
+
+Worker threads read and route batches ahead, the main thread packs, places and dispatches them while the devices work on
+the step before: in the middle of a training the step takes as long as the slowest of these. Where devices compute on
+the cores of their host (CPU), all of it together cannot take less than its CPU time over the cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from recjax.planning.costs import Cost, Costs
+from recjax.planning.graph import Graph
+from recjax.planning.machine import Machine
+from recjax.planning.schedule import Schedule, schedule
+
+WORKERS, MAIN, DEVICES, CORES = "reading and routing", "main thread", "devices", "CPU cores"
+
+
+@dataclasses.dataclass(frozen=True)
+class HostWork:
+    """What the host does for a step.
+
+    Attributes:
+      samples: of a batch.
+      ids: of a batch.
+      placed_bytes, placed_arrays: what goes to the devices.
+      arguments: arrays that the compiled step is called with.
+      devices: how many it runs on.
+      workers: threads that read and route ahead; 0: the main thread does.
+      routes: whether the host finds the distinct rows, and not the devices.
+    """
+
+    samples: int
+    ids: int
+    placed_bytes: int
+    placed_arrays: int
+    arguments: int
+    devices: int
+    workers: int
+    routes: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A predicted step. Times in us.
+
+    Attributes:
+      machine: on which.
+      graph: what a device does.
+      schedule: when.
+      host: of the host.
+      stages: host stage -> time of one thread.
+      bounds: what the step may wait for -> how long that takes; the longest is the step.
+      missing: host stages that the machine file says nothing of; they count as nothing.
+    """
+
+    machine: Machine
+    graph: Graph
+    schedule: Schedule
+    host: HostWork
+    stages: dict[str, float]
+    bounds: dict[str, float]
+    missing: tuple[str, ...]
+
+    @property
+    def step_us(self) -> float:
+        """How long a step takes."""
+        return max(self.bounds.values())
+
+    @property
+    def bound_by(self) -> str:
+        """What it waits for."""
+        return max(self.bounds, key=self.bounds.__getitem__)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all devices."""
+        return self.host.samples / self.step_us * 1e6
+
+    @property
+    def exposed_us(self) -> float:
+        """How long the devices wait for collectives alone: time in which no kernel runs and a collective does."""
+        edges = sorted(
+            edge
+            for span in self.schedule.spans
+            for edge in ((span.start_us, 1, span.stream), (span.end_us, -1, span.stream))
+        )
+        open_now = {"compute": 0, "collective": 0}
+        exposed = last = 0.0
+        for at, change, stream in edges:
+            if open_now["collective"] and not open_now["compute"]:
+                exposed += at - last
+            open_now[stream] += change
+            last = at
+        return exposed
+
+
+def predict(graph: Graph, machine: Machine, host: HostWork) -> Prediction:
+    """A step of a graph on a machine.
+
+    Args:
+      graph: of one device.
+      machine: what the devices and the host are.
+      host: what the host does.
+    """
+    costs = Costs(machine)
+    cores = machine.cores / host.devices if machine.shared else math.inf
+    found = schedule(graph, costs, cores)
+    stages, missing = _stages(costs, host)
+    routed = stages["host_read"] + stages["host_route"]
+    main = stages["host_pack"] + stages["host_place"] + stages["host_dispatch"]
+    bounds = {
+        WORKERS: routed / host.workers if host.workers else 0.0,
+        MAIN: main + (0.0 if host.workers else routed),
+        DEVICES: found.end_us,
+    }
+    if machine.shared:
+        bounds[CORES] = (host.devices * found.core_us + routed + main) / machine.cores
+    return Prediction(machine, graph, found, host, stages, bounds, missing)
+
+
+def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Times of the host's stages, and which of them the machine does not know."""
+    arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
+    ids = {"ids": float(max(1, host.ids))}
+    wanted: dict[str, Mapping[str, float]] = {
+        "host_read": ids,
+        "host_route": ids,
+        "host_pack": ids,
+        "host_place": {"bytes": float(max(1, host.placed_bytes)), "arrays": float(arrays)},
+        "host_dispatch": {"arguments": float(arguments), "devices": float(host.devices)},
+    }
+    stages: dict[str, float] = {}
+    missing = []
+    for stage, sizes in wanted.items():
+        kernel = costs.machine.kernel(stage)
+        cost = Cost(0.0)
+        if stage == "host_route" and not host.routes:
+            pass
+        elif kernel is not None and kernel.points:
+            cost = costs.host(stage, **sizes)
+        elif stage == "host_place" and "host_link" in costs.machine.rates:
+            cost = Cost(host.placed_bytes / costs.machine.rate("host_link") * 1e6)
+        else:
+            missing.append(stage)
+        stages[stage] = cost.us
+    return stages, tuple(missing)
+
+
+def figures(prediction: Prediction) -> dict[str, Any]:
+    """The prediction as JSON values.
+
+    Returns:
+      "machine", "measured_machine"; "step_ms", "samples_per_s", "bound_by"; "bounds_ms"; "host_ms" by stage;
+      "device": "kernels", "collectives", "gflop", "busy_ms" of all of them, "exposed_ms" of collectives; "parts_ms", each
+      moment split among what runs then; "critical_path", the longest nodes on it, each with "name", "part", "kind",
+      "start_ms", "ms"; "unknown" and "missing", what is not in it.
+    """
+    spans, nodes = prediction.schedule.spans, prediction.graph.nodes
+    path = [
+        {
+            "name": nodes[place].name,
+            "part": nodes[place].part,
+            "kind": nodes[place].kind,
+            "start_ms": spans[place].start_us / 1e3,
+            "ms": (spans[place].end_us - spans[place].start_us) / 1e3,
+        }
+        for place in prediction.schedule.critical
+    ]
+    on_path: dict[str, float] = {}
+    for one in path:
+        on_path[one["part"]] = on_path.get(one["part"], 0.0) + one["ms"]
+    machine = prediction.machine
+    return {
+        "machine": machine.name,
+        "measured_machine": machine.measured,
+        "machine_from": dict(machine.where),
+        "step_ms": prediction.step_us / 1e3,
+        "samples_per_s": prediction.samples_per_s,
+        "bound_by": prediction.bound_by,
+        "bounds_ms": {name: us / 1e3 for name, us in prediction.bounds.items()},
+        "host_ms": {name.removeprefix("host_"): us / 1e3 for name, us in prediction.stages.items()},
+        "device": {
+            "kernels": sum(node.kind == "kernel" for node in nodes),
+            "collectives": sum(node.kind == "collective" for node in nodes),
+            "gflop": prediction.graph.flops / 1e9,
+            "exposed_ms": prediction.exposed_us / 1e3,
+        },
+        "parts_ms": {name: us / 1e3 for name, us in parts(prediction).items()},
+        "critical_path": {
+            "nodes": len(path),
+            "parts_ms": dict(sorted(on_path.items(), key=lambda item: -item[1])),
+            "longest": sorted(path, key=lambda one: -one["ms"])[:10],
+        },
+        "unknown": list(prediction.graph.unknown),
+        "missing": [name.removeprefix("host_") for name in prediction.missing],
+    }
+
+
+def parts(prediction: Prediction) -> dict[str, float]:
+    """Part of the step -> us, the largest first; where several nodes run, each moment is split among them."""
+    nodes = prediction.graph.nodes
+    edges = sorted(
+        edge
+        for span in prediction.schedule.spans
+        if span.end_us > span.start_us
+        for edge in ((span.start_us, 1, span.node), (span.end_us, 0, span.node))
+    )
+    found: dict[str, float] = {}
+    running: set[int] = set()
+    last = 0.0
+    for at, begins, node in edges:
+        for other in running:
+            part = nodes[other].part
+            found[part] = found.get(part, 0.0) + (at - last) / len(running)
+        if begins:
+            running.add(node)
+        else:
+            running.discard(node)
+        last = at
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

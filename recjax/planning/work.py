@@ -1,0 +1,232 @@
+"""What an instruction of a compiled program has to do: floating-point operations, bytes, and of which kernel class.
+
+Counted from shapes alone. A fusion is what is inside: its products, gathers, scatters, sorts and reductions each by
+themselves, and what it reads and writes beside them in one pass. Operations that only name what is there already cost
+nothing; neither do the parts of a table that a gather, slice or update in place leaves alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+from recjax.utils.hlo import Array, Computation, Instruction, Program
+
+FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+     "opt-barrier", "add-dependency", "domain", "get-dimension-size")
+)  # fmt: skip
+_MOVES = frozenset(
+    ("copy", "transpose", "concatenate", "slice", "pad", "broadcast", "reshape", "reverse", "iota", "dynamic-slice",
+     "dynamic-update-slice", "copy-start", "bitcast-convert", "convert")
+)  # fmt: skip
+_TRANSCENDENTAL = frozenset(
+    ("exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "power", "sine", "cosine",
+     "tan", "atan2", "erf", "cbrt")
+)  # fmt: skip
+_SLICES = ("gather", "slice", "dynamic-slice")
+_UPDATES = ("scatter", "dynamic-update-slice")
+_VIEWS = ("bitcast", "reshape")  # which hand on what they are given
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a kernel does.
+
+    Attributes:
+      kernel: its class, as the machine file names them, perhaps with a variant: "matmul.nn_f32".
+      sizes: what the class is measured over, see `machine.SIZES`.
+      flops: floating-point operations.
+      bytes: that it reads and writes at least.
+    """
+
+    kernel: str
+    sizes: Mapping[str, float]
+    flops: float
+    bytes: float
+
+
+def works(instruction: Instruction, inside: Computation, program: Program) -> tuple[Work, ...]:
+    """What an instruction does; () if it costs nothing.
+
+    Loops, calls, conditionals and collectives are not for here: see `recjax.planning.graph`.
+
+    Args:
+      instruction: the instruction.
+      inside: the computation that it stands in.
+      program: the program.
+    """
+    if instruction.opcode in FREE:
+        return ()
+    if instruction.opcode == "fusion":
+        return _of_fusion(program.computations[instruction.called("calls")])
+    operands = [inside.instructions[name] for name in instruction.operands]
+    if heavy := _heavy(instruction, operands):
+        return (heavy,)
+    reads = sum(o.bytes for o in operands)
+    if instruction.opcode in _SLICES:
+        reads = instruction.bytes
+    if instruction.opcode in _UPDATES:
+        reads = _update(instruction, operands)
+        return (_streamed([instruction], 2 * reads),)
+    return (_streamed([instruction], reads + instruction.bytes), *_transcendental([instruction]))
+
+
+def _of_fusion(computation: Computation) -> tuple[Work, ...]:
+    """Of all that is inside a fusion."""
+    members = computation.instructions
+    users: dict[str, list[Instruction]] = {name: [] for name in members}
+    for instruction in members.values():
+        for name in instruction.operands:
+            users[name].append(instruction)
+    found: list[Work] = []
+    for instruction in members.values():
+        if heavy := _heavy(instruction, [members[name] for name in instruction.operands]):
+            found.append(heavy)
+    moved = _read(members, users) + _written(computation.root, members)
+    rest = moved - sum(work.bytes for work in found)
+    if rest > 0 or not found:
+        found.append(_streamed(members.values(), max(rest, 0.0)))
+    return (*found, *_transcendental(members.values()))
+
+
+def _read(members: Mapping[str, Instruction], users: Mapping[str, list[Instruction]]) -> float:
+    """Bytes of its parameters that a fusion reads."""
+    total = 0.0
+    for parameter in members.values():
+        if parameter.opcode != "parameter":
+            continue
+        wanted, pending, names = 0.0, [(user, parameter.name) for user in users[parameter.name]], set()
+        while pending:
+            user, of = pending.pop()
+            if user.opcode in _VIEWS and user.name not in names:
+                names.add(user.name)
+                pending += [(next_user, user.name) for next_user in users[user.name]]
+            elif user.opcode in _SLICES and user.operands[0] == of:
+                wanted += user.bytes
+            elif not (user.opcode in _UPDATES and user.operands[0] == of):
+                wanted = math.inf
+        total += min(wanted, parameter.bytes)
+    return total
+
+
+def _written(root: Instruction, members: Mapping[str, Instruction]) -> float:
+    """Bytes that a fusion writes."""
+    roots = [members[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    total = 0.0
+    for one in roots:
+        while one.opcode in _VIEWS:
+            one = members[one.operands[0]]
+        if one.opcode in _UPDATES:
+            total += _update(one, [members[name] for name in one.operands])
+        elif one.opcode != "parameter":  # handed through
+            total += one.bytes
+    return total
+
+
+def _update(instruction: Instruction, operands: list[Instruction]) -> float:
+    """Bytes that an update in place writes."""
+    if instruction.opcode == "scatter":
+        tables = len(instruction.arrays)
+        return sum(o.bytes for o in operands[tables + 1 :])
+    return operands[1].bytes
+
+
+def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None:
+    """The work of what has a class of its own; None for what only streams."""
+    opcode = instruction.opcode
+    if opcode == "dot":
+        return _product(instruction, operands[0].arrays[0], operands[1].arrays[0])
+    if opcode == "gather":
+        slices = instruction.numbers("slice_sizes")
+        table, ids = operands[0].arrays[0], operands[1].arrays[0]
+        row_bytes = math.prod(slices) * table.item_bytes
+        return gather(instruction.arrays[0].bytes / max(row_bytes, 1.0), row_bytes, table.bytes, ids.bytes)
+    if opcode == "scatter":
+        tables = len(instruction.arrays)
+        ids, updates = operands[tables].arrays[0], operands[tables + 1].arrays[0]
+        window = instruction.numbers("update_window_dims")
+        row_bytes = math.prod(updates.dims[d] for d in window) * updates.item_bytes
+        flags = instruction.attributes
+        ordered = "indices_are_sorted=true" in flags and "unique_indices=true" in flags
+        rows = updates.bytes / max(row_bytes, 1.0)
+        return scatter(rows, row_bytes * tables, instruction.bytes, ids.bytes, "sorted" if ordered else "add")
+    if opcode == "sort":
+        keys, count = operands[0].arrays[0].size, len(operands)
+        return sort(keys, count, sum(o.bytes for o in operands))
+    if opcode in ("reduce", "reduce-window") and operands[0].arrays[0].size > 1:
+        dims = instruction.numbers("dimensions")
+        rows = opcode == "reduce-window" or len(operands[0].arrays[0].dims) - 1 in dims
+        arrays = operands[: len(operands) // 2]
+        moved = sum(o.bytes for o in arrays) + instruction.bytes
+        flops = sum(o.arrays[0].size for o in arrays)
+        return Work(f"reduce.{'rows' if rows else 'columns'}", {"bytes": moved}, flops, moved)
+    return None
+
+
+def _product(instruction: Instruction, left: Array, right: Array) -> Work:
+    """A product of matrices, or of a batch of them."""
+    batch = instruction.numbers("lhs_batch_dims")
+    contracted_left = instruction.numbers("lhs_contracting_dims")
+    contracted_right = instruction.numbers("rhs_contracting_dims")
+    k = math.prod(left.dims[d] for d in contracted_left)
+    count = math.prod(left.dims[d] for d in batch)
+    m, n = left.size // max(1, k * count), right.size // max(1, k * count)
+    layout = "n" if contracted_left[-1:] == (len(left.dims) - 1,) else "t"
+    layout += "t" if contracted_right[-1:] == (len(right.dims) - 1,) else "n"
+    moved = left.bytes + right.bytes + instruction.bytes
+    return matmul(m, n, k, count, left.dtype, layout, moved)
+
+
+def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: float) -> Work:
+    """`batch` products [m, k] x [k, n]: 2 m n k operations each.
+
+    Args:
+      m, n, k, batch: sizes.
+      dtype: of the operands, as XLA calls it.
+      layout: "nn", or with t where an operand lies transposed: the left one as [k, m], the right one as [n, k].
+      moved: bytes of operands and result.
+    """
+    flops = 2.0 * batch * m * n * k
+    if batch > 1:
+        return Work(f"batched_matmul.{dtype}", {"batch": batch, "m": m, "n": n, "k": k}, flops, moved)
+    return Work(f"matmul.{layout}_{dtype}", {"m": m, "n": n, "k": k}, flops, moved)
+
+
+def gather(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float) -> Work:
+    """Reads rows of a table and writes them one after the other."""
+    sizes = {"rows": rows, "row_bytes": row_bytes, "table_bytes": table_bytes}
+    return Work("gather", sizes, 0.0, 2 * rows * row_bytes + ids_bytes)
+
+
+def scatter(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float, variant: str) -> Work:
+    """Reads rows, and reads and writes those of a table that they are added to, or replace.
+
+    Args:
+      rows, row_bytes, table_bytes, ids_bytes: sizes.
+      variant: "sorted" if each row of the table comes once at most, in order; else "add".
+    """
+    sizes = {"rows": rows, "row_bytes": row_bytes, "table_bytes": table_bytes}
+    items = rows * row_bytes / 4
+    return Work(f"scatter.{variant}", sizes, items, 3 * rows * row_bytes + ids_bytes)
+
+
+def sort(keys: float, operands: int, moved: float) -> Work:
+    """Sorts keys, and moves further operands with them."""
+    sizes = {"keys": keys, "operands": operands}
+    return Work("sort", sizes, keys * math.ceil(math.log2(max(2.0, keys))), 2 * moved)
+
+
+def _streamed(members: Iterable[Instruction], moved: float) -> Work:
+    """One pass over so many bytes."""
+    busy = [i for i in members if i.opcode not in FREE]
+    flops = sum(float(i.arrays[0].size) for i in busy if i.opcode not in _MOVES and i.arrays)
+    kind = "elementwise" if flops else "copy"
+    return Work(kind, {"bytes": max(moved, 1.0)}, flops, moved)
+
+
+def _transcendental(members: Iterable[Instruction]) -> tuple[Work, ...]:
+    """Exponentials and the like, which cost more than the bytes that they take."""
+    elements = sum(i.arrays[0].size for i in members if i.opcode in _TRANSCENDENTAL)
+    return (Work("transcendental", {"elements": elements}, 20.0 * elements, 0.0),) if elements else ()
