@@ -139,7 +139,7 @@ def to_text(result: dict[str, Any]) -> str:
     lines += ["", *aligned(table), ""]
     lines.append(
         f"{device['kernels']} kernels ({device['gflop']:.3g} GFLOP), {device['collectives']} collectives, of which "
-        f"{_ms(device['exposed_ms'])} ms are not hidden; {path['nodes']} nodes are on the critical path, of which longest:"
+        f"{_ms(device['exposed_ms'])} ms are not hidden; {path['nodes']} nodes on the critical path, the longest being"
     )
     nodes = [["node", "part", "at ms", "ms"]]
     nodes += [[one["name"], one["part"], _ms(one["start_ms"]), _ms(one["ms"])] for one in path["longest"][:6]]

@@ -131,6 +131,7 @@ def calibrate(options: argparse.Namespace) -> None:
     from recjax.planning.machine import write
 
     platform: Any = options.platform
+    calibration.wait_for_each()
     mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
     others = Others([])
     effort = calibration.QUICK if options.quick else calibration.FULL

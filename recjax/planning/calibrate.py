@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import math
 import os
 import platform
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-import recjax
 from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
 from recjax.planning import errors
@@ -88,6 +88,15 @@ class _Timed:
         """Its median over the passes."""
         us = max(float(np.median(self.best_s)) * 1e6, _LEAST_US)
         return Point(self.case.sizes, us, min(max(self.cpu_s / self.wall_s, 1.0), float(cores)))
+
+
+def wait_for_each() -> None:
+    """Has CPU devices run every program in the thread that calls it, for programs started from now on.
+
+    Otherwise a program is handed to another thread, and the time until that wakes is longer than most kernels take. It
+    does nothing once JAX's back end has started.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str = "") -> Machine:
@@ -221,12 +230,12 @@ def _chains() -> Iterable[tuple[str, int, Callable[[], Run]]]:
         return lambda x: jax.lax.fori_loop(0, length, lambda _, x: product(product(x)), x)
 
     for length in _CHAIN:
-        yield "line", length, lambda length=length: runner(line(length), x)
-        yield "loop", length, lambda length=length: runner(loop(length), x)
+        yield "line", length, functools.partial(runner, line(length), x)
+        yield "loop", length, functools.partial(runner, loop(length), x)
 
 
 def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
-    """Of a kernel: the slope of a chain, whose kernels do next to nothing. Of a loop: what a turn takes beside its two."""
+    """Of a kernel: the slope of a chain of kernels that do next to nothing. Of a loop: a turn less its two kernels."""
     slopes = {}
     for what in ("line", "loop"):
         short, long = (float(np.median(timed[f"{what}.{length}"].best_s)) for length in _CHAIN)
@@ -289,7 +298,7 @@ def _held_out(kernel: str, machine: Machine, timed: Sequence[_Timed]) -> HeldOut
 
 
 def _versions() -> str:
-    return f"Python {platform.python_version()}, JAX {jax.__version__}, recjax {recjax.__version__}"
+    return f"Python {platform.python_version()}, JAX {jax.__version__}"
 
 
 def _processor() -> str:

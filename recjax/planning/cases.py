@@ -27,6 +27,7 @@ class Case:
       make: compiles it and gives what to run; running it waits for its end.
       held_out: whether it is left out of the points, to see how well they predict it.
       dispatched: whether it is a compiled program, whose dispatch is to be subtracted.
+      threaded: whether several threads do it at a time, so that it counts how many of them make progress.
     """
 
     kernel: str
@@ -34,6 +35,7 @@ class Case:
     make: Callable[[], Run]
     held_out: bool = False
     dispatched: bool = True
+    threaded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

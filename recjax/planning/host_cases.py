@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.parallel.mesh import BATCH_AXES, put_share
+from recjax.parallel.mesh import put_share
 from recjax.planning.cases import Case, Run
 
 _TABLES = 8  # of the routed batches, each of one id a sample
@@ -33,7 +33,8 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     for ids, held in itertools.chain(zip(sizes, itertools.repeat(False)), zip(held_out, itertools.repeat(True))):
         made = functools.partial(_prepared, ids, mesh.devices.size)
         for stage, make in (("host_read", _read), ("host_route", _route), ("host_pack", _pack)):
-            yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False)
+            threads = stage != "host_pack"  # that the main thread does alone
+            yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False, threads)
     for moved, arrays in itertools.product((2**12, 2**20) if quick else (2**12, 2**18, 2**24), (1, 32)):
         make_place = functools.partial(_place, moved, arrays, mesh)
         yield Case("host_place", {"bytes": float(moved), "arrays": float(arrays)}, make_place, False, False)
@@ -85,7 +86,7 @@ def _place(moved: int, arrays: int, mesh: Mesh) -> Run:
 
 
 def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
-    over: Sequence[Any] = mesh.devices.ravel()[:devices]
+    over = list(mesh.devices.flat)[:devices]
     sharding = NamedSharding(Mesh(np.asarray(over), ("d",)), P()) if devices > 1 else None
     given = [jnp.full((4,), float(i)) for i in range(arguments)]
     held = [jax.device_put(given, sharding) if sharding else jax.device_put(given, over[0])]
@@ -96,6 +97,3 @@ def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
         held[0] = compiled(held[0])
 
     return run
-
-
-assert BATCH_AXES

@@ -81,7 +81,7 @@ class Point:
     Attributes:
       sizes: as `SIZES` names them.
       us: from its start to its end, without the overhead of starting it.
-      cores: CPU cores that it kept busy, 1 at least.
+      cores: CPU cores that it kept busy, 1 at least; of a host's stage, how many threads at it do as much as one alone.
     """
 
     sizes: dict[str, float]
@@ -95,7 +95,9 @@ class HeldOut:
 
     Attributes:
       points: how many sizes.
-      ratio_mean, ratio_p50, ratio_p90: of max(predicted, measured) / min(predicted, measured): geometric mean, quantiles.
+      ratio_mean: of max(predicted, measured) / min of both, the geometric mean.
+      ratio_p50: the median.
+      ratio_p90: the 90th percentile.
       gmae: exp(mean log |predicted / measured - 1|), as Lin et al. (arXiv:2201.07821) report it.
     """
 

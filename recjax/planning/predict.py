@@ -1,8 +1,9 @@
-"""A predicted training step: the slowest of the host's threads, the devices' critical path and the cores that they share.
+"""A predicted training step: the slowest of the host's threads, the devices' critical path and what they share.
 
 Worker threads read and route batches ahead, the main thread packs, places and dispatches them while the devices work on
-the step before: in the middle of a training the step takes as long as the slowest of these. Where devices compute on
-the cores of their host (CPU), all of it together cannot take less than its CPU time over the cores.
+the step before: in the middle of a training the step takes as long as the slowest of these. All threads of the host
+share the interpreter, whose lock they hold for most of their time. Where devices compute on the cores of their host
+(CPU), all of it together cannot take less than its CPU time over the cores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from recjax.planning.graph import Graph
 from recjax.planning.machine import Machine
 from recjax.planning.schedule import Schedule, schedule
 
-WORKERS, MAIN, DEVICES, CORES = "reading and routing", "main thread", "devices", "CPU cores"
+WORKERS, MAIN, INTERPRETER = "reading and routing", "main thread", "interpreter"
+DEVICES, CORES = "devices", "CPU cores"
+_AHEAD = ("host_read", "host_route")  # what worker threads do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,20 +114,23 @@ def predict(graph: Graph, machine: Machine, host: HostWork) -> Prediction:
     cores = machine.cores / host.devices if machine.shared else math.inf
     found = schedule(graph, costs, cores)
     stages, missing = _stages(costs, host)
-    routed = stages["host_read"] + stages["host_route"]
-    main = stages["host_pack"] + stages["host_place"] + stages["host_dispatch"]
+    ahead = stages["host_read"], stages["host_route"]
+    routed = sum(cost.us for cost in ahead)
+    main = sum(cost.us for stage, cost in stages.items() if stage not in _AHEAD)
     bounds = {
-        WORKERS: routed / host.workers if host.workers else 0.0,
+        WORKERS: sum(cost.us / min(cost.cores, host.workers) for cost in ahead) if host.workers else 0.0,
         MAIN: main + (0.0 if host.workers else routed),
+        INTERPRETER: main + sum(cost.us / cost.cores for cost in ahead),
         DEVICES: found.end_us,
     }
     if machine.shared:
         bounds[CORES] = (host.devices * found.core_us + routed + main) / machine.cores
-    return Prediction(machine, graph, found, host, stages, bounds, missing)
+    times = {stage: cost.us for stage, cost in stages.items()}
+    return Prediction(machine, graph, found, host, times, bounds, missing)
 
 
-def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Times of the host's stages, and which of them the machine does not know."""
+def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, ...]]:
+    """Costs of the host's stages, and which of them the machine does not know."""
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
     ids = {"ids": float(max(1, host.ids))}
     wanted: dict[str, Mapping[str, float]] = {
@@ -134,7 +140,7 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, float], tuple[str, 
         "host_place": {"bytes": float(max(1, host.placed_bytes)), "arrays": float(arrays)},
         "host_dispatch": {"arguments": float(arguments), "devices": float(host.devices)},
     }
-    stages: dict[str, float] = {}
+    stages: dict[str, Cost] = {}
     missing = []
     for stage, sizes in wanted.items():
         kernel = costs.machine.kernel(stage)
@@ -147,7 +153,7 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, float], tuple[str, 
             cost = Cost(host.placed_bytes / costs.machine.rate("host_link") * 1e6)
         else:
             missing.append(stage)
-        stages[stage] = cost.us
+        stages[stage] = cost
     return stages, tuple(missing)
 
 
@@ -156,12 +162,12 @@ def figures(prediction: Prediction) -> dict[str, Any]:
 
     Returns:
       "machine", "measured_machine"; "step_ms", "samples_per_s", "bound_by"; "bounds_ms"; "host_ms" by stage;
-      "device": "kernels", "collectives", "gflop", "busy_ms" of all of them, "exposed_ms" of collectives; "parts_ms", each
-      moment split among what runs then; "critical_path", the longest nodes on it, each with "name", "part", "kind",
+      "device": "kernels", "collectives", "gflop", "exposed_ms" of collectives; "parts_ms", each moment split among what
+      runs then; "critical_path", "nodes", "parts_ms" and the "longest" of it, each with "name", "part", "kind",
       "start_ms", "ms"; "unknown" and "missing", what is not in it.
     """
     spans, nodes = prediction.schedule.spans, prediction.graph.nodes
-    path = [
+    path: list[dict[str, Any]] = [
         {
             "name": nodes[place].name,
             "part": nodes[place].part,
@@ -202,7 +208,7 @@ def figures(prediction: Prediction) -> dict[str, Any]:
 
 
 def parts(prediction: Prediction) -> dict[str, float]:
-    """Part of the step -> us, the largest first; where several nodes run, each moment is split among them."""
+    """The time of each part of the step, us, the largest first; a moment is split among the nodes that run."""
     nodes = prediction.graph.nodes
     edges = sorted(
         edge

@@ -120,7 +120,8 @@ def list_schedule(
     for place, count in enumerate(missing):
         if not count:
             heapq.heappush(queues[_stream(nodes[place])], place)
-    now, spans = 0.0, []
+    now = 0.0
+    spans: list[Span] = []
     while len(spans) < len(nodes):
         for stream, queue in queues.items():
             while queue and free[stream]:

@@ -64,7 +64,7 @@ def works(instruction: Instruction, inside: Computation, program: Program) -> tu
     operands = [inside.instructions[name] for name in instruction.operands]
     if heavy := _heavy(instruction, operands):
         return (heavy,)
-    reads = sum(o.bytes for o in operands)
+    reads: float = sum(o.bytes for o in operands)
     if instruction.opcode in _SLICES:
         reads = instruction.bytes
     if instruction.opcode in _UPDATES:
@@ -180,10 +180,13 @@ def _product(instruction: Instruction, left: Array, right: Array) -> Work:
 
 
 def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: float) -> Work:
-    """`batch` products [m, k] x [k, n]: 2 m n k operations each.
+    """Products of matrices [m, k] x [k, n]: 2 m n k operations each.
 
     Args:
-      m, n, k, batch: sizes.
+      m: rows of the left one.
+      n: columns of the right one.
+      k: what is summed over.
+      batch: how many products.
       dtype: of the operands, as XLA calls it.
       layout: "nn", or with t where an operand lies transposed: the left one as [k, m], the right one as [n, k].
       moved: bytes of operands and result.
@@ -204,7 +207,10 @@ def scatter(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float,
     """Reads rows, and reads and writes those of a table that they are added to, or replace.
 
     Args:
-      rows, row_bytes, table_bytes, ids_bytes: sizes.
+      rows: how many.
+      row_bytes: of each.
+      table_bytes: of all rows of the table.
+      ids_bytes: of the numbers of the rows.
       variant: "sorted" if each row of the table comes once at most, in order; else "add".
     """
     sizes = {"rows": rows, "row_bytes": row_bytes, "table_bytes": table_bytes}
