@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ class _Timed:
     best_s: list[float] = dataclasses.field(default_factory=list)
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    threads: list[float] = dataclasses.field(default_factory=list)  # that made progress, in each pass
 
     def measure(self, budget_s: float, empty_s: float) -> None:
         """A pass over this case alone."""
@@ -83,11 +85,19 @@ class _Timed:
         self.wall_s += time.perf_counter() - began
         self.cpu_s += time.process_time() - cpu
         self.best_s.append(best - (empty_s if self.case.dispatched else 0.0))
+        if self.case.threaded:
+            self.threads.append(_at_a_time([self.run, self.other], best))
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
         us = max(float(np.median(self.best_s)) * 1e6, _LEAST_US)
-        return Point(self.case.sizes, us, min(max(self.cpu_s / self.wall_s, 1.0), float(cores)))
+        busy = float(np.median(self.threads)) if self.threads else self.cpu_s / self.wall_s
+        return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
+
+    @functools.cached_property
+    def other(self) -> Run:
+        """The same once more, for another thread."""
+        return self.case.make()
 
 
 def wait_for_each() -> None:
@@ -144,6 +154,23 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str 
             for kernel, of in machine.kernels.items()
         },
     )
+
+
+def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:
+    """How many threads' work is done where each does one of these, of which one alone takes so long."""
+    times = max(2, int(0.005 / max(alone_s, 1e-6)))
+
+    def repeat(run: Run) -> None:
+        for _ in range(times):
+            run()
+
+    threads = [threading.Thread(target=repeat, args=(run,)) for run in runs]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(runs) * times * alone_s / (time.perf_counter() - began)
 
 
 def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], list[_Collective], dict[str, _Timed]]:

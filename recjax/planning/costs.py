@@ -1,10 +1,10 @@
 """How long a kernel takes on a machine.
 
-Where the machine was measured, a class's points are a grid over the logarithms of its sizes, with times between
-them multilinear in these logarithms. A larger size never takes less: a point below one of smaller sizes is raised to it.
-Below the grid the least size's time holds (a kernel has a floor); above it time grows as each size does, but for the sizes
-that only say where the data lie. Corners of the grid that nobody measured take the roofline's time, times what the
-nearest point is off it.
+Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
+multilinear in these logarithms. A larger size never takes less: a point that is below one of smaller sizes is raised to
+it. Below the grid the least size's time holds (a kernel has a floor); above it time grows as each size does, but for
+the sizes that only say where the data lie. Corners of the grid that nobody measured take the roofline's time, times
+what the nearest point is off it.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come

@@ -67,7 +67,7 @@ def _rows(prediction: Prediction) -> dict[tuple[str, int], int]:
 
 
 def trace(prediction: Prediction) -> dict[str, Any]:
-    """What happens when, in the trace event format: one process for a device, which stands for all, one for the host."""
+    """What happens when, in the trace event format: a process for a device, for all alike, and one for the host."""
     rows, critical = _rows(prediction), set(prediction.schedule.critical)
     events: list[dict[str, Any]] = []
 
