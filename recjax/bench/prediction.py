@@ -59,6 +59,7 @@ def _host(setup: Setup, found: compile_report.Sample, state: Any, inputs: Any) -
         devices=setup.bound.all_devices,
         workers=train.workers,
         routes=isinstance(setup.router, HostRouter),
+        source=setup.config.data.kind,
     )
 
 

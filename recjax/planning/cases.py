@@ -75,28 +75,31 @@ def kernel_cases(quick: bool, dtypes: Sequence[str]) -> list[Case]:
 
 
 def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
-    mnk, small = ("m", "n", "k"), (4, 16, 64, 256, 1024)
+    mnk, small, batches = ("m", "n", "k"), (4, 16, 64, 256, 1024), (64, 512, 4096, 16_384)
     outer = ((300, 100, 30), (2000, 500, 200), (1000, 32, 700), (8192, 128, 128))
     few = ((64, 1024), (16, 256), (16, 256))
     for layout in ("nn", "nt"):
-        yield _Class(f"matmul.{layout}_f32", mnk, ((64, 512, 4096), (1, *small[1:]), small), outer, few,
+        yield _Class(f"matmul.{layout}_f32", mnk, (batches, (1, *small[1:]), small), outer, few,
                      ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
-    yield _Class("matmul.tn_f32", mnk, (small, (1, *small[1:]), (64, 512, 4096)), tuple(s[::-1] for s in outer),
+    yield _Class("matmul.tn_f32", mnk, (small, (1, *small[1:]), batches), tuple(s[::-1] for s in outer),
                  ((16, 256), (16, 256), (64, 1024)), ((30, 100, 300),),
                  functools.partial(_matmul, "tn", "f32"))  # fmt: skip
     for dtype in dtypes:
         if dtype != "f32":
             yield _Class(f"matmul.{dtype}", mnk, ((64, 512, 4096), (16, 128, 1024), (16, 128, 1024)), outer[:2],
                          ((64, 1024), (16, 256), (16, 256)), (), functools.partial(_matmul, "nn", dtype))  # fmt: skip
-    yield _Class("batched_matmul.f32", ("batch", "m", "n", "k"), ((256, 4096), (4, 32), (4, 32, 128), (4, 32, 128)),
-                 ((1024, 27, 27, 64), (2048, 10, 16, 10)), ((256, 1024), (4, 32), (4, 32), (16, 64)),
-                 ((512, 10, 10, 32),), _batched)  # fmt: skip
+    for layout in ("nt", "nn"):
+        yield _Class(f"batched_matmul.{layout}_f32", ("batch", "m", "n", "k"),
+                     ((256, 4096), (4, 16, 32), (4, 8, 16, 32, 128), (8, 16, 32, 128)),
+                     ((1024, 27, 27, 64), (2048, 10, 16, 10), (1024, 5, 16, 5)),
+                     ((256, 1024), (4, 32), (4, 32), (16, 64)), ((512, 10, 10, 32),),
+                     functools.partial(_batched, layout))  # fmt: skip
     lookup = ("rows", "row_bytes", "table_bytes")
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
-    yield _Class("gather", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**16, 2**21, 2**25, 2**28)), held,
-                 ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather)  # fmt: skip
-    yield _Class("scatter.add", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
-                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _scatter_add)  # fmt: skip
+    yield _Class("gather", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25, 2**28)), held,
+                 ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather, _fits)  # fmt: skip
+    yield _Class("scatter.add", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
+                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _scatter_add, _fits)  # fmt: skip
     yield _Class("scatter.sorted", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**18, 2**21, 2**25, 2**28)), held,
                  ((256, 4096), (64, 512), (2**18, 2**24)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
     yield _Class("sort", ("keys", "operands"), ((2**8, 2**12, 2**16, 2**18), (1, 2)), ((20_000, 2),),
@@ -108,6 +111,10 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
         yield _Class(kernel, ("bytes",), (passes,), middle, (few_bytes,), quick_middle, make)
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 22, 3)),), ((50_000,),),
                  ((2**8, 2**16),), (), _transcendental)  # fmt: skip
+
+
+def _fits(rows: int, row_bytes: int, table_bytes: int) -> bool:
+    return rows * row_bytes <= 2**28
 
 
 def _has_rows(rows: int, row_bytes: int, table_bytes: int) -> bool:
@@ -158,13 +165,13 @@ def _matmul(layout: str, dtype: str, m: int, n: int, k: int) -> Run:
     return runner(product, left, right)
 
 
-def _batched(batch: int, m: int, n: int, k: int) -> Run:
-    over = (((2,), (2,)), ((0,), (0,)))
+def _batched(layout: str, batch: int, m: int, n: int, k: int) -> Run:
+    over = (((2,), (2 if layout == "nt" else 1,)), ((0,), (0,)))
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return jax.lax.dot_general(a, b, over, precision=_HIGHEST)
 
-    return runner(product, _values((batch, m, k)), _values((batch, n, k)))
+    return runner(product, _values((batch, m, k)), _values((batch, n, k) if layout == "nt" else (batch, k, n)))
 
 
 def _table(row_bytes: int, table_bytes: int) -> tuple[int, int]:

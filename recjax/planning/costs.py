@@ -1,10 +1,10 @@
 """How long a kernel takes on a machine.
 
 Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
-multilinear in these logarithms. A larger size never takes less: a point that is below one of smaller sizes is raised to
-it. Below the grid the least size's time holds (a kernel has a floor); above it time grows as each size does, but for
-the sizes that only say where the data lie. Corners of the grid that nobody measured take the roofline's time, times
-what the nearest point is off it.
+multilinear in these logarithms. A larger size never takes less: where points say so, the geometric mean of raising the
+one and of lowering the other stands in for both. Below the grid the least size's time holds (a kernel has a floor);
+above it time grows as each size does, but for the sizes that only say where the data lie. Corners of the grid that
+nobody measured take the roofline's time, times what the nearest point is off it.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,15 +46,13 @@ class Costs:
     def __init__(self, machine: Machine) -> None:
         """Grids are made when first asked for."""
         self.machine = machine
-        self._grids: dict[str, _Grid | None] = {}
+        self._grids: dict[str, _Grid] = {}
 
     def of(self, work: Work) -> Cost:
         """The cost of some work, without the overhead of starting it."""
-        base = work.kernel.partition(".")[0]
         kernel = self.machine.kernel(work.kernel)
         if kernel is not None and kernel.points:
-            name = work.kernel if work.kernel in self.machine.kernels else base
-            return self._grid(name, kernel, base, work.kernel).at(work.sizes)
+            return self._grid(work.kernel, kernel).at(work.sizes)
         return Cost(roofline_us(work, self.machine) / (kernel.efficiency if kernel else 1.0))
 
     def host(self, stage: str, **sizes: float) -> Cost:
@@ -62,13 +60,13 @@ class Costs:
         kernel = self.machine.kernel(stage)
         if kernel is None or not kernel.points:
             return Cost(0.0)
-        return self._grid(stage, kernel, stage, stage).at(sizes)
+        return self._grid(stage, kernel).at(sizes)
 
-    def _grid(self, name: str, kernel: Kernel, base: str, of: str) -> _Grid:
+    def _grid(self, name: str, kernel: Kernel) -> _Grid:
         found = self._grids.get(name)
         if found is None:
-            roofline = functools.partial(_from_sizes, of, self.machine)
-            self._grids[name] = found = _Grid(SIZES[base], kernel.points, roofline)
+            roofline = functools.partial(_from_sizes, name, self.machine)
+            self._grids[name] = found = _Grid(SIZES[name.partition(".")[0]], kernel.points, roofline)
         return found
 
 
@@ -76,12 +74,12 @@ class _Grid:
     """Times over the logarithms of some sizes; what is not there is taken from what is nearest."""
 
     def __init__(
-        self, names: Sequence[str], points: Sequence[Point], roofline: functools.partial[float] | None
+        self, names: Sequence[str], points: Sequence[Point], roofline: Callable[[Mapping[str, float]], float]
     ) -> None:
         self._names = names
         self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
         logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
-        bases = [roofline(p.sizes) if roofline else 1.0 for p in points]
+        bases = [roofline(p.sizes) for p in points]
         off_P = np.log([p.us for p in points]) - np.log(bases)
         shape = [len(axis) for axis in self._axes]
         us, cores = np.empty(shape), np.empty(shape)
@@ -89,11 +87,13 @@ class _Grid:
             at_S = np.array([axis[i] for axis, i in zip(self._axes, place, strict=True)])
             near = int(np.abs(logs_PxS - at_S).sum(axis=1).argmin())
             sizes = dict(zip(names, np.exp(at_S), strict=True))
-            us[place] = off_P[near] + math.log(roofline(sizes) if roofline else 1.0)
+            us[place] = off_P[near] + math.log(roofline(sizes))
             cores[place] = max(1.0, points[near].cores)
+        raised, lowered = us, us
         for axis in range(len(names)):
-            us = np.maximum.accumulate(us, axis=axis)
-        self._log_us, self._cores = us, cores
+            raised = np.maximum.accumulate(raised, axis=axis)
+            lowered = np.flip(np.minimum.accumulate(np.flip(lowered, axis), axis=axis), axis)
+        self._log_us, self._cores = (raised + lowered) / 2, cores
 
     def at(self, sizes: Mapping[str, float]) -> Cost:
         """The time and cores of some sizes."""
@@ -103,9 +103,9 @@ class _Grid:
             if at > axis[-1] and name not in _PLACES:
                 beyond += at - axis[-1]
             low = min(max(int(np.searchsorted(axis, at)) - 1, 0), max(len(axis) - 2, 0))
-            wide = axis[low + 1] - axis[low] if len(axis) > 1 else 1.0
             lows.append(low)
-            shares.append(min(max((at - axis[low]) / wide, 0.0), 1.0))
+            share = (at - axis[low]) / (axis[low + 1] - axis[low]) if len(axis) > 1 else 0.0
+            shares.append(min(max(share, 0.0), 1.0))
         log_us = cores = 0.0
         for corner in itertools.product((0, 1), repeat=len(lows)):
             weight = math.prod(s if up else 1 - s for s, up in zip(shares, corner, strict=True))
@@ -118,13 +118,13 @@ class _Grid:
 
 def _from_sizes(kernel: str, machine: Machine, sizes: Mapping[str, float]) -> float:
     """The roofline's time of a kernel of which only the sizes are known, us."""
-    return roofline_us(of_sizes(kernel, sizes), machine)
+    return max(roofline_us(of_sizes(kernel, sizes), machine), 1e-9)
 
 
 def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:
     """The work of a kernel from its sizes alone, with float32 where its name does not say the dtype."""
     base, _, variant = kernel.partition(".")
-    dtype = variant.rpartition("_")[2] if base == "matmul" else variant
+    dtype = variant.rpartition("_")[2]
     item = 2 if dtype in ("bf16", "f16") else 8 if dtype == "f64" else 4
     if base in ("matmul", "batched_matmul"):
         m, n, k, batch = sizes["m"], sizes["n"], sizes["k"], sizes.get("batch", 1.0)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.pipeline import batches
+from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
@@ -24,6 +25,7 @@ from recjax.parallel.mesh import put_share
 from recjax.planning.cases import Case, Run
 
 _TABLES = 8  # of the routed batches, each of one id a sample
+_SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
 
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
@@ -32,7 +34,9 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     held_out = () if quick else (60_000,)
     for ids, held in itertools.chain(zip(sizes, itertools.repeat(False)), zip(held_out, itertools.repeat(True))):
         made = functools.partial(_prepared, ids, mesh.devices.size)
-        for stage, make in (("host_read", _read), ("host_route", _route), ("host_pack", _pack)):
+        for kind, stage in _SOURCES.items():
+            yield Case(stage, {"ids": float(ids)}, functools.partial(_read, kind, ids), held, False, True)
+        for stage, make in (("host_route", _route), ("host_pack", _pack)):
             threads = stage != "host_pack"  # that the main thread does alone
             yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False, threads)
     for moved, arrays in itertools.product((2**12, 2**20) if quick else (2**12, 2**18, 2**24), (1, 32)):
@@ -45,35 +49,42 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
             yield Case("host_dispatch", named, make_dispatch, False, False)
 
 
+_ROWS = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)
+
+
+@functools.lru_cache(maxsize=2)
+def _source(kind: str) -> Any:
+    """Data whose blocks are kept, or drawn each time."""
+    return Synthetic(rows=_ROWS).open() if kind == "synthetic" else ZipfStream(rows=_ROWS, distinct_blocks=8).open()
+
+
 @functools.lru_cache(maxsize=8)
-def _prepared(ids: int, devices: int) -> tuple[Any, Any, Any]:
-    """A batch of so many ids, the tables that they are of, and the data that it comes from."""
-    rows = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)
-    source = ZipfStream(rows=rows, distinct_blocks=8).open()
+def _prepared(ids: int, devices: int) -> tuple[Any, Any]:
+    """A batch of so many ids, and the tables that they are of."""
+    source = _source("")
     names = [feature.name for feature in source.schema.features]
-    tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, rows, strict=True))
+    tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _ROWS, strict=True))
     features = tuple(FeatureSpec(name, name) for name in names)
     bound = bind(make_plan("row_wise", tables), tables, features, devices)
-    return next(_stream(source, ids)), bound, source
+    return next(_stream(source, ids)), bound
 
 
 def _stream(source: Any, ids: int) -> Iterator[Any]:
     return batches(source, "train", max(1, ids // _TABLES), shuffle=True, workers=0)
 
 
-def _read(prepared: Any) -> Run:
-    batch, _, source = prepared()
-    stream = _stream(source, batch.size * _TABLES)
+def _read(kind: str, ids: int) -> Run:
+    stream = _stream(_source(kind), ids)
     return lambda: next(stream)
 
 
 def _route(prepared: Any) -> Run:
-    batch, bound, _ = prepared()
+    batch, bound = prepared()
     return lambda: host.count(batch, bound, batch.size)
 
 
 def _pack(prepared: Any) -> Run:
-    batch, bound, _ = prepared()
+    batch, bound = prepared()
     counted = host.count(batch, bound, batch.size)
     sizes = capacity.grow({}, counted.needs)
     return lambda: host.pad(counted, bound, sizes)

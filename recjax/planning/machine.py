@@ -159,8 +159,15 @@ class Machine:
         return otherwise if found is None else found.value
 
     def kernel(self, name: str) -> Kernel | None:
-        """The class of this name, or else the one without the variant; None if the machine has neither."""
-        return self.kernels.get(name) or self.kernels.get(name.partition(".")[0])
+        """The class of this name, or else one of a wider variant; None if the machine has none.
+
+        A wider variant of "matmul.nn_f32" is "matmul.f32", and then "matmul".
+        """
+        base, _, variant = name.partition(".")
+        for wider in (name, f"{base}.{variant.rpartition('_')[2]}", base):
+            if wider in self.kernels:
+                return self.kernels[wider]
+        return None
 
     def scaled(self, factor: float) -> Machine:
         """A machine that does everything `factor` times as fast, with memories as large."""

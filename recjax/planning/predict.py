@@ -35,6 +35,7 @@ class HostWork:
       devices: how many it runs on.
       workers: threads that read and route ahead; 0: the main thread does.
       routes: whether the host finds the distinct rows, and not the devices.
+      source: kind of the data that are read.
     """
 
     samples: int
@@ -45,6 +46,7 @@ class HostWork:
     devices: int
     workers: int
     routes: bool = True
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +145,13 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
     stages: dict[str, Cost] = {}
     missing = []
     for stage, sizes in wanted.items():
-        kernel = costs.machine.kernel(stage)
+        name = f"host_read.{host.source}" if stage == "host_read" else stage
+        kernel = costs.machine.kernel(name)
         cost = Cost(0.0)
         if stage == "host_route" and not host.routes:
             pass
         elif kernel is not None and kernel.points:
-            cost = costs.host(stage, **sizes)
+            cost = costs.host(name, **sizes)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / costs.machine.rate("host_link") * 1e6)
         else:

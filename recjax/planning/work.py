@@ -193,7 +193,7 @@ def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: f
     """
     flops = 2.0 * batch * m * n * k
     if batch > 1:
-        return Work(f"batched_matmul.{dtype}", {"batch": batch, "m": m, "n": n, "k": k}, flops, moved)
+        return Work(f"batched_matmul.{layout}_{dtype}", {"batch": batch, "m": m, "n": n, "k": k}, flops, moved)
     return Work(f"matmul.{layout}_{dtype}", {"m": m, "n": n, "k": k}, flops, moved)
 
 

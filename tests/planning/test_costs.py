@@ -1,0 +1,128 @@
+"""Times of kernels: at measured points, between and beyond them, and by the roofline of a data sheet."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_support import MACHINE
+
+from recjax.planning.costs import Costs, of_sizes
+from recjax.planning.errors import of_pairs
+from recjax.planning.machine import Kernel, Point, Quantity, open_machine
+from recjax.planning.work import Work, gather, matmul
+
+
+def measured(kernel, points):
+    """A machine whose points of one class are (sizes..., us)."""
+    names = {"copy": ("bytes",), "matmul.f32": ("m", "n", "k"), "gather": ("rows", "row_bytes", "table_bytes")}[kernel]
+    made = tuple(Point(dict(zip(names, map(float, sizes), strict=True)), us, 1.0) for *sizes, us in points)
+    return Costs(dataclasses.replace(MACHINE, kernels={kernel: Kernel(1.0, "measured", made)}))
+
+
+def us(costs, kernel, **sizes):
+    return costs.of(of_sizes(kernel, sizes)).us
+
+
+COPIES = measured("copy", [(100, 2.0), (10_000, 8.0), (1_000_000, 800.0)])
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(100, 2), (10_000, 8), (1_000_000, 800), (1000, 4), (100_000, 80), (1, 2), (3_000_000, 2400)],
+)  # at the points, halfway in logarithms, at the floor, and in proportion beyond
+def test_times_lie_on_lines_in_logarithms(size, expected):
+    assert us(COPIES, "copy", bytes=size) == pytest.approx(expected)
+
+
+def test_between_two_sizes_both_count():
+    costs = measured("matmul.f32", [(m, n, 8, m * n / 8) for m, n in itertools.product((8, 32), (8, 32))])
+    assert us(costs, "matmul.nn_f32", m=16, n=16, k=8) == pytest.approx(32)
+    assert us(costs, "matmul.nn_f32", m=64, n=16, k=16) == pytest.approx(64 * 16 / 8 * 2)  # beyond m and k
+
+
+def test_a_table_larger_than_any_measured_takes_as_long_as_the_largest():
+    costs = measured("gather", [(100, 64, table, t) for table, t in ((2**16, 1.0), (2**26, 5.0))])
+    assert us(costs, "gather", rows=100, row_bytes=64, table_bytes=2**34) == pytest.approx(5)
+    assert us(costs, "gather", rows=300, row_bytes=64, table_bytes=2**34) == pytest.approx(15)
+
+
+def test_points_of_which_a_larger_one_took_less_are_evened_out():
+    costs = measured("copy", [(10, 8.0), (100, 2.0)])
+    assert us(costs, "copy", bytes=10) == us(costs, "copy", bytes=100) == pytest.approx(4)
+
+
+def test_a_corner_that_nobody_measured_follows_the_roofline_of_its_neighbour():
+    grid = [(m, n, 64, m * n / 64) for m, n in ((64, 64), (64, 4096), (4096, 64))]  # bound by operations
+    costs = measured("matmul.f32", grid)
+    found, near = (us(costs, "matmul.nn_f32", m=4096, n=n, k=64) for n in (4096, 64))
+    assert found / near == pytest.approx(64, rel=0.05)
+
+
+sizes = st.tuples(*[st.integers(1, 2**20)] * 3)
+
+
+@given(
+    st.lists(st.tuples(sizes, st.floats(0.1, 1e5)), min_size=1, max_size=12),
+    sizes,
+    st.tuples(*[st.integers(0, 999)] * 3),
+)
+def test_more_never_takes_less(points, base, more):
+    costs = measured("matmul.f32", [(*size, t) for size, t in points])
+    large = tuple(a + b for a, b in zip(base, more, strict=True))
+    small_us, large_us = (us(costs, "matmul.f32", **dict(zip("mnk", s, strict=True))) for s in (base, large))
+    assert large_us >= small_us * (1 - 1e-9)
+
+
+def test_products_on_a_data_sheet_take_the_longer_of_operations_and_bytes():
+    h100 = open_machine("h100")
+    large = matmul(4096, 4096, 4096, 1, "bf16", "nn", 3 * 2 * 4096**2)
+    assert Costs(h100).of(large).us == pytest.approx(2 * 4096**3 / 989.4e12 / 0.7 * 1e6)
+    thin = matmul(65_536, 1, 512, 1, "f32", "nn", 4 * (65_536 * 512 + 512 + 65_536))
+    assert Costs(h100).of(thin).us == pytest.approx(4 * (65_536 * 512 + 512 + 65_536) / 3.35e12 / 0.7 * 1e6)
+
+
+def test_a_matrix_unit_takes_whole_tiles():
+    v5e = Costs(open_machine("tpu_v5e"))
+    narrow, whole = (v5e.of(matmul(65_536, 1024, k, 1, "bf16", "nn", 1.0)).us for k in (130, 256))
+    assert narrow == pytest.approx(whole)
+
+
+def test_rows_come_in_whole_lines_from_the_cache_as_far_as_the_table_fits_into_it():
+    machine = open_machine("h100")
+    eighth = machine.rates | {"cache": Quantity(1e18, "B/s", "no limit"), "line_size": Quantity(64, "B", "x")}
+    costs = Costs(dataclasses.replace(machine, rates=eighth, kernels={}))
+    table = 2 * machine.rates["cache_size"].value  # so every second row is there
+    rows, row_bytes = 1e6, 80  # two lines each
+    streamed = rows * row_bytes + 4 * rows  # rows written, ids read
+    expected = (rows * 128 / 2 + streamed) / machine.rates["memory"].value * 1e6
+    assert costs.of(gather(rows, row_bytes, table, 4 * rows)).us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("all_reduce", 14 * 6.0 + 2 * 7 / 8 * 2**30 / 450e9 * 1e6 / 1),
+        ("all_to_all", 6.0 + 7 / 8 * 2**30 / 450e9 * 1e6),
+        ("all_gather", 7 * 6.0 + 7 / 8 * 2**30 / 450e9 * 1e6),
+    ],
+)
+def test_collectives_on_a_data_sheet_are_latencies_and_what_a_link_carries(kind, expected):
+    costs = Costs(dataclasses.replace(open_machine("h100"), kernels={}))
+    assert costs.of(Work(kind, {"bytes": 2**30, "devices": 8}, 0, 2**30)).us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["h100", "tpu_v6e"])
+@pytest.mark.parametrize("work", [matmul(512, 64, 64, 1, "f32", "nn", 1e6), gather(1000, 64, 1e9, 4000)])
+def test_a_machine_twice_as_fast_takes_half_the_time(name, work):
+    machine = open_machine(name)
+    assert Costs(machine.scaled(2)).of(work).us == pytest.approx(Costs(machine).of(work).us / 2)
+
+
+def test_errors_are_ratios_and_the_geometric_mean_of_relative_errors():
+    found = of_pairs([(2.0, 1.0), (1.0, 2.0), (1.5, 1.5)])
+    assert found.points == 3
+    assert found.ratio_mean == pytest.approx(4 ** (1 / 3)) and found.ratio_p50 == 2.0
+    assert of_pairs([(1.1, 1.0), (1.4, 1.0)]).gmae == pytest.approx((0.1 * 0.4) ** 0.5)
+    assert found.gmae < 0.01  # one lucky hit

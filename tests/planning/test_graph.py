@@ -1,0 +1,126 @@
+"""The graph of a compiled step, and what its kernels do, against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from planning_support import BEGUN, FORK, LOOKUP
+
+from recjax.planning.graph import read_graph
+from recjax.utils.hlo import Array, read_program
+
+
+def nodes_of(text, devices=4):
+    return {node.name: node for node in read_graph(text, devices).nodes}
+
+
+def compiled(function, *arguments):
+    """The nodes of a function as XLA compiles it here for one device."""
+    return read_graph(jax.jit(function).lower(*arguments).compile().as_text(), 1)
+
+
+def test_the_text_is_read_with_its_shapes_and_attributes():
+    program = read_program(LOOKUP)
+    loop = program.entry.instructions["while.1"]
+    assert loop.arrays == (Array("s32", ()), Array("f32", (128, 16)))
+    assert loop.operands == ("begin",) and loop.trips == 7 and loop.called("body") == "body"
+    assert program.entry.instructions["one"].branches() == ("dear", "cheap")
+    assert program.entry.root.name == "result"
+    assert read_program(FORK).entry.instructions["dot.1"].scope == "jit(train_step)/jvp(dense_forward)/dot_general"
+
+
+def test_a_text_without_an_entry_is_no_program():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        read_program("HloModule nothing")
+
+
+def test_products_count_two_operations_for_each_term_and_their_bytes_once():
+    nodes = nodes_of(FORK)
+    (work,) = nodes["dot.1"].works
+    assert work.kernel == "matmul.nn_f32" and dict(work.sizes) == {"m": 64, "n": 16, "k": 32}
+    assert work.flops == 2 * 64 * 16 * 32
+    assert work.bytes == 4 * (64 * 32 + 32 * 16 + 64 * 16)
+    (other,) = nodes["dot.2"].works
+    assert other.kernel == "matmul.nt_f32" and other.flops == work.flops
+
+
+def test_nodes_wait_for_what_they_take_and_have_the_part_of_their_scope():
+    graph = read_graph(FORK, 4)
+    assert [node.name for node in graph.nodes] == ["dot.1", "all-reduce.1", "dot.2", "sum_fusion"]
+    assert [node.waits_for for node in graph.nodes] == [(), (0,), (), (1, 2)]
+    assert [node.part for node in graph.nodes] == ["dense_forward", "dense_grads", "other", "dense_update"]
+    assert read_graph(FORK, 4, {"dot.2": "mine"}).nodes[2].part == "mine"
+
+
+def test_a_collective_has_the_bytes_of_its_message_and_of_one_device_is_a_copy():
+    (work,) = nodes_of(FORK)["all-reduce.1"].works
+    assert work.kernel == "all_reduce" and dict(work.sizes) == {"bytes": 64 * 16 * 4, "devices": 4}
+    (alone,) = nodes_of(FORK.replace("{{0,1,2,3}}", "{{0},{1}}"))["all-reduce.1"].works
+    assert alone.kernel == "copy"
+
+
+def test_a_gather_reads_its_rows_and_not_the_table():
+    gathered, rest = nodes_of(LOOKUP)["rows"].works
+    assert gathered.kernel == "gather"
+    assert dict(gathered.sizes) == {"rows": 128, "row_bytes": 64, "table_bytes": 1000 * 64}
+    assert gathered.bytes == 2 * 128 * 64 + 128 * 4
+    # Read: ids, rows of the table and what is added; written: the sum. Less what the gather counts already.
+    assert rest.kernel == "elementwise"
+    assert rest.bytes == (128 * 4 + 128 * 64 + 128 * 64) + 128 * 64 - gathered.bytes
+
+
+def test_an_update_in_place_writes_its_rows_and_not_the_table():
+    (work,) = nodes_of(LOOKUP)["written"].works
+    assert work.kernel == "scatter.sorted" and work.sizes["rows"] == 128 and work.sizes["row_bytes"] == 64
+    assert work.bytes == 3 * 128 * 64 + 128 * 4  # rows read, and those of the table read and written
+    (unsorted,) = nodes_of(LOOKUP.replace("unique_indices=true, ", ""))["written"].works
+    assert unsorted.kernel == "scatter.add"
+
+
+def test_a_loop_runs_as_often_as_the_compiler_knows():
+    node = nodes_of(LOOKUP)["while.1"]
+    assert node.kind == "loop" and node.trips == 7
+    (inner,) = node.body.nodes
+    assert inner.works[0].bytes == 3 * 128 * 64  # the same array is read twice
+    unknown = read_graph(LOOKUP.replace("known_trip_count", "dynamic"), 4)
+    assert unknown.unknown == ("while.1",)
+    assert unknown.flops == read_graph(LOOKUP, 4).flops - 6 * 128 * 16
+
+
+def test_of_a_conditional_the_branch_that_does_least_counts():
+    assert nodes_of(LOOKUP)["one"].body.nodes == ()
+    assert len(nodes_of(LOOKUP.replace("{%dear, %cheap}", "{%dear, %dear}"))["one"].body.nodes) == 2
+
+
+def test_collectives_that_are_begun_and_ended_and_those_inside_fusions_are_found():
+    graph = read_graph(BEGUN, 2)
+    assert [(node.name, node.kind) for node in graph.nodes] == [
+        ("all-to-all-start", "collective"), ("beside", "kernel"), ("all-to-all-done", "wait"), ("after", "kernel"),
+        ("small", "kernel"), ("fusion-start", "collective"), ("last", "kernel"),
+    ]  # fmt: skip
+    assert graph.nodes[0].works[0].sizes["bytes"] == 4096 and graph.nodes[5].works[0].sizes["bytes"] == 32
+    assert graph.nodes[2].waits_for == (0,) and graph.nodes[3].waits_for == (1, 2)
+
+
+def test_a_layer_that_xla_compiled_has_the_operations_of_its_three_products():
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(jax.lax.dot(x, w, precision="highest")))
+
+    def step(w, x):
+        return jax.grad(loss, argnums=(0, 1))(w, x)
+
+    graph = compiled(step, jnp.ones((48, 80)), jnp.ones((64, 48)))
+    products = [work for node in graph.nodes for work in node.works if work.kernel.startswith("matmul")]
+    assert [work.flops for work in products] == [2 * 64 * 48 * 80] * 3
+    assert sum(w.sizes["elements"] for n in graph.nodes for w in n.works if w.kernel == "transcendental") >= 64 * 80
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_lookup_that_xla_compiled_gathers_as_many_rows_as_there_are_ids(rows):
+    graph = compiled(lambda t, i: t.at[i].get(mode="clip"), jnp.ones((5000, 32)), jnp.zeros(rows, jnp.int32))
+    moved = [w for n in graph.nodes for w in n.works if w.kernel == "gather"] or [
+        w
+        for n in graph.nodes
+        for w in n.works  # of one row XLA makes a slice
+    ]
+    assert sum(w.sizes.get("rows", 1) for w in moved) >= rows
+    assert sum(w.bytes for w in moved) < 5000 * 32 * 4
