@@ -1,0 +1,113 @@
+"""`recjax calibrate`, on few cases; no time is compared with anything."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from commands import assert_refused, inside
+
+from recjax.parallel.mesh import MeshConfig, make_mesh
+from recjax.planning import calibrate, cases
+from recjax.planning.graph import read_graph
+from recjax.planning.machine import SIZES, open_machine
+
+FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Some classes, and of the host and the collectives nothing."""
+    of_all = cases.kernel_cases
+
+    def some(quick, dtypes):
+        return [case for case in of_all(quick, dtypes) if case.kernel in FEW and max(case.sizes.values()) <= 2**18]
+
+    monkeypatch.setattr(calibrate, "kernel_cases", some)
+    monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: [])
+
+
+def test_a_machine_has_a_point_for_each_case_and_the_error_of_those_held_out(few, tmp_path, monkeypatch):
+    order = []
+    measured = calibrate._Timed.measure
+
+    def watched(self, budget_s, empty_s):
+        order.append(self.case.kernel)
+        measured(self, budget_s, empty_s)
+
+    monkeypatch.setattr(calibrate._Timed, "measure", watched)
+    out = tmp_path / "machine.json"
+    done = inside("calibrate", "--quick", "--devices", 1, "--platform", "cpu", "--name", "mine", "--out", out, "--json")
+    machine = open_machine(str(out))
+    assert machine.name == "mine" and machine.measured and machine.shared and "--quick" in machine.where["note"]
+    assert set(machine.where) >= {"cpu", "device", "versions", "date"}
+    assert set(machine.kernels) == set(FEW)
+    expected = [case for case in calibrate.kernel_cases(True, ("f32",)) if not case.held_out]
+    for kernel, found in machine.kernels.items():
+        assert {tuple(p.sizes.values()) for p in found.points} == {
+            tuple(case.sizes.values()) for case in expected if case.kernel == kernel
+        }
+        assert all(p.us > 0 and 1 <= p.cores <= machine.cores for p in found.points)
+    assert machine.kernels["copy"].held_out.points == 1 and machine.kernels["copy"].held_out.ratio_mean >= 1
+    assert machine.rates["flops_f32"].value > 0 and machine.overheads["kernel"].value > 0
+    assert done.result["kernels"]["copy"]["held_out"]["points"] == 1
+    assert done.err.count("pass ") == calibrate.QUICK.passes
+    # By turns: no pass does one class after the other.
+    turns = [kernel for kernel in order if kernel in FEW]
+    assert sum(a != b for a, b in zip(turns, turns[1:], strict=False)) > len(FEW) * calibrate.QUICK.passes
+
+
+def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():
+    full = cases.kernel_cases(False, ("f32", "bf16"))
+    for case in [*full, *cases.kernel_cases(True, ("f32",))]:
+        assert tuple(case.sizes) == SIZES[case.kernel.partition(".")[0]]
+    held_out = {case.kernel for case in full if case.held_out}
+    assert held_out == {case.kernel for case in full}
+    for case in full:
+        points = [c.sizes for c in full if c.kernel == case.kernel and not c.held_out]
+        assert not (case.held_out and case.sizes in points)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_a_product_is_of_the_layout_that_its_class_names(layout):
+    texts = []
+    run = cases.runner
+
+    def kept(function, *arguments):
+        texts.append(jax.jit(function).lower(*arguments).compile().as_text())
+        return run(function, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "runner", kept)
+        assert cases._matmul(layout, "f32", 40, 24, 56)().shape == (40, 24)
+    works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("matmul")]
+    assert [(w.kernel, dict(w.sizes)) for w in works] == [(f"matmul.{layout}_f32", {"m": 40, "n": 24, "k": 56})]
+
+
+def test_an_update_in_place_goes_on_from_its_own_result():
+    run = cases.in_place(lambda x, y: x + y, np.zeros(3, np.float32) + cases._values((3,)) * 0, cases._values((3,)))
+    run()
+    run()  # a donated array may not be read again
+
+
+@pytest.mark.full
+def test_a_quick_calibration_has_all_classes(tmp_path):
+    out = tmp_path / "machine.json"
+    assert inside("calibrate", "--quick", "--platform", "cpu", "--out", out).status == 0
+    found = open_machine(str(out))
+    assert {name.partition(".")[0] for name in found.kernels} == set(SIZES)
+    assert make_mesh(MeshConfig(platform="cpu")).devices.size >= 2
+
+
+def test_it_needs_a_file_to_write_to():
+    assert inside("calibrate", "--quick").status == 2
+    assert_refused(inside("plan", "synthetic", "--measure"), 2, "--machine, --measure and --out belong to --predict")
+    assert_refused(inside("plan", "synthetic", "--predict", "--machine", "gone.json"), 2, "recjax calibrate", "h100")
+
+
+def test_a_damaged_machine_file_is_refused_before_anything_is_compiled(tmp_path):
+    bad = tmp_path / "machine.json"
+    bad.write_text(json.dumps({"format": "recjax machine", "version": 1}))
+    done = inside("plan", "synthetic", "--predict", "--machine", bad)
+    assert_refused(done, 3, "machine.json: .* is missing")
+    assert "compiling" not in done.err

@@ -1,0 +1,113 @@
+"""A predicted step: what bounds it, and what changes it."""
+
+import dataclasses
+
+import pytest
+from planning_support import FORK, MACHINE
+
+from recjax.planning import draw
+from recjax.planning.graph import read_graph
+from recjax.planning.machine import SIZES, Kernel, Point, open_machine
+from recjax.planning.predict import HostWork, figures, parts, predict
+
+HOST = HostWork(
+    samples=1000, ids=8000, placed_bytes=10**6, placed_arrays=20, arguments=50, devices=4, workers=2, source="prepared"
+)
+H100 = open_machine("h100")
+
+
+def with_stages(machine=MACHINE, **us):
+    """The machine with host stages that take so long whatever the sizes, each by one thread at a time."""
+    stages = {
+        f"host_{name}": Kernel(1.0, "measured", (Point({s: 1e9 for s in SIZES[f"host_{name}"]}, time, 1.0),))
+        for name, time in us.items()
+    }
+    return dataclasses.replace(machine, kernels=stages)
+
+
+def step(batch):
+    """The program for another batch size."""
+    return read_graph(FORK.replace("[64,", f"[{batch},"), 4)
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_what_it_waits_for():
+    machine = with_stages(read=300.0, route=500.0, pack=40.0, place=50.0, dispatch=60.0)
+    found = predict(step(64), dataclasses.replace(machine, shared=False), HOST)
+    assert found.bounds["main thread"] == pytest.approx(150)
+    assert found.bounds["reading and routing"] == pytest.approx(800)  # two threads make no more progress than one
+    assert found.bounds["interpreter"] == pytest.approx(950)
+    assert found.bound_by == "interpreter" and found.step_us == pytest.approx(950)
+    assert found.samples_per_s == pytest.approx(1000 / 950e-6)
+    assert found.missing == () and "CPU cores" not in found.bounds
+
+
+def test_threads_that_make_progress_beside_each_other_halve_the_time_ahead():
+    machine = with_stages(read=400.0, route=0.1, pack=1.0, place=1.0, dispatch=1.0)
+    read = machine.kernels["host_read"]
+    apart = {"host_read": dataclasses.replace(read, points=(dataclasses.replace(read.points[0], cores=2.0),))}
+    found = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart), HOST)
+    assert found.bounds["reading and routing"] == pytest.approx(200.1)
+    alone = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart),
+                    dataclasses.replace(HOST, workers=0))  # fmt: skip
+    assert alone.bounds["reading and routing"] == 0 and alone.bounds["main thread"] == pytest.approx(403.1)
+
+
+def test_devices_that_share_the_cores_of_their_host_take_as_long_as_all_their_work():
+    one, four = (predict(step(64), MACHINE, dataclasses.replace(HOST, devices=n)) for n in (2, 8))
+    assert four.bounds["CPU cores"] == pytest.approx(4 * one.bounds["CPU cores"])
+    assert four.bounds["devices"] > 2 * one.bounds["devices"]
+    apart = dataclasses.replace(MACHINE, shared=False)
+    one, four = (predict(step(64), apart, dataclasses.replace(HOST, devices=n)) for n in (2, 8))
+    assert four.step_us == one.step_us
+
+
+@pytest.mark.parametrize("machine", [MACHINE, H100], ids=["cpu", "h100"])
+def test_a_larger_batch_never_takes_less(machine):
+    times = [predict(step(batch), machine, HOST).step_us for batch in (1, 2, 64, 65, 100, 1000, 4096)]
+    assert times == sorted(times) and times[-1] > times[0]
+
+
+@pytest.mark.parametrize("machine", [MACHINE, H100], ids=["cpu", "h100"])
+def test_a_machine_twice_as_fast_takes_half_the_time(machine):
+    machine = dataclasses.replace(machine, kernels=machine.kernels | with_stages(read=9.0, pack=80.0).kernels)
+    slow, fast = (predict(step(500), one, HOST) for one in (machine, machine.scaled(2)))
+    assert fast.step_us == pytest.approx(slow.step_us / 2)
+    assert fast.samples_per_s == pytest.approx(2 * slow.samples_per_s)
+    assert fast.bound_by == slow.bound_by
+
+
+def test_what_the_machine_file_does_not_know_of_the_host_is_named():
+    found = predict(step(64), H100, HOST)
+    assert found.missing == ("host_read", "host_route", "host_pack", "host_dispatch")
+    assert found.stages["host_place"] == pytest.approx(1e6 / 64e9 * 1e6)
+    routed_there = predict(step(64), H100, dataclasses.replace(HOST, routes=False))
+    assert "host_route" not in routed_there.missing
+
+
+def test_parts_make_up_the_time_in_which_something_runs():
+    machine = dataclasses.replace(MACHINE, shared=False, streams=1)
+    found = predict(step(64), machine, HOST)
+    assert sum(parts(found).values()) == pytest.approx(found.bounds["devices"])
+    assert set(parts(found)) == {"dense_forward", "dense_grads", "other", "dense_update"}
+    slow_link = dataclasses.replace(machine, kernels={"all_reduce": Kernel(1e-3, "x")})
+    assert predict(step(64), slow_link, HOST).exposed_us > found.exposed_us == 0
+
+
+def test_figures_name_the_critical_path():
+    shown = figures(predict(step(64), dataclasses.replace(MACHINE, shared=False, streams=1), HOST))
+    assert shown["device"]["kernels"] == 3 and shown["device"]["collectives"] == 1
+    assert shown["device"]["gflop"] == pytest.approx((2 * 2 * 64 * 16 * 32 + 64 * 16) / 1e9)
+    assert {one["name"] for one in shown["critical_path"]["longest"]} >= {"dot.1", "dot.2", "sum_fusion"}
+    assert shown["bounds_ms"]["devices"] * 1e3 == pytest.approx(
+        sum(o["ms"] for o in shown["critical_path"]["longest"]) * 1e3
+    )
+
+
+def test_the_trace_has_an_event_for_each_node_and_the_picture_is_a_png():
+    found = predict(step(64), H100, HOST)
+    events = draw.trace(found)["traceEvents"]
+    drawn = {e["name"]: e for e in events if e["ph"] == "X" and e["pid"] == 0}
+    assert set(drawn) == {"dot.1", "all-reduce.1", "dot.2", "sum_fusion"}
+    assert drawn["all-reduce.1"]["tid"] != drawn["dot.1"]["tid"]
+    assert drawn["sum_fusion"]["ts"] + drawn["sum_fusion"]["dur"] == pytest.approx(found.bounds["devices"])
+    assert draw.picture(found, figures(found)).startswith(b"\x89PNG")
