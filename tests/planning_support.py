@@ -38,7 +38,7 @@ ENTRY %main.9 (x.1: f32[64,32], w.1: f32[32,16], v.1: f32[16,32]) -> f32[64,16] 
   %dot.2 = f32[64,16]{1,0} dot(%x.1, %v.1), lhs_contracting_dims={1}, rhs_contracting_dims={1}
   ROOT %sum_fusion = f32[64,16]{1,0} fusion(%all-reduce.1, %dot.2), kind=kLoop, calls=%fused_computation, metadata={op_name="jit(train_step)/dense_update/add"}
 }
-"""  # noqa: E501
+"""  # noqa: E501 (as XLA breaks no lines)
 
 # A gather fused with a sum; rows of a table updated in place; a loop of known length; a conditional.
 LOOKUP = """
@@ -103,7 +103,7 @@ ENTRY %main (table: f32[1000,16], ids: s32[128,1], new: f32[128,16], which: s32[
   %one = f32[128,16]{1,0} conditional(%which, %end, %end), branch_computations={%dear, %cheap}
   ROOT %result = (f32[1000,16]{1,0}, f32[128,16]{1,0}) tuple(%written, %one)
 }
-"""  # noqa: E501
+"""  # noqa: E501 (as XLA breaks no lines)
 
 # As XLA for GPUs and TPUs writes a collective: its beginning and its end apart, or inside a fusion.
 BEGUN = """

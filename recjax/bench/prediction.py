@@ -23,7 +23,7 @@ from recjax.planning.machine import Machine
 from recjax.planning.predict import HostWork, Prediction, figures, predict
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.routers import HostRouter
-from recjax.train.setup import Setup, make_setup
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.text import aligned
 
@@ -34,21 +34,21 @@ def predicted(config: RunConfig, machine: Machine) -> Prediction:
     """The training step of a config on a machine.
 
     Raises:
-      ConfigError, DataError, DeviceError: as `make_setup`.
+      ConfigError, DataError, DeviceError: as `build_trainer`.
     """
-    setup = make_setup(config, splits=("train",), weights=False)
+    trainer = build_trainer(config, splits=("train",), weights=False)
     _tell("counting distinct rows")
-    found = compile_report.sample(setup)
-    _tell(f"compiling for {setup.bound.all_devices} device(s)")
-    state, inputs = abstract_state(setup), abstract_inputs(setup, found.capacities)
-    text = setup.train_step.lower(state, inputs).compile().as_text() or ""
+    found = compile_report.sample(trainer)
+    _tell(f"compiling for {trainer.bound.all_devices} device(s)")
+    state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
+    text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
     parts = {name: part_of(scope) for name, scope in scopes(text).items()}
-    graph = read_graph(text, setup.bound.all_devices, parts)
-    return predict(graph, machine, _host(setup, found, state, inputs))
+    graph = read_graph(text, trainer.bound.all_devices, parts)
+    return predict(graph, machine, _host(trainer, found, state, inputs))
 
 
-def _host(setup: Setup, found: compile_report.Sample, state: Any, inputs: Any) -> HostWork:
-    train, placed = setup.config.train, jax.tree.leaves(inputs)
+def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any) -> HostWork:
+    train, placed = trainer.config.train, jax.tree.leaves(inputs)
     ids_per_sample = found.ids / max(1, found.samples)
     return HostWork(
         samples=train.batch_size,
@@ -56,10 +56,10 @@ def _host(setup: Setup, found: compile_report.Sample, state: Any, inputs: Any) -
         placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
         placed_arrays=len(placed),
         arguments=len(jax.tree.leaves(state)) + len(placed),
-        devices=setup.bound.all_devices,
+        devices=trainer.bound.all_devices,
         workers=train.workers,
-        routes=isinstance(setup.router, HostRouter),
-        source=setup.config.data.kind,
+        routes=isinstance(trainer.router, HostRouter),
+        source=trainer.config.data.kind,
     )
 
 
@@ -79,7 +79,7 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
       step time.
 
     Raises:
-      ConfigError, DataError, DeviceError: as `make_setup`.
+      ConfigError, DataError, DeviceError: as `build_trainer`.
     """
     prediction = predicted(config, machine)
     result = figures(prediction) | {

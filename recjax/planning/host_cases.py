@@ -80,14 +80,14 @@ def _read(kind: str, ids: int) -> Run:
 
 def _route(prepared: Any) -> Run:
     batch, bound = prepared()
-    return lambda: host.count(batch, bound, batch.size)
+    return lambda: host.route_on_host(batch, bound, batch.size)
 
 
 def _pack(prepared: Any) -> Run:
     batch, bound = prepared()
-    counted = host.count(batch, bound, batch.size)
-    sizes = capacity.grow({}, counted.needs)
-    return lambda: host.pad(counted, bound, sizes)
+    counted = host.route_on_host(batch, bound, batch.size)
+    sizes = capacity.grow({}, counted.required_capacities)
+    return lambda: host.pack(counted, bound, sizes)
 
 
 def _place(moved: int, arrays: int, mesh: Mesh) -> Run:
