@@ -128,9 +128,12 @@ class _Reader:
             return Node(name, opcode, part, "loop", (), needed, 1, least)
         if opcode in FREE:
             return None
-        if opcode == "custom-call":
+        if 'custom_call_target="AllocateBuffer"' in instruction.attributes:
+            return None
+        found = works(instruction, inside, self._program)
+        if opcode == "custom-call" and not found[0].flops:
             self._unknown.append(name)
-        return Node(name, opcode, part, "kernel", works(instruction, inside, self._program), needed)
+        return Node(name, opcode, part, "kernel", found, needed)
 
     def _collective(self, instruction: Instruction) -> Collective | None:
         """The collective that an instruction is, or that it is a fusion of."""

@@ -7,6 +7,7 @@ nobody measured, how much of the rates it reaches. Every number that was not mea
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.resources
 import math
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.settings.values import either
 from recjax.utils import strict_json
 from recjax.utils.files import write_json
+from recjax.utils.paths import expanded
 
 FORMAT, VERSION = "recjax machine", 1
 
@@ -202,8 +204,10 @@ def open_machine(name: str) -> Machine:
       DataError: it is no machine file.
     """
     known = shipped()
-    path = known.get(name, Path(name).expanduser())
+    path = known[name] if name in known else expanded(name)
     try:
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "there is no such file")
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from recjax.utils.hlo import Array, Computation, Instruction, Program
@@ -19,7 +20,7 @@ FREE = frozenset(
 )  # fmt: skip
 _MOVES = frozenset(
     ("copy", "transpose", "concatenate", "slice", "pad", "broadcast", "reshape", "reverse", "iota", "dynamic-slice",
-     "dynamic-update-slice", "copy-start", "bitcast-convert", "convert")
+     "dynamic-update-slice", "copy-start", "bitcast-convert", "convert", "custom-call")
 )  # fmt: skip
 _TRANSCENDENTAL = frozenset(
     ("exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "power", "sine", "cosine",
@@ -27,6 +28,8 @@ _TRANSCENDENTAL = frozenset(
 )  # fmt: skip
 _SLICES = ("gather", "slice", "dynamic-slice")
 _UPDATES = ("scatter", "dynamic-update-slice")
+# Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
+_DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
 
 
@@ -138,6 +141,8 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
     opcode = instruction.opcode
     if opcode == "dot":
         return _product(instruction, operands[0].arrays[0], operands[1].arrays[0])
+    if opcode == "custom-call":
+        return _called(instruction, operands)
     if opcode == "gather":
         slices = instruction.numbers("slice_sizes")
         table, ids = operands[0].arrays[0], operands[1].arrays[0]
@@ -163,6 +168,19 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
         flops = sum(o.arrays[0].size for o in arrays)
         return Work(f"reduce.{'rows' if rows else 'columns'}", {"bytes": moved}, flops, moved)
     return None
+
+
+def _called(instruction: Instruction, operands: list[Instruction]) -> Work | None:
+    """A product by recjax-kernels; None for any other call."""
+    target = re.search(r'custom_call_target="(\w+)"', instruction.attributes)
+    places = _DENSE.get(target.group(1)) if target else None
+    if places is None:
+        return None
+    arrays = [o.arrays[0] for o in operands] + list(instruction.arrays)
+    batch, weights = (arrays[place] for place in places)
+    k, n = weights.dims
+    m = batch.dims[0]
+    return matmul(m, n, k, 1, weights.dtype, "nn", sum(array.bytes for array in arrays))
 
 
 def _product(instruction: Instruction, left: Array, right: Array) -> Work:

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from commands import assert_refused, inside
+from support.commands import assert_refused, inside
 
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate, cases

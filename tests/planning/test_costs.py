@@ -6,7 +6,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_support import MACHINE
+from support.machines import MACHINE
 
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.errors import of_pairs

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from planning_support import BEGUN, FORK, LOOKUP
+from support.machines import BEGUN, FORK, LOOKUP
 
 from recjax.planning.graph import read_graph
 from recjax.utils.hlo import Array, read_program
@@ -112,6 +112,28 @@ def test_a_layer_that_xla_compiled_has_the_operations_of_its_three_products():
     products = [work for node in graph.nodes for work in node.works if work.kernel.startswith("matmul")]
     assert [work.flops for work in products] == [2 * 64 * 48 * 80] * 3
     assert sum(w.sizes["elements"] for n in graph.nodes for w in n.works if w.kernel == "transcendental") >= 64 * 80
+
+
+CALLS = """
+HloModule jit_train_step
+
+ENTRY %main (x: f32[64,20], w: f32[20,8], b: f32[8]) -> f32[64,8] {
+  %x = f32[64,20]{1,0} parameter(0)
+  %w = f32[20,8]{1,0} parameter(1)
+  %b = f32[8]{0} parameter(2)
+  %buffer = f32[64,8]{1,0} custom-call(), custom_call_target="AllocateBuffer"
+  %layer = f32[64,8]{1,0} custom-call(%x, %w, %b), custom_call_target="recjax_dense_forward", api_version=API_VERSION_TYPED_FFI
+  ROOT %strange = f32[64,8]{1,0} custom-call(%layer), custom_call_target="strange"
+}
+"""  # noqa: E501 (as XLA breaks no lines)
+
+
+def test_products_of_the_optional_kernels_count_and_what_else_is_called_is_named_and_moves_its_bytes():
+    graph = read_graph(CALLS, 1)
+    assert [node.name for node in graph.nodes] == ["layer", "strange"]
+    assert graph.flops == 2 * 64 * 20 * 8
+    assert graph.unknown == ("strange",)
+    assert graph.nodes[1].works[0].bytes == 2 * 64 * 8 * 4
 
 
 @pytest.mark.parametrize("rows", [1, 300])

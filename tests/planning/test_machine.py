@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from planning_support import MACHINE
+from support.machines import MACHINE
 
 from recjax.errors import ConfigError, DataError
 from recjax.planning import machine as machines

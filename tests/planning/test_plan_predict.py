@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import inside, write_preset
+from support.commands import inside, write_preset
 
 pytestmark = pytest.mark.full  # each compiles a training step
 

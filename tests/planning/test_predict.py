@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from planning_support import FORK, MACHINE
+from support.machines import FORK, MACHINE
 
 from recjax.planning import draw
 from recjax.planning.graph import read_graph

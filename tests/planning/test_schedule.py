@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from planning_support import BEGUN, FORK, LOOKUP, MACHINE
+from support.machines import BEGUN, FORK, LOOKUP, MACHINE
 
 from recjax.planning.costs import Cost, Costs
 from recjax.planning.graph import Node, read_graph

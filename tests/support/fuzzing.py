@@ -32,6 +32,8 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.interop.weights import _open as open_weights
+from recjax.planning import machine
+from recjax.planning.machine import open_machine
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
@@ -42,6 +44,7 @@ from support import damage_at_random as damage
 from support import shop
 from support import yelp as yelp_support
 from support.criteo import random_rows, text
+from support.machines import MACHINE
 
 Random = random.Random
 
@@ -257,6 +260,11 @@ def read_overrides(folder: Path) -> None:
     presets.load("movietweetings", [line for line in lines if "=" in line])
 
 
+def write_machine(folder: Path) -> None:
+    """A measured machine with a few kernel classes."""
+    machine.write(MACHINE, folder / "m.json")
+
+
 CRITEO = text(random_rows(30)).decode()
 TARGETS: dict[str, Target] = {
     "criteo": Target(
@@ -295,6 +303,7 @@ TARGETS: dict[str, Target] = {
         read_overrides,
     ),
     "sweep, TOML": Target(texts({"s.toml": SWEEP}), lambda folder: read_sweep(folder / "s.toml")),
+    "machine": Target(write_machine, lambda folder: open_machine(str(folder / "m.json"))),
     "plan": Target(
         texts({"p.json": PLAN}),
         lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),)),
