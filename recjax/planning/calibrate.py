@@ -2,7 +2,7 @@
 
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
 time is the median over passes of the shortest run in each, without what an empty program takes. CPU cores that a kernel
-keeps busy are the process's CPU time over the wall's, in the runs of all passes.
+keeps busy are the process's CPU time in a run over that: other processes make a run longer, but not its CPU time.
 """
 
 from __future__ import annotations
@@ -63,13 +63,12 @@ QUICK = Effort(True, 3, 0.01, 20.0)
 
 @dataclasses.dataclass
 class _Timed:
-    """A compiled case and what was measured of it: the shortest of each pass, wall and CPU time of all runs, s."""
+    """A compiled case and what was measured of it, s: the shortest run of each pass, and the CPU time of a run."""
 
     case: Case
     run: Run
     best_s: list[float] = dataclasses.field(default_factory=list)
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    cpu_s: list[float] = dataclasses.field(default_factory=list)
     threads: list[float] = dataclasses.field(default_factory=list)  # that made progress, in each pass
 
     def measure(self, budget_s: float, empty_s: float) -> None:
@@ -82,8 +81,7 @@ class _Timed:
             best = min(best, end - start)
             if number and end - began > budget_s:
                 break
-        self.wall_s += time.perf_counter() - began
-        self.cpu_s += time.process_time() - cpu
+        self.cpu_s.append((time.process_time() - cpu) / (number + 1))
         self.best_s.append(best - (empty_s if self.case.dispatched else 0.0))
         if self.case.threaded:
             self.threads.append(_at_a_time([self.run, self.other], best))
@@ -91,7 +89,7 @@ class _Timed:
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
         us = max(float(np.median(self.best_s)) * 1e6, _LEAST_US)
-        busy = float(np.median(self.threads)) if self.threads else self.cpu_s / self.wall_s
+        busy = float(np.median(self.threads)) if self.threads else float(np.median(self.cpu_s)) / (us / 1e6)
         return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
 
     @functools.cached_property

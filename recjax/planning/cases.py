@@ -98,6 +98,8 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
     yield _Class("gather", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25, 2**28)), held,
                  ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather, _fits)  # fmt: skip
+    yield _Class("gather.fused", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
+                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _gather_fused, _fits)  # fmt: skip
     yield _Class("scatter.add", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
                  ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _scatter_add, _fits)  # fmt: skip
     yield _Class("scatter.sorted", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**18, 2**21, 2**25, 2**28)), held,
@@ -186,6 +188,15 @@ def _gather(rows: int, row_bytes: int, table_bytes: int) -> Run:
         return table.at[ids].get(mode="fill", fill_value=0)
 
     return runner(gathered, _values((R, D)), jnp.asarray(_ids(rows, R)))
+
+
+def _gather_fused(rows: int, row_bytes: int, table_bytes: int) -> Run:
+    R, D = _table(row_bytes, table_bytes)
+
+    def moved(table: jax.Array, ids: jax.Array, x: jax.Array) -> jax.Array:
+        return table.at[ids].get(mode="fill", fill_value=0) - 0.5 * x
+
+    return runner(moved, _values((R, D)), jnp.asarray(_ids(rows, R)), _values((rows, D)))
 
 
 def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:

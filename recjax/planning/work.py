@@ -87,11 +87,26 @@ def _of_fusion(computation: Computation) -> tuple[Work, ...]:
     for instruction in members.values():
         if heavy := _heavy(instruction, [members[name] for name in instruction.operands]):
             found.append(heavy)
+    if len(found) > 1 or _computes(members.values()):
+        found = [_fused(work) for work in found]
     moved = _read(members, users) + _written(computation.root, members)
     rest = moved - sum(work.bytes for work in found)
     if rest > 0 or not found:
         found.append(_streamed(members.values(), max(rest, 0.0)))
     return (*found, *_transcendental(members.values()))
+
+
+def _fused(work: Work) -> Work:
+    """The work of a gather whose rows are not written as they are, so that each element finds its row anew."""
+    return dataclasses.replace(work, kernel="gather.fused") if work.kernel == "gather" else work
+
+
+def _computes(members: Iterable[Instruction]) -> bool:
+    """Whether floating-point numbers are computed with, and not just chosen."""
+    return any(
+        i.opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum") and i.arrays[0].dtype != "s32"
+        for i in members
+    )
 
 
 def _read(members: Mapping[str, Instruction], users: Mapping[str, list[Instruction]]) -> float:

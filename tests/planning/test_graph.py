@@ -60,7 +60,7 @@ def test_a_collective_has_the_bytes_of_its_message_and_of_one_device_is_a_copy()
 
 def test_a_gather_reads_its_rows_and_not_the_table():
     gathered, rest = nodes_of(LOOKUP)["rows"].works
-    assert gathered.kernel == "gather"
+    assert gathered.kernel == "gather.fused"  # with a sum
     assert dict(gathered.sizes) == {"rows": 128, "row_bytes": 64, "table_bytes": 1000 * 64}
     assert gathered.bytes == 2 * 128 * 64 + 128 * 4
     # Read: ids, rows of the table and what is added; written: the sum. Less what the gather counts already.
