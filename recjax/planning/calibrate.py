@@ -2,7 +2,7 @@
 
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
 time is the median over passes of the shortest run in each, without what an empty program takes. CPU cores that a kernel
-keeps busy are the process's CPU time in a run over that: other processes make a run longer, but not its CPU time.
+keeps busy are the least CPU time of a run over that.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _CHAIN = (16, 144)  # lengths of the chains that overheads are read from
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
+_HELD_OUT_BYTES = (30_000, 500_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Effort:
       quick: few and small cases, in under a minute; else at most ten minutes.
       passes: over all cases.
       case_s: of a case in a pass.
-      limit_s: after which no further pass begins.
+      limit_s: after which no further case is measured, if each was once.
     """
 
     quick: bool
@@ -57,13 +58,13 @@ class Effort:
     limit_s: float
 
 
-FULL = Effort(False, 5, 0.05, 360.0)
+FULL = Effort(False, 5, 0.05, 480.0)
 QUICK = Effort(True, 3, 0.01, 20.0)
 
 
 @dataclasses.dataclass
 class _Timed:
-    """A compiled case and what was measured of it, s: the shortest run of each pass, and the CPU time of a run."""
+    """A compiled case and what was measured of it, s: the shortest run of each pass, and the least CPU time of one."""
 
     case: Case
     run: Run
@@ -73,15 +74,17 @@ class _Timed:
 
     def measure(self, budget_s: float, empty_s: float) -> None:
         """A pass over this case alone."""
-        best, began, cpu = math.inf, time.perf_counter(), time.process_time()
+        best = least_cpu = math.inf
+        began = time.perf_counter()
         for number in range(_RUNS):
+            cpu = time.process_time()
             start = time.perf_counter()
             self.run()
             end = time.perf_counter()
-            best = min(best, end - start)
+            best, least_cpu = min(best, end - start), min(least_cpu, time.process_time() - cpu)
             if number and end - began > budget_s:
                 break
-        self.cpu_s.append((time.process_time() - cpu) / (number + 1))
+        self.cpu_s.append(least_cpu)
         self.best_s.append(best - (empty_s if self.case.dispatched else 0.0))
         if self.case.threaded:
             self.threads.append(_at_a_time([self.run, self.other], best))
@@ -125,7 +128,8 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str 
         for number in range(effort.passes):
             if number and time.monotonic() - began > effort.limit_s:
                 break
-            _one_pass([*timed, *overheads.values()], collectives, effort, number)
+            until = began + effort.limit_s if number else math.inf
+            _one_pass([*timed, *overheads.values()], collectives, effort, number, until)
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(
@@ -137,18 +141,17 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str 
         cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates, _overheads(overheads), {},
     )  # fmt: skip
     points: dict[str, list[Point]] = {}
-    for one in timed:
-        if not one.case.held_out:
-            points.setdefault(one.case.kernel, []).append(one.point(cores))
-    for collective in collectives:
-        points.setdefault(collective.kind, []).append(collective.point())
+    held_out: dict[str, list[Point]] = {}
+    for case in timed:
+        (held_out if case.case.held_out else points).setdefault(case.case.kernel, []).append(case.point(cores))
+    for one in collectives:
+        (held_out if one.held_out else points).setdefault(one.kind, []).append(one.point())
     kernels = {kernel: Kernel(1.0, "measured", tuple(found)) for kernel, found in sorted(points.items())}
     machine = _without_streams(dataclasses.replace(measured, kernels=kernels))
-    held = [one.case.kernel for one in timed if one.case.held_out]
     return dataclasses.replace(
         machine,
         kernels={
-            kernel: dataclasses.replace(of, held_out=_held_out(kernel, machine, timed) if kernel in held else None)
+            kernel: dataclasses.replace(of, held_out=_error(kernel, machine, held_out.get(kernel, [])))
             for kernel, of in machine.kernels.items()
         },
     )
@@ -187,7 +190,12 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
     if mesh.devices.size > 1:
         over = ranks_mesh(list(mesh.devices.flat))
         sizes = _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
-        collectives = [_Collective(kind, size, over) for kind in COLLECTIVES for size in sizes]
+        collectives = [
+            _Collective(kind, size, over, held_out)
+            for kind in COLLECTIVES
+            for held_out in (False, True)
+            for size in (_HELD_OUT_BYTES if held_out else sizes)
+        ]
     overheads = {}
     for what, length, make in _chains():
         overheads[f"{what}.{length}"] = one = _Timed(Case("overhead", {}, make), make())
@@ -196,12 +204,16 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
     return timed, collectives, overheads
 
 
-def _one_pass(timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int) -> None:
-    """All cases once, in an order of the pass's own."""
+def _one_pass(
+    timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int, until: float
+) -> None:
+    """All cases once, in an order of the pass's own, or as many of them as the time allows."""
     empty = _Timed(Case("empty", {}, _empty), _empty())
     order = list(timed)
     random.Random(number).shuffle(order)
     for place, one in enumerate(order):
+        if time.monotonic() > until:
+            return
         if place % 32 == 0:
             empty.measure(effort.case_s, 0.0)
         one.measure(effort.case_s, min(empty.best_s[-1], empty.best_s[0]))
@@ -216,7 +228,8 @@ def _one_pass(timed: Sequence[_Timed], collectives: Sequence[_Collective], effor
 class _Collective:
     """A collective of one size."""
 
-    def __init__(self, kind: str, size: int, mesh: Mesh) -> None:
+    def __init__(self, kind: str, size: int, mesh: Mesh, held_out: bool) -> None:
+        self.held_out = held_out
         chained = chain(kind, size, mesh.devices.size)
         self.kind, self._ranks = kind, mesh.devices.size
         self.bytes = chained[0].padded_bytes
@@ -310,16 +323,15 @@ def _without_streams(machine: Machine) -> Machine:
     )
 
 
-def _held_out(kernel: str, machine: Machine, timed: Sequence[_Timed]) -> HeldOut:
-    """The error of predictions for the sizes that are no points."""
+def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut | None:
+    """The error of predictions for sizes that are no points; None if there are none."""
     costs, pairs = Costs(machine), []
-    for one in timed:
-        if one.case.held_out and one.case.kernel == kernel:
-            predicted = costs.of(of_sizes(kernel, one.case.sizes)).us
-            if kernel == "transcendental":
-                predicted += costs.of(of_sizes("elementwise", {"bytes": 8 * one.case.sizes["elements"]})).us
-            pairs.append((predicted, one.point(machine.cores).us))
-    return errors.of_pairs(pairs)
+    for point in held_out:
+        predicted_us = costs.of(of_sizes(kernel, point.sizes)).us
+        if kernel == "transcendental":
+            predicted_us += costs.of(of_sizes("elementwise", {"bytes": 8 * point.sizes["elements"]})).us
+        pairs.append((predicted_us, point.us))
+    return errors.of_pairs(pairs) if pairs else None
 
 
 def _versions() -> str:

@@ -81,9 +81,13 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     for layout in ("nn", "nt"):
         yield _Class(f"matmul.{layout}_f32", mnk, (batches, (1, *small[1:]), small), outer, few,
                      ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
-    yield _Class("matmul.tn_f32", mnk, (small, (1, *small[1:]), batches), tuple(s[::-1] for s in outer),
-                 ((16, 256), (16, 256), (64, 1024)), ((30, 100, 300),),
-                 functools.partial(_matmul, "tn", "f32"))  # fmt: skip
+    tn = functools.partial(_matmul, "tn", "f32")
+    yield _Class("matmul.tn_f32", mnk, ((4, 16, 60, 250, 1000), (1, *small[1:]), batches),
+                 ((30, 100, 300), (200, 500, 2000), (700, 32, 1000), (128, 128, 8192)),
+                 ((16, 250), (16, 256), (64, 1024)), ((30, 100, 300),), tn)  # fmt: skip
+    yield _Class("matmul.strided_tn_f32", mnk, ((256, 512, 1024), (1, *small[1:]), batches),
+                 ((512, 200, 2000), (768, 32, 1000), (512, 128, 8192)),
+                 ((256, 512), (16, 256), (64, 1024)), ((512, 100, 300),), tn)  # fmt: skip
     for dtype in dtypes:
         if dtype != "f32":
             yield _Class(f"matmul.{dtype}", mnk, ((64, 512, 4096), (16, 128, 1024), (16, 128, 1024)), outer[:2],

@@ -27,8 +27,6 @@ from recjax.comms.bus import bus_factor
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.work import Work
 
-# Sizes beyond the largest measured one that do not make the work more.
-_PLACES = ("table_bytes", "devices")
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
 
@@ -52,8 +50,21 @@ class Costs:
         """The cost of some work, without the overhead of starting it."""
         kernel = self.machine.kernel(work.kernel)
         if kernel is not None and kernel.points:
-            return self._grid(work.kernel, kernel).at(work.sizes)
+            return self._among(work, kernel, self._grid(work.kernel, kernel).at(work.sizes))
         return Cost(roofline_us(work, self.machine) / (kernel.efficiency if kernel else 1.0))
+
+    def _among(self, work: Work, kernel: Kernel, cost: Cost) -> Cost:
+        """The cost of a collective of more devices than were measured, in the ratio that the roofline has.
+
+        Devices that share the cores of a host do not communicate in parallel; the schedule slows them down.
+        """
+        devices = work.sizes.get("devices", 0.0)
+        most = max(point.sizes.get("devices", 0.0) for point in kernel.points)
+        if self.machine.shared or devices <= most or most < 2:
+            return cost
+        as_measured = dataclasses.replace(work, sizes={**work.sizes, "devices": most})
+        ratio = roofline_us(work, self.machine) / roofline_us(as_measured, self.machine)
+        return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 
     def host(self, stage: str, **sizes: float) -> Cost:
         """The cost of a host's stage; 0 if the machine does not know it."""
@@ -66,7 +77,9 @@ class Costs:
         found = self._grids.get(name)
         if found is None:
             roofline = functools.partial(_from_sizes, name, self.machine)
-            self._grids[name] = found = _Grid(SIZES[name.partition(".")[0]], kernel.points, roofline)
+            base = name.partition(".")[0]
+            places = ("devices",) if base in COLLECTIVES else ("table_bytes",)
+            self._grids[name] = found = _Grid(SIZES[base], kernel.points, roofline, places)
         return found
 
 
@@ -74,9 +87,14 @@ class _Grid:
     """Times over the logarithms of some sizes; what is not there is taken from what is nearest."""
 
     def __init__(
-        self, names: Sequence[str], points: Sequence[Point], roofline: Callable[[Mapping[str, float]], float]
+        self,
+        names: Sequence[str],
+        points: Sequence[Point],
+        roofline: Callable[[Mapping[str, float]], float],
+        places: tuple[str, ...],
     ) -> None:
-        self._names = names
+        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more."""
+        self._names, self._places = names, places
         self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
         logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
         bases = [roofline(p.sizes) for p in points]
@@ -100,7 +118,7 @@ class _Grid:
         lows, shares, beyond = [], [], 0.0
         for name, axis in zip(self._names, self._axes, strict=True):
             at = math.log(max(sizes[name], 1e-9))
-            if at > axis[-1] and name not in _PLACES:
+            if at > axis[-1] and name not in self._places:
                 beyond += at - axis[-1]
             low = min(max(int(np.searchsorted(axis, at)) - 1, 0), max(len(axis) - 2, 0))
             lows.append(low)
@@ -137,7 +155,7 @@ def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:
         return Work(kernel, sizes, keys * math.log2(max(2.0, keys)), 8 * keys * sizes["operands"])
     if base == "transcendental":
         return Work(kernel, sizes, 20 * sizes["elements"], 0.0)
-    return Work(kernel, sizes, 0.0, math.prod(sizes[name] for name in SIZES[base] if name not in _PLACES))
+    return Work(kernel, sizes, 0.0, math.prod(sizes[name] for name in SIZES[base] if name != "devices"))
 
 
 def roofline_us(work: Work, machine: Machine) -> float:

@@ -30,7 +30,7 @@ _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared dat
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of all stages."""
-    sizes = (2**10, 2**14) if quick else (2**10, 2**14, 2**18)
+    sizes = _sizes(quick, 2**10, 2**14, 2**18)
     held_out = () if quick else (60_000,)
     for ids, held in itertools.chain(zip(sizes, itertools.repeat(False)), zip(held_out, itertools.repeat(True))):
         made = functools.partial(_prepared, ids, mesh.devices.size)
@@ -39,14 +39,24 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
         for stage, make in (("host_route", _route), ("host_pack", _pack)):
             threads = stage != "host_pack"  # that the main thread does alone
             yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False, threads)
-    for moved, arrays in itertools.product((2**12, 2**20) if quick else (2**12, 2**18, 2**24), (1, 32)):
+    of_place = [(moved, arrays, False) for moved in _sizes(quick, 2**12, 2**20, 2**24) for arrays in (1, 32)]
+    for moved, arrays, held in [*of_place, (200_000, 12, True)]:
         make_place = functools.partial(_place, moved, arrays, mesh)
-        yield Case("host_place", {"bytes": float(moved), "arrays": float(arrays)}, make_place, False, False)
-    for arguments in (4, 64) if quick else (4, 64, 256):
-        for devices in sorted({1, mesh.devices.size}):
-            make_dispatch = functools.partial(_dispatch, arguments, devices, mesh)
-            named = {"arguments": float(arguments), "devices": float(devices)}
-            yield Case("host_dispatch", named, make_dispatch, False, False)
+        yield Case("host_place", {"bytes": float(moved), "arrays": float(arrays)}, make_place, held, False)
+    of_dispatch = [
+        (arguments, devices, False)
+        for arguments in _sizes(quick, 4, 64, 256)
+        for devices in sorted({1, mesh.devices.size})
+    ]
+    for arguments, devices, held in [*of_dispatch, (30, 1, True)]:
+        make_dispatch = functools.partial(_dispatch, arguments, devices, mesh)
+        named = {"arguments": float(arguments), "devices": float(devices)}
+        yield Case("host_dispatch", named, make_dispatch, held, False)
+
+
+def _sizes(quick: bool, *sizes: int) -> tuple[int, ...]:
+    """All of these sizes, or all but the largest."""
+    return sizes[:-1] if quick else sizes
 
 
 _ROWS = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)

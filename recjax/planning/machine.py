@@ -163,13 +163,12 @@ class Machine:
     def kernel(self, name: str) -> Kernel | None:
         """The class of this name, or else one of a wider variant; None if the machine has none.
 
-        A wider variant of "matmul.nn_f32" is "matmul.f32", and then "matmul".
+        Wider variants of "matmul.nn_f32" are "matmul.f32", and then "matmul".
         """
         base, _, variant = name.partition(".")
-        for wider in (name, f"{base}.{variant.rpartition('_')[2]}", base):
-            if wider in self.kernels:
-                return self.kernels[wider]
-        return None
+        while variant and f"{base}.{variant}" not in self.kernels:
+            variant = variant.partition("_")[2]
+        return self.kernels.get(f"{base}.{variant}" if variant else base)
 
     def scaled(self, factor: float) -> Machine:
         """A machine that does everything `factor` times as fast, with memories as large."""

@@ -30,6 +30,7 @@ _SLICES = ("gather", "slice", "dynamic-slice")
 _UPDATES = ("scatter", "dynamic-update-slice")
 # Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
 _DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
+_STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
 
 
@@ -221,12 +222,16 @@ def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: f
       k: what is summed over.
       batch: how many products.
       dtype: of the operands, as XLA calls it.
-      layout: "nn", or with t where an operand lies transposed: the left one as [k, m], the right one as [n, k].
+      layout: "nn", or with t where an operand lies transposed: the left one as [k, m], the right one as [n, k]. One of
+        "tn" is counted as "strided_tn" where the columns of the left one lie in few sets of a cache.
       moved: bytes of operands and result.
     """
     flops = 2.0 * batch * m * n * k
     if batch > 1:
         return Work(f"batched_matmul.{layout}_{dtype}", {"batch": batch, "m": m, "n": n, "k": k}, flops, moved)
+    item_bytes = Array(dtype, ()).item_bytes
+    if layout == "tn" and m * item_bytes % _STRIDE_BYTES == 0:
+        layout = "strided_tn"
     return Work(f"matmul.{layout}_{dtype}", {"m": m, "n": n, "k": k}, flops, moved)
 
 

@@ -113,6 +113,18 @@ def test_collectives_on_a_data_sheet_are_latencies_and_what_a_link_carries(kind,
     assert costs.of(Work(kind, {"bytes": 2**30, "devices": 8}, 0, 2**30)).us == pytest.approx(expected)
 
 
+def test_collectives_of_more_devices_than_were_measured_grow_as_their_roofline_does():
+    points = tuple(Point({"bytes": size, "devices": 2.0}, 10.0, 1.0) for size in (2.0**10, 2.0**20))
+    machine = dataclasses.replace(open_machine("h100"), kernels={"all_gather": Kernel(1.0, "measured", points)})
+    of = {n: Work("all_gather", {"bytes": 2.0**10, "devices": n}, 0, 2**10) for n in (2.0, 8.0)}
+    latency, carried = 6.0, 2**10 / 450e9 * 1e6
+    expected = 10 * (7 * latency + carried * 7 / 8) / (latency + carried / 2)
+    assert Costs(machine).of(of[2.0]).us == pytest.approx(10)
+    assert Costs(machine).of(of[8.0]).us == pytest.approx(expected)
+    shared = dataclasses.replace(machine, shared=True)
+    assert Costs(shared).of(of[8.0]).us == pytest.approx(10)  # the schedule slows all of them down
+
+
 @pytest.mark.parametrize("name", ["h100", "tpu_v6e"])
 @pytest.mark.parametrize("work", [matmul(512, 64, 64, 1, "f32", "nn", 1e6), gather(1000, 64, 1e9, 4000)])
 def test_a_machine_twice_as_fast_takes_half_the_time(name, work):

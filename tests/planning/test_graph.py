@@ -43,6 +43,18 @@ def test_products_count_two_operations_for_each_term_and_their_bytes_once():
     assert other.kernel == "matmul.nt_f32" and other.flops == work.flops
 
 
+def test_a_left_operand_whose_rows_begin_a_kibibyte_apart_is_a_class_of_its_own():
+    def of(m):
+        text = FORK.replace(
+            "lhs_contracting_dims={1}, rhs_contracting_dims={0}", "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+        )
+        text = text.replace("f32[64,32]{1,0} parameter(0)", f"f32[32,{m}]{{1,0}} parameter(0)")
+        return nodes_of(text)["dot.1"].works[0]
+
+    assert of(64).kernel == "matmul.tn_f32" and of(512).kernel == "matmul.strided_tn_f32"
+    assert of(512).sizes["m"] == 512 and of(512).flops == 2 * 512 * 16 * 32
+
+
 def test_nodes_wait_for_what_they_take_and_have_the_part_of_their_scope():
     graph = read_graph(FORK, 4)
     assert [node.name for node in graph.nodes] == ["dot.1", "all-reduce.1", "dot.2", "sum_fusion"]

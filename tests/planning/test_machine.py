@@ -102,6 +102,7 @@ def test_shipped_numbers_are_those_of_the_data_sheets():
 
 def test_a_wider_variant_stands_in_for_one_that_is_not_there():
     assert MACHINE.kernel("matmul.nn_f32") is MACHINE.kernels["matmul.f32"]
+    assert MACHINE.kernel("matmul.strided_tn_f32") is MACHINE.kernels["matmul.f32"]
     assert MACHINE.kernel("copy.columns") is MACHINE.kernels["copy"]
     assert MACHINE.kernel("matmul.nn_bf16") is None
 
