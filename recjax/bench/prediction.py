@@ -73,10 +73,10 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
       out: folder for prediction.json, prediction.png and trace.json; None writes nothing.
 
     Returns:
-      JSON values: those of `recjax.planning.predict.figures`; "compiled_for", the platform that the program was
-      compiled for; and with `measure` "measured": "step_ms", its quartiles "step_ms_q1" and "step_ms_q3",
-      "samples_per_s", "parts_ms", "host_ms" from a profile, "cpu_share_of_others", and "ratio", predicted over measured
-      step time.
+      JSON values: those of `recjax.planning.predict.figures`; "devices", "batch_size"; "compiled_for" and
+      "predicted_for", the platform that the program was compiled for and that of the machine; and with `measure`
+      "measured": "step_ms", its quartiles "step_ms_q1" and "step_ms_q3", "samples_per_s", "parts_ms" and "host_ms" from
+      a profile, "cpu_share_of_others", "cpu_ms" of all threads, and "ratio", predicted over measured step time.
 
     Raises:
       ConfigError, DataError, DeviceError: as `build_trainer`.
@@ -113,6 +113,7 @@ def _measured(config: RunConfig, predicted_ms: float) -> dict[str, Any]:
         "parts_ms": step["profile"]["device_ms"],
         "host_ms": step["profile"]["host_ms"],
         "cpu_share_of_others": found["setup"]["cpu_share_of_others"],
+        "cpu_ms": next(iter(found["cpu_ms_per_step"].values()), None),
         "ratio": predicted_ms / step["step_ms"],
     }
 
@@ -163,6 +164,11 @@ def to_text(result: dict[str, Any]) -> str:
             f"{measured['samples_per_s']:,.0f} samples/s; predicted / measured {measured['ratio']:.2f}"
             + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile")
         )
+        if measured["cpu_ms"] and result["cpu_ms"]:
+            lines.append(
+                f"CPU time of a step: predicted {_ms(result['cpu_ms'])} ms, measured {_ms(measured['cpu_ms'])} ms, "
+                f"predicted / measured {result['cpu_ms'] / measured['cpu_ms']:.2f} (other processes change it less)"
+            )
     if "out" in result:
         lines.append(f"wrote prediction.json, prediction.png and trace.json (for ui.perfetto.dev) to {result['out']}")
     return "\n".join(lines)

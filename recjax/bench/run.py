@@ -60,6 +60,7 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
 
     Returns:
       JSON values: "setup", what ran and on what; "speed", contestant -> samples/s as median, quartiles and rounds;
+      "cpu_ms_per_step", of our own -> CPU time of all threads, which other processes change less than the speed;
       "ratio", ours over the peer's round by round; "peer"; "steps", precision -> parts, bytes and shares of
       the machine's rates ("machine").
 
@@ -90,6 +91,11 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
         for name, done in rounds.items()
     }
     result: dict[str, Any] = {"setup": _about(first, options, busy), "speed": speed}
+    result["cpu_ms_per_step"] = {
+        name: float(np.median([r.cpu_seconds for r in done if r.cpu_seconds is not None])) / options.steps * 1e3
+        for name, done in rounds.items()
+        if done[0].cpu_seconds is not None
+    }
     if peer:
         result |= {"peer": peer.about | checked, "ratio": _ratios(speed, peer.kind)}
     device = first.mesh.devices.flat[0]

@@ -25,10 +25,12 @@ class Round:
       seconds: from the end of the last untimed step to the end of the last timed one, with another step behind it
         under way, as in the middle of a training.
       losses: of all steps, the untimed ones too.
+      cpu_seconds: CPU time of this process meanwhile, all its threads together; None if that is not known.
     """
 
     seconds: float
     losses: list[float]
+    cpu_seconds: float | None = None
 
 
 class Ours:
@@ -47,6 +49,7 @@ class Ours:
         """
         losses: list[float] = []
         ends: list[float] = []
+        cpu_ends: list[float] = []
         pending: jax.Array | None = None
         stream = self.trainer.train_inputs()
         stream.load_state_dict(self.progress.inputs())
@@ -59,12 +62,13 @@ class Ours:
             if pending is not None:
                 losses.append(float(pending))
                 ends.append(time.perf_counter())
+                cpu_ends.append(time.process_time())
             pending = metrics["loss"]
             if len(ends) == untimed + steps:
                 break
         stream.close()
         jax.block_until_ready(state)
-        return state, Round(ends[-1] - ends[untimed - 1], losses)
+        return state, Round(ends[-1] - ends[untimed - 1], losses, cpu_ends[-1] - cpu_ends[untimed - 1])
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

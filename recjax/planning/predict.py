@@ -87,6 +87,11 @@ class Prediction:
         return self.host.samples / self.step_us * 1e6
 
     @property
+    def cpu_us(self) -> float | None:
+        """CPU time of a step, of the host's threads and the devices that share its cores; None if they do not."""
+        return self.bounds[CORES] * self.machine.cores if self.machine.shared else None
+
+    @property
     def exposed_us(self) -> float:
         """How long the devices wait for collectives alone: time in which no kernel runs and a collective does."""
         edges = sorted(
@@ -164,7 +169,7 @@ def figures(prediction: Prediction) -> dict[str, Any]:
     """The prediction as JSON values.
 
     Returns:
-      "machine", "measured_machine"; "step_ms", "samples_per_s", "bound_by"; "bounds_ms"; "host_ms" by stage;
+      "machine", "measured_machine"; "step_ms", "samples_per_s", "bound_by", "cpu_ms"; "bounds_ms"; "host_ms" by stage;
       "device": "kernels", "collectives", "gflop", "exposed_ms" of collectives; "parts_ms", each moment split among what
       runs then; "critical_path", "nodes", "parts_ms" and the "longest" of it, each with "name", "part", "kind",
       "start_ms", "ms"; "unknown" and "missing", what is not in it.
@@ -191,6 +196,7 @@ def figures(prediction: Prediction) -> dict[str, Any]:
         "step_ms": prediction.step_us / 1e3,
         "samples_per_s": prediction.samples_per_s,
         "bound_by": prediction.bound_by,
+        "cpu_ms": None if prediction.cpu_us is None else prediction.cpu_us / 1e3,
         "bounds_ms": {name: us / 1e3 for name, us in prediction.bounds.items()},
         "host_ms": {name.removeprefix("host_"): us / 1e3 for name, us in prediction.stages.items()},
         "device": {

@@ -59,5 +59,5 @@ def test_the_measured_step_stands_beside_the_predicted_one(preset, monkeypatch):
     found = done.result["predicted"]
     measured = found["measured"]
     assert measured["ratio"] == pytest.approx(found["step_ms"] / measured["step_ms"])
-    assert measured["samples_per_s"] > 0 and measured["parts_ms"]
+    assert measured["samples_per_s"] > 0 and measured["parts_ms"] and measured["cpu_ms"] > 0
     assert "measured: " in prediction.to_text(found) and "predicted / measured" in prediction.to_text(found)

@@ -55,6 +55,10 @@ def test_threads_that_make_progress_beside_each_other_halve_the_time_ahead():
 def test_devices_that_share_the_cores_of_their_host_take_as_long_as_all_their_work():
     one, four = (predict(step(64), MACHINE, dataclasses.replace(HOST, devices=n)) for n in (2, 8))
     assert four.bounds["CPU cores"] == pytest.approx(4 * one.bounds["CPU cores"])
+    assert (
+        four.cpu_us == pytest.approx(MACHINE.cores * four.bounds["CPU cores"])
+        and predict(step(64), H100, HOST).cpu_us is None
+    )
     assert four.bounds["devices"] > 2 * one.bounds["devices"]
     apart = dataclasses.replace(MACHINE, shared=False)
     one, four = (predict(step(64), apart, dataclasses.replace(HOST, devices=n)) for n in (2, 8))
