@@ -130,6 +130,8 @@ def calibrate(options: argparse.Namespace) -> None:
     from recjax.planning import report
     from recjax.planning.machine import write
 
+    if options.out.is_dir() or not options.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")
     platform: Any = options.platform
     calibration.wait_for_each()
     mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))

@@ -99,8 +99,14 @@ def test_a_quick_calibration_has_all_classes(tmp_path):
     assert make_mesh(MeshConfig(platform="cpu")).devices.size >= 2
 
 
-def test_it_needs_a_file_to_write_to():
+def test_it_needs_a_file_that_can_be_written_before_it_measures(tmp_path):
     assert inside("calibrate", "--quick").status == 2
+    for out in (tmp_path, tmp_path / "nowhere/machine.json"):
+        done = inside("calibrate", "--out", out)
+        assert "compiled" not in assert_refused(done, 2, "--out .* name a file in a folder that exists") + done.err
+
+
+def test_options_of_a_prediction_are_refused_without_it():
     assert_refused(inside("plan", "synthetic", "--measure"), 2, "--machine, --measure and --out belong to --predict")
     assert_refused(inside("plan", "synthetic", "--predict", "--machine", "gone.json"), 2, "recjax calibrate", "h100")
 
