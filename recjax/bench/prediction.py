@@ -146,8 +146,8 @@ def to_text(result: dict[str, Any]) -> str:
     nodes = [["node", "part", "at ms", "ms"]]
     nodes += [[one["name"], one["part"], _ms(one["start_ms"]), _ms(one["ms"])] for one in path["longest"][:6]]
     lines += [*aligned(nodes, left=(0, 1)), ""]
-    host = ", ".join(f"{stage} {_ms(ms)}" for stage, ms in result["host_ms"].items())
-    lines.append(f"host, ms: {host}")
+    host = [f"{stage} {_ms(ms)}" for stage, ms in result["host_ms"].items() if stage not in result["missing"]]
+    lines.append(f"host, ms: {', '.join(host)}")
     if result["missing"]:
         lines.append(f"the machine file says nothing of {', '.join(result['missing'])}: taken for nothing")
     if result["unknown"]:

@@ -110,7 +110,7 @@ def wait_for_each() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str = "") -> Machine:
+def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine:
     """Measures the devices of a mesh, the first of them for what one device does, and their host.
 
     Args:
@@ -118,7 +118,6 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str 
       effort: `FULL` or `QUICK`.
       tell: takes a line of progress.
       name: of the machine; "" names it after its processor.
-      note: kept in the file.
     """
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -136,7 +135,7 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "", note: str 
         name or _processor() or device.device_kind,
         True,
         {"cpu": _processor() or "unknown", "device": device.device_kind, "versions": _versions(),
-         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), **({"note": note} if note else {})},
+         "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
         "cpu" if device.platform == "cpu" else "tpu" if device.platform == "tpu" else "gpu",
         cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates, _overheads(overheads), {},
     )  # fmt: skip

@@ -65,19 +65,18 @@ def schedule(graph: Graph, costs: Costs, cores: float = math.inf) -> Schedule:
     """
     machine = costs.machine
 
-    def cost(node: Node) -> Cost:
-        return node_cost(node, costs, cores)
+    return list_schedule(
+        graph.nodes, lambda node: node_cost(node, costs), machine.streams, cores, in_order=not machine.shared
+    )
 
-    return list_schedule(graph.nodes, cost, machine.streams, cores, in_order=not machine.shared)
 
-
-def node_cost(node: Node, costs: Costs, cores: float = math.inf) -> Cost:
-    """What a node costs: its works one after the other, and the overhead of starting it, or of each turn of a loop."""
+def node_cost(node: Node, costs: Costs) -> Cost:
+    """What a node costs alone: its works one after the other and the overhead of starting it, or that of each turn."""
     overhead = {name: q.value for name, q in costs.machine.overheads.items()}
     if node.kind == "wait":
         return Cost(0.0)
     if node.body is not None:
-        turn = schedule(node.body, costs, cores)
+        turn = schedule(node.body, costs)  # the schedule around it limits its cores
         us = node.trips * (turn.end_us + overhead["loop"])
         return Cost(us, max(1.0, node.trips * turn.core_us / us) if us else 1.0)
     found = [costs.of(work) for work in node.works]

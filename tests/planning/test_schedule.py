@@ -98,6 +98,16 @@ def test_a_loop_takes_its_turns_with_their_overhead():
     assert span.end_us - span.start_us == pytest.approx(7 * (0.5 + 1 + 4.0 * 3 * 128 * 64))
 
 
+def test_a_loop_on_a_share_of_a_core_is_slowed_down_once():
+    shared = Costs(dataclasses.replace(KNOWN, shared=True, streams=2))
+    graph = read_graph(LOOKUP, 1)
+    times = {}
+    for cores in (1.0, 0.25):
+        spans = schedule(graph, shared, cores).spans
+        times[cores] = next(s.end_us - s.start_us for s in spans if graph.nodes[s.node].name == "while.1")
+    assert times[0.25] == pytest.approx(4 * times[1.0])
+
+
 def test_the_end_of_a_collective_holds_the_stream_up():
     graph = read_graph(BEGUN, 2)
     slow = KNOWN.kernels | {"all_to_all": Kernel(1.0, "x", (Point({"bytes": 1.0, "devices": 1.0}, 100.0, 1.0),))}
