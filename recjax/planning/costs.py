@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from recjax.comms.bus import bus_factor
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.work import Work
+from recjax.utils.bus import bus_factor
 
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
