@@ -27,6 +27,7 @@ def few(monkeypatch):
     monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: [])
 
 
+@pytest.mark.full
 def test_a_machine_has_a_point_for_each_case_and_the_error_of_those_held_out(few, tmp_path, monkeypatch):
     order = []
     measured = calibrate._Timed.measure

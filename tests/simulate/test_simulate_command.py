@@ -52,6 +52,7 @@ def test_options_vary_in_all_combinations():
     assert len(lines) == 2 + 4 and lines[3].split()[:3] == ["chunks=1,bytes=1MiB", "82.51", "us"]
 
 
+@pytest.mark.full
 def test_shapes_and_topologies_vary(tmp_path):
     how = ("simulate", "workload", "hoti2020", "tables=8", "--topology", "switch:8", "--bandwidth", "100Gb/s")
     vary = ("--vary", "batch_per_rank=32,64", "--vary", "topology=switch:8;switch:4,switch:2")
