@@ -7,13 +7,18 @@ import importlib.util
 import sys
 from typing import Any
 
+# What `support.compile_cache` does to modules of JAX when they have been imported.
+_CHANGES = {"jax._src.compilation_cache": "install", "jax._src.compiler": "let_all_write"}
+
 
 class _WhenJaxIsImported:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Adds to the import of the one module, and leaves."""
-        if name != "jax._src.compilation_cache":
+        """Adds to the import of these modules, and leaves with the last of them."""
+        change = _CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
+        if not _CHANGES:
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None
         plain = spec.loader.exec_module
@@ -22,7 +27,7 @@ class _WhenJaxIsImported:
             plain(module)
             from support import compile_cache
 
-            compile_cache.install(module)
+            getattr(compile_cache, change)(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

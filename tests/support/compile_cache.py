@@ -18,6 +18,7 @@ import platform
 import sys
 import tempfile
 import time
+import types
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -106,6 +107,16 @@ def install(module: Any) -> None:
     """Lets this process write, too: given `jax._src.compilation_cache`, which has just been imported."""
     module.get_file_cache = lambda path: (Entries(path), path)
     module.config.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def let_all_write(module: Any) -> None:
+    """Lets each of several processes keep its programs: given `jax._src.compiler`, which has just been imported.
+
+    Their keys differ from process to process, and JAX writes those of the first one alone.
+    """
+    first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+    write = module._cache_write
+    module._cache_write = types.FunctionType(write.__code__, {**vars(module), "distributed": first}, write.__name__)
 
 
 def prune(path: Path, now: float) -> None:
