@@ -70,6 +70,14 @@ def test_a_process_writes_only_if_it_does_so_safely(tmp_path, path, writes):
     assert bool(os.listdir(tmp_path)) == writes
 
 
+@pytest.mark.full
+def test_a_process_that_is_not_the_first_writes_too(tmp_path):
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    second = f"from jax._src import distributed; distributed.global_state.process_id = 1\n{PROGRAM}"
+    subprocess.run([sys.executable, "-c", second], env=environment, check=True)
+    assert os.listdir(tmp_path)
+
+
 def test_what_nobody_uses_goes(tmp_path):
     now = 100 * compile_cache._DAY
     for name, days in (("v1/used", 13), ("v1/old", 15), ("v1/.part-killed", 2), ("v1/.part-now", 0), ("v0/old", 15)):
