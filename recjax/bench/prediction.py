@@ -100,7 +100,7 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
 
 
 def _measured(config: RunConfig, predicted_ms: float) -> dict[str, Any]:
-    """What `recjax bench` finds of the step."""
+    """Measures the step as `recjax bench` does."""
     found = bench(config, Options(rounds=ROUNDS, steps=STEPS))
     (speed,), (step,) = found["speed"].values(), found["steps"].values()
     batch = config.train.batch_size

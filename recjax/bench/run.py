@@ -176,10 +176,7 @@ def _step(
     trace = profile.profile(train, folder)
     state = holder["state"]
     # One more batch, laid out as those of the profile were, to read sizes and the compiled program from.
-    stream = trainer.train_inputs()
-    stream.load_state_dict({"position": 0, "capacities": side.capacities, "peaks": {}})
-    inputs = next(stream)
-    stream.close()
+    inputs = trainer.first_inputs(side.capacities)
     traced = trainer.step_program.trace(state, inputs)
     hlo = traced.lower().compile().as_text() or ""
     found = breakdown.read(trace, hlo)

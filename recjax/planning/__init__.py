@@ -1,1 +1,1 @@
-"""What a training step costs on a machine, measured or not: predicted from the compiled program."""
+"""Predicts from the compiled program how long a training step takes on a machine, measured or not."""

@@ -43,7 +43,7 @@ _HELD_OUT_BYTES = (30_000, 500_000)
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """Amount of measuring.
 
     Attributes:
       quick: few and small cases, in under a minute; else at most ten minutes.
@@ -158,7 +158,7 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
 
 
 def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:
-    """How many threads' work is done where each does one of these, of which one alone takes so long."""
+    """Returns how many threads make progress together: each does one of `runs`, which takes `alone_s` by itself."""
     times = max(2, int(0.005 / max(alone_s, 1e-6)))
 
     def repeat(run: Run) -> None:
@@ -273,7 +273,7 @@ def _chains() -> Iterable[tuple[str, int, Callable[[], Run]]]:
 
 
 def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
-    """Of a kernel: the slope of a chain of kernels that do next to nothing. Of a loop: a turn less its two kernels."""
+    """Overheads: of a kernel the slope of a chain of empty ones, of a loop a turn less its two kernels."""
     slopes = {}
     for what in ("line", "loop"):
         short, long = (float(np.median(timed[f"{what}.{length}"].best_s)) for length in _CHAIN)

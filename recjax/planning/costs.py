@@ -1,4 +1,4 @@
-"""How long a kernel takes on a machine.
+"""Cost models: the time of a kernel on a machine.
 
 Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
 multilinear in these logarithms. A larger size never takes less: where points say so, the geometric mean of raising the

@@ -1,4 +1,4 @@
-"""What happens between the steps of a training: evaluations that choose, and checkpoints."""
+"""Callbacks between the steps of a training: evaluations that choose, and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recjax.utils.lazy_arrays import load
 
 @dataclasses.dataclass
 class Event:
-    """What is due after a step. Callbacks may add to it, for those after them and for the loop.
+    """The things that are due after a step. Callbacks may add to it, for those after them and for the loop.
 
     Attributes:
       last: whether the step is the last of the run.

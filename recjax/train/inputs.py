@@ -52,7 +52,7 @@ class InputStream:
         self.load_state_dict({"position": 0, "capacities": {}, "peaks": {}})
 
     def state_dict(self) -> dict[str, Any]:
-        """What a stream that gives the same batches from here on needs to know: JSON values."""
+        """Returns what a stream needs to give the same batches from here on: JSON values."""
         ladder = self._ladder
         return {"position": self.position, "capacities": dict(ladder.capacities), "peaks": dict(ladder.peaks)}
 

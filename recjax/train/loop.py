@@ -88,7 +88,7 @@ def fit(
 
 
 def _event(trainer: Trainer, progress: TrainProgress, due: Due, stream: InputStream | None = None) -> Event:
-    """What is due after a step; all processes say the same. Without a `stream` nobody has asked for anything."""
+    """Returns what is due after a step, alike in all processes; without a `stream` nobody has asked for anything."""
     train, last = trainer.config.train, progress.step == trainer.total_steps
     evaluate = progress.step % (train.eval_every or trainer.steps_per_epoch) == 0
     checkpoint = due.by_steps(progress.step)

@@ -1,4 +1,4 @@
-"""How far a training is, beside its weights; and what a checkpoint says of itself."""
+"""The progress of a training beside its weights, and what a checkpoint says of itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOICE = ("best_step", "best_value", "misses", "stopped")
 
 @dataclasses.dataclass
 class TrainProgress:
-    """What a checkpoint carries beside arrays, so that a run can go on.
+    """The part of a run, beside arrays, that a checkpoint carries so that it can go on.
 
     Attributes:
       step: steps done.
@@ -58,7 +58,7 @@ class TrainProgress:
         return {"position": self.position, "capacities": self.capacities, "peaks": self.peaks}
 
     def choice(self) -> dict[str, Any]:
-        """What validation has chosen so far, and whether it has stopped the run."""
+        """Returns what validation has chosen so far, and whether it has stopped the run."""
         return {name: getattr(self, name) for name in _CHOICE}
 
     def choose(self, value: float, better: bool, patience: int) -> None:

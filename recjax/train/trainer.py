@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -157,6 +157,12 @@ class Trainer:
         size = self.config.train.batch_size
         read = functools.partial(self.routed_batches, stop=stop, save=save)
         return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD)
+
+    def first_inputs(self, capacities: Mapping[str, int]) -> StepInputs:
+        """Returns the first batch of a training, in arrays of these sizes or, where it needs more, larger ones."""
+        with contextlib.closing(self.train_inputs()) as stream:
+            stream.load_state_dict({"position": 0, "capacities": capacities, "peaks": {}})
+            return next(stream)
 
     def eval_inputs(self, split: str, stop: Callable[[], int] = never) -> InputStream:
         """The inputs of one pass over a split, in the order of the prepared data; `stop` as for `train_inputs`.

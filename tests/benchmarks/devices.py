@@ -57,9 +57,7 @@ class Contestant:
 
     def kib(self) -> tuple[float, float]:
         """KiB of ids, rows and gradients that leave a device in a step: useful and padded."""
-        stream = self.trainer.train_inputs()
-        stream.load_state_dict({"position": 0, "capacities": self.ours.capacities, "peaks": {}})
-        inputs = next(stream)
+        inputs = self.trainer.first_inputs(self.ours.capacities)
         hlo = self.trainer.step_program.lower(self.state, inputs).compile().as_text() or ""
         lines: list[dict[str, Any]] = roofline.wire_bytes(hlo, self.trainer.bound, inputs.routing, 4)
         found = [x for x in lines if x["phase"] in ("id_exchange", "row_exchange", "grad_exchange")]

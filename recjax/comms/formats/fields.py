@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from recjax.comms.trace import MAX_RANKS
 from recjax.errors import DataError
@@ -58,7 +58,7 @@ class Fields:
         """An object within this one."""
         return Fields(self._get(key, _MISSING), f"{self.place}, {key}")
 
-    def refuse(self, key: str, value: Any, wanted: str) -> Any:
+    def refuse(self, key: str, value: Any, wanted: str) -> NoReturn:
         """Says what is wrong with a value (DataError)."""
         raise DataError(f"{self.place}: {key} is {shown(value)}, and should be {wanted}.")
 

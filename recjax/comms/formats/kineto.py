@@ -113,7 +113,7 @@ def _microseconds(event: Fields, key: str) -> float:
     value = event.values.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _LATEST_US:
         event.refuse(key, value, "a time in microseconds")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _rank(whole: Fields, path: Path) -> int:

@@ -61,7 +61,9 @@ def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
 def lay_out(
     group: Group, merged: Merged, list_U: np.ndarray, rank_U: np.ndarray, C: int, across: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each relay asks for, and what of that it hands to whom. K is `across`, A `group.num_peers`.
+    """Lays out the rows that each relay asks for, and those that it hands to each device of its host.
+
+    K is `across`, A `group.num_peers`.
 
     Args:
       group: the table group.

@@ -270,7 +270,7 @@ class Sharding(abc.ABC):
             return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
 
     def scale(self, context: UpdateContext) -> jax.Array:
-        """What gradients are multiplied with: the late one where `row_mean` sums over devices."""
+        """Returns the factor of the gradients: the late one where `row_mean` sums over devices."""
         return context.scale if self.column_parts == 1 else context.late_scale
 
     def row_mean(self, group: Group, x_UxW: jax.Array) -> jax.Array:

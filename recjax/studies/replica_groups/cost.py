@@ -47,9 +47,8 @@ def time_parts(trainer: Trainer, steps: int) -> dict[str, float]:
     advance(_WARM)
     sizes = stream.capacities
     trace = profile.profile(lambda: advance(steps), None)
-    stream.load_state_dict({"position": 0, "capacities": sizes, "peaks": {}})
-    inputs = next(stream)
     stream.close()
+    inputs = trainer.first_inputs(sizes)
     hlo = trainer.step_program.lower(state, inputs).compile().as_text() or ""
     found = breakdown.read(trace, hlo)["device_ms"]
     profile.discard(trace)
