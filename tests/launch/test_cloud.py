@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import yaml
-from support.launchers import Desk, finish, golden, until
+from support.launchers import RECORD, Desk, finish, golden, until
 
 POD = ("--image", "registry/recjax:1", "--claim", "recjax-runs")
 CLUSTER = ("--cluster", "c", "--location", "us-west4")
 # Does as each of two workers what it is told, with the machine's name, which JAX's workers have a number in.
-GCLOUD = """#!/usr/bin/env bash
-{ printf '%s\\n' "$@"; echo --; } >>"$FAKE/gcloud.calls"
+GCLOUD = (
+    """#!/usr/bin/env bash
+"""
+    + RECORD
+    + """\
 for word in "$@"; do [[ $word != --command=* ]] || command=${word#*=}; done
 worst=0 ids=()
 for worker in 0 1; do
@@ -27,6 +30,7 @@ for id in "${ids[@]}"; do
 done
 exit "$worst"
 """
+)
 
 
 @pytest.fixture

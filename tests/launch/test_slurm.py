@@ -5,11 +5,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launchers import LAUNCH, TOP, Desk, finish, golden, until
+from support.launchers import LAUNCH, RECORD, TOP, Desk, finish, golden, until
 
 # Starts its tasks as srun does: status and signals of all, a log for each; the highest status is its own.
-SRUN = """#!/usr/bin/env bash
-{ printf '%s\\n' "$@"; echo --; } >>"$FAKE/srun.calls"
+SRUN = (
+    """#!/usr/bin/env bash
+"""
+    + RECORD
+    + """\
 while [[ $1 == --* ]]; do
   [[ $1 != --output=* ]] || output=${1#*=}
   shift
@@ -26,10 +29,15 @@ for id in "${ids[@]}"; do
 done
 exit "$worst"
 """
-SCANCEL = """#!/usr/bin/env bash
-{ printf '%s\\n' "$@"; echo --; } >>"$FAKE/scancel.calls"
+)
+SCANCEL = (
+    """#!/usr/bin/env bash
+"""
+    + RECORD
+    + """\
 for file in "$FAKE"/attempts-*; do kill -TERM "$(tail -n 1 "$file" | cut -d ' ' -f 1)"; done
 """
+)
 JOB = {
     "SLURM_JOB_ID": 7, "SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 3, "SLURMD_NODENAME": "n1",
     "SLURM_JOB_NUM_NODES": 1,

@@ -5,13 +5,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launchers import Desk, alive, finish, golden, until
+from support.launchers import RECORD, Desk, alive, finish, golden, until
 
 # Records its arguments; then the other machine's bash reads our input.
-SSH = """#!/usr/bin/env bash
-{ printf '%s\\n' "$@"; echo --; } >>"$FAKE/ssh.calls"
+SSH = (
+    """#!/usr/bin/env bash
+"""
+    + RECORD
+    + """\
 cd / && exec env -i PATH="$PATH" FAKE="$FAKE" bash -s
 """
+)
 HOSTS = "# two machines\nnode1  processes=2\n\nme@node2  address=10.0.0.2  # by its other name\n"
 
 

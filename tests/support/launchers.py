@@ -40,16 +40,21 @@ case $does in
   exit*) exit "${does#exit }" ;;
 esac
 """
-# Records its arguments, a line each, and its standard input; answers what the test put into NAME.out.
-RECORDER = """#!/usr/bin/env bash
-name=${0##*/}
-{ printf '%s\\n' "$@"; echo --; } >"$FAKE/$name.call-$$"
-cat "$FAKE/$name.call-$$" >>"$FAKE/$name.calls"  # one write, where bash writes line by line: calls run at once
-rm "$FAKE/$name.call-$$"
+# Bash that records a script's arguments, a line each. Calls run at once, and bash writes line by line: so cat writes.
+RECORD = """call=$FAKE/${0##*/}.call-$$
+{ printf '%s\\n' "$@"; echo --; } >"$call"
+cat "$call" >>"$FAKE/${0##*/}.calls"
+rm "$call"
+"""
+# Also records its standard input; answers what the test put into NAME.out.
+RECORDER = (
+    f"#!/usr/bin/env bash\nname=${{0##*/}}\n{RECORD}"
+    + """\
 if [[ ! -t 0 && -n ${FAKE_READS:-} ]]; then cat >"$FAKE/$name.input"; fi
 cat "$FAKE/$name.out" 2>/dev/null
 exit "$(cat "$FAKE/$name.status" 2>/dev/null || echo 0)"
 """
+)
 
 
 class Desk:
