@@ -133,6 +133,7 @@ EVENTS = ("edit", "edit_helper", "comment", "set", "move", "delete", "restore", 
 LOOKS = ("train", "train_by_default", "evaluate")
 
 
+@pytest.mark.full
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(EVENTS + LOOKS * 2), st.integers(0, 3)), max_size=14))
 def test_any_order_of_edits_and_runs(tmp_path_factory, events):
