@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundTable, Group
-from recjax.embedding.plan import EXACT, OWNED, Plan, Segment
+from recjax.embedding.plan import EXACT, OWNED, Plan
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
@@ -122,15 +122,15 @@ def _owners(
             loads[n] += load[name]
 
     for name, segment in alone.items():
-        if segment.owners == Segment.owners:
+        if not isinstance(segment.owners, int):
             continue
         unit, there_are = OWNED[segment.placement], devices // span[name]
-        if int(segment.owners) >= there_are:
+        if segment.owners >= there_are:
             raise ConfigError(
                 f"the plan puts table {name!r} on {unit} {segment.owners}, but the mesh has only {there_are}, counted "
                 f'from 0. Write "owners": "all" to let recjax choose, or use more {unit}s.'
             )
-        give(name, int(segment.owners))
+        give(name, segment.owners)
     for name in sorted(load.keys() - owners.keys(), key=lambda name: (-load[name], name)):
         starts = range(0, devices, span[name])
         least = min(starts, key=lambda n: sum(loads[n : n + span[name]]))

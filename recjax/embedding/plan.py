@@ -1,14 +1,19 @@
 """Where tables live, whatever the mesh. `bind.py` binds a plan to a number of devices.
 
-A plan is data: JSON, with a list of row segments for every table.
+A plan is data: JSON, with a list of segments for every table. Most tables are one segment. Several partition a table's
+rows x columns: see `segments.py` for what they must be.
 
 Plan file:
 
   {"format": "recjax-plan/1",
-   "tables": {"user": [{"rows": "all", "columns": "all", "placement": "row_wise", "owners": "all",
-                        "tier": "device", "exchange": {"forward": "float32", "backward": "float32"}, "why": "..."}]}}
+   "tables": {"user": [{"rows": "all", "columns": "all", "placement": "row_wise", "owners": "all", "tier": "device",
+                        "exchange": {"forward": "float32", "backward": "float32", "kind": "rows"}, "why": "..."}],
+              "item": [{"rows": {"ids": [3, 17]}, "placement": "data_parallel"},
+                       {"rows": "rest", "columns": [0, 32], "placement": "table_wise", "owners": 0},
+                       {"rows": "rest", "columns": [32, 64], "placement": "row_wise", "owners": [1, 2]}]}}
 
-An exchange may also be one precision, for both directions.
+Keys but "placement" may be left out. An exchange may also be one precision, for both directions. Ids may stand in a
+file, whose path is relative to the plan file's: {"ids": "hot.txt", "sha256": "..."}.
 """
 
 from __future__ import annotations
@@ -16,9 +21,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from recjax.embedding.quantize import Precision
+from recjax.embedding.row_ids import read_ids
+from recjax.embedding.segments import check_segments
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.utils import strict_json
@@ -29,7 +38,10 @@ Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "t
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 AUTO_REPLICATE_BYTES = 64 * 1024
+ExchangeKind = Literal["rows", "pooled"]
+BUILT_KINDS: tuple[str, ...] = ("rows",)
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
+LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,27 +56,42 @@ class Exchange:
 
     forward: Precision = "float32"  # of rows: float32, bfloat16, float16 or int8
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
+    kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled, which is not built yet: pooled vectors
 
 
 EXACT = Exchange()
 
 
 @dataclasses.dataclass(frozen=True)
+class RowIds:
+    """A set of a table's rows."""
+
+    ids: tuple[int, ...]  # sorted, distinct
+    file: str = ""  # the file in which the plan keeps them, relative to the plan file; "": in the plan itself
+    sha256: str = ""  # of that file's bytes
+
+
+@dataclasses.dataclass(frozen=True)
 class Segment:
-    """One part of a table and where it lives. Today a segment is a whole table in device memory."""
+    """One part of a table, some rows x some columns, and where it lives."""
 
     # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
     # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
     # columns spread over hosts, and rows over the devices of each. The names are TorchRec's.
     placement: str
-    rows: str = "all"  # selector of rows; later also hot rows
-    columns: str = "all"  # column range
-    # what holds it: of a table_wise table the number of the device, of a table_row_wise one that of the host; "all"
-    # leaves the choice among all to `bind`
-    owners: str | int = "all"
+    rows: Literal["all", "rest"] | RowIds = "all"  # rest: the rows that no other segment's set names
+    columns: Literal["all"] | tuple[int, int] = "all"  # the first, and the one after the last
+    # what holds it: of table_wise the number of the device, of table_row_wise that of the host; of row_wise and
+    # column_wise the distinct devices over which its rows or columns are spread, in this order. "all" leaves the choice
+    # among all to `bind`, or spreads over all
+    owners: Literal["all"] | int | tuple[int, ...] = "all"
     tier: str = "device"  # memory that holds it
-    exchange: Exchange = EXACT  # precision on the wire; exact for data_parallel, which exchanges no rows
+    exchange: Exchange = EXACT  # what travels, and its precision; exact for data_parallel, which exchanges no rows
     why: str = ""  # the reason, for people
+
+    def column_range(self, dim: int) -> tuple[int, int]:
+        """Its columns of a table of `dim`: the first, and the one after the last."""
+        return (0, dim) if self.columns == "all" else self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +102,30 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan file's text."""
-        tables = {name: [dataclasses.asdict(s) for s in segments] for name, segments in self.tables.items()}
-        return json.dumps({"format": FORMAT, "tables": tables}, indent=2) + "\n"
+        tables = {name: [_to_json(s) for s in segments] for name, segments in self.tables.items()}
+        text = json.dumps({"format": FORMAT, "tables": tables}, indent=2) + "\n"
+        # The numbers of a list on one line: line breaks within strings are escaped, so that only lists can match.
+        numbers = r"\[\n\s+\d+(,\n\s+\d+)*\n\s+\]"
+        return re.sub(numbers, lambda match: "".join(match[0].split()).replace(",", ", "), text)
+
+    def without_files(self) -> Plan:
+        """The same plan with all ids in itself, so that it can be kept elsewhere."""
+        inline = {
+            name: tuple(
+                dataclasses.replace(s, rows=RowIds(s.rows.ids)) if isinstance(s.rows, RowIds) else s for s in segments
+            )
+            for name, segments in self.tables.items()
+        }
+        return Plan(inline)
 
     @staticmethod
-    def from_json(text: str, source: str = "plan") -> Plan:
-        """Reads a plan file strictly.
+    def from_json(text: str, source: str = "plan", folder: Path | None = None) -> Plan:
+        """Reads a plan file strictly, and the files of ids that it names. `check_plan` has the rest to check.
+
+        Args:
+          text: of the file.
+          source: its name, for messages.
+          folder: that of the plan file, where files of ids are; None: the working folder.
 
         Raises:
           ConfigError: not JSON, another format, an unknown or repeated key, an unknown placement, or
@@ -99,51 +144,139 @@ class Plan:
             )
         if unknown := sorted(raw.keys() - {"format", "tables"}):
             raise ConfigError(f'{source}: unknown key {unknown[0]!r}; the keys are "format" and "tables".')
-        return Plan({name: _segments(items, f"{source}, table {name!r}") for name, items in raw["tables"].items()})
+        places = {name: f"{source}, table {name!r}" for name in raw["tables"]}
+        return Plan({name: _segments(items, places[name], folder or Path()) for name, items in raw["tables"].items()})
 
 
-def _segments(items: Any, place: str) -> tuple[Segment, ...]:
-    if not isinstance(items, list) or len(items) != 1 or not isinstance(items[0], dict):
+def _to_json(segment: Segment) -> dict[str, Any]:
+    values: dict[str, Any] = {f.name: getattr(segment, f.name) for f in dataclasses.fields(segment)}
+    values["exchange"] = dataclasses.asdict(segment.exchange)
+    if isinstance(segment.rows, RowIds):
+        kept = {"ids": segment.rows.file, "sha256": segment.rows.sha256}
+        values["rows"] = kept if segment.rows.file else {"ids": segment.rows.ids}
+    return values
+
+
+def _segments(items: Any, place: str, folder: Path) -> tuple[Segment, ...]:
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
+        raise ConfigError(f"{place}: needs a list of one segment (an object) or several.")
+    places = [place if len(items) == 1 else f"{place}, segment {n}" for n in range(1, len(items) + 1)]
+    return tuple(_segment(item, at, folder) for item, at in zip(items, places, strict=True))
+
+
+def _segment(item: dict[str, Any], place: str, folder: Path) -> Segment:
+    allowed = [f.name for f in dataclasses.fields(Segment)]
+    if unknown := [key for key in item if key not in allowed]:
+        raise ConfigError(f"{place}: unknown key {unknown[0]!r}; the keys are {', '.join(allowed)}.")
+    placement = item.get("placement")
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"{place}: placement is {placement!r}; choose one of {', '.join(PLACEMENTS)}.")
+    if not isinstance(item.get("why", ""), str):
+        raise ConfigError(f"{place}: why={item['why']!r} is not a text.")
+    if item.get("tier", Segment.tier) != Segment.tier:
+        raise ConfigError(f"{place}: tier={item['tier']!r} is not built yet; leave it at {Segment.tier!r}.")
+    return Segment(
+        placement,
+        _rows(item.get("rows", "all"), place, folder),
+        _columns(item.get("columns", "all"), place),
+        _owners(item.get("owners", "all"), placement, place),
+        exchange=_exchange(item.get("exchange", {}), placement, place),
+        why=item.get("why", ""),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _rows(value: Any, place: str, folder: Path) -> Any:
+    """A selector of rows, as a plan file has it."""
+    if value in ("all", "rest"):
+        return value
+    ids = value.get("ids") if isinstance(value, dict) and value.keys() <= {"ids", "sha256"} else None
+    file = ids if isinstance(ids, str) else ""
+    if not isinstance(ids, (list, str)) or not ids or ("sha256" in value and not file):
         raise ConfigError(
-            f"{place}: needs a list of exactly one segment (an object); splitting a table is not built yet."
+            f'{place}: rows={_short(value)} is neither "all" nor "rest" nor a set: {{"ids": [3, 17]}}, or {{"ids": '
+            '"FILE"}, with "sha256" if you like. A set has at least one id.'
         )
-    allowed = {f.name: f.default for f in dataclasses.fields(Segment)}
-    for key, value in items[0].items():
-        if key not in allowed:
-            raise ConfigError(f"{place}: unknown key {key!r}; the keys are {', '.join(allowed)}.")
-        if key == "why" and not isinstance(value, str):
-            raise ConfigError(f"{place}: why={value!r} is not a text.")
-        unit = OWNED.get(str(items[0].get("placement")))
-        if key == "owners" and value != allowed[key] and unit:
-            if type(value) is not int or value < 0:
-                raise ConfigError(f'{place}: owners={value!r} is not the number of a {unit}, 0 or more, nor "all".')
-            continue
-        if key not in ("placement", "why", "exchange") and value != allowed[key]:
-            raise ConfigError(f"{place}: {key}={value!r} is not built yet; leave it at {allowed[key]!r}.")
-    if items[0].get("placement") not in PLACEMENTS:
+    sha256 = ""
+    if file:
+        ids, sha256 = read_ids(file, folder, place)
+        if not ids:
+            raise ConfigError(f"{place}: {file} holds no id; a set of rows has at least one.")
+        if value.get("sha256", sha256) != sha256:
+            raise ConfigError(
+                f"{place}: {file} is not what it was when the plan was written: its SHA-256 is {sha256}, the plan says "
+                f'{_short(value["sha256"])}. Restore the file, or leave "sha256" out to take it as it is.'
+            )
+    if wrong := [id for id in ids if not _is_number(id)]:
+        raise ConfigError(f"{place}: {_short(wrong[0])} in a set of rows is no id, which is an integer, 0 or more.")
+    ordered = sorted(ids)
+    if twice := [a for a, b in zip(ordered, ordered[1:], strict=False) if a == b]:
+        raise ConfigError(f"{place}: a set of rows names id {twice[0]} twice. Leave one of them out.")
+    return RowIds(tuple(ordered), file, sha256)
+
+
+def _columns(value: Any, place: str) -> Any:
+    """A range of columns, as a plan file has it."""
+    if value == "all":
+        return value
+    if not isinstance(value, list) or len(value) != 2 or not all(map(_is_number, value)):
         raise ConfigError(
-            f"{place}: placement is {items[0].get('placement')!r}; choose one of {', '.join(PLACEMENTS)}."
+            f'{place}: columns={_short(value)} is neither "all" nor two numbers, the first column and the one after '
+            "the last, as in [0, 16]."
         )
-    exchange = _exchange(items[0].get("exchange", {}), place)
-    if exchange != EXACT and items[0]["placement"] == "data_parallel":
+    return tuple(value)
+
+
+def _owners(value: Any, placement: str, place: str) -> Any:
+    """What holds a segment, as a plan file has it."""
+    if value == "all":
+        return value
+    if placement in OWNED:
+        if not _is_number(value):
+            raise ConfigError(
+                f'{place}: owners={_short(value)} is not the number of a {OWNED[placement]}, 0 or more, nor "all".'
+            )
+        return value
+    if placement not in LISTED:
+        raise ConfigError(
+            f'{place}: owners={_short(value)}, but a {placement} segment is on all devices; leave it at "all".'
+        )
+    if not isinstance(value, list) or not value or not all(map(_is_number, value)):
+        raise ConfigError(f'{place}: owners={_short(value)} is not a list of devices, as in [0, 2], nor "all".')
+    return tuple(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _exchange(value: Any, placement: str, place: str) -> Exchange:
+    """What travels, as a plan file has it: one precision, or one for each direction, and the kind."""
+    both = {"forward": value, "backward": value} if isinstance(value, str) else value
+    known = {"forward": PRECISIONS, "backward": PRECISIONS, "kind": get_args(ExchangeKind)}
+    if not isinstance(both, dict) or any(type(v) is not str or v not in known.get(k, ()) for k, v in both.items()):
+        raise ConfigError(
+            f"{place}: exchange={_short(value)} is neither one of {', '.join(PRECISIONS)} nor an object that gives one "
+            'of them for "forward", "backward" or both, and as "kind" one of '
+            f"{', '.join(get_args(ExchangeKind))}."
+        )
+    exchange = Exchange(**both)
+    _check_kind(exchange, f"{place}: exchange kind")
+    if exchange != EXACT and placement == "data_parallel":
         raise ConfigError(
             f"{place}: a data_parallel table exchanges no rows, and its gradients are reduced in the precision of the "
             'table. Leave out "exchange", or place it otherwise.'
         )
-    return (Segment(**{**items[0], "exchange": exchange}),)
+    return exchange
 
 
-def _exchange(value: Any, place: str) -> Exchange:
-    """What a plan file says, one precision or one for each direction."""
-    both = {"forward": value, "backward": value} if isinstance(value, str) else value
-    allowed = {f.name: f.default for f in dataclasses.fields(Exchange)}
-    known = isinstance(both, dict) and both.keys() <= allowed.keys()
-    if not known or any(type(v) is not str or v not in PRECISIONS for v in both.values()):
-        raise ConfigError(
-            f"{place}: exchange={value!r} is neither one of {', '.join(PRECISIONS)} nor an object that gives one of "
-            'them for "forward", "backward" or both.'
-        )
-    return Exchange(**both)
+def _check_kind(exchange: Exchange, place: str) -> None:
+    if exchange.kind not in BUILT_KINDS:
+        raise ConfigError(f"{place}={exchange.kind} is not built yet; leave it at {', '.join(BUILT_KINDS)}.")
 
 
 def is_file(choice: str) -> bool:
@@ -164,9 +297,10 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
     placement of its own gets that in any case.
 
     Raises:
-      ConfigError: no such choice or file, or a file that does not name exactly these tables or contradicts the
-        placement of one, or `exchange`.
+      ConfigError: no such choice or file, or a file that does not name exactly these tables, whose segments do not
+        partition one, or that contradicts the placement of one, or `exchange`.
     """
+    _check_kind(exchange, "embedding.exchange.kind")
     if choice == "auto" or choice in PLACEMENTS:
         placed = {
             t.name: _own(t) or (_auto(t) if choice == "auto" else Segment(choice, why=f"plan={choice}")) for t in tables
@@ -180,17 +314,11 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
                 f"plan={choice}: there is no plan file of that name, and it is not one of auto, "
                 f"{', '.join(PLACEMENTS)}. " + (f"Did you mean {near[0]}?" if near else "Choose one of these.")
             )
-        plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path))
+        plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path), path.parent)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error
-    names = {t.name for t in tables}
-    if set(plan.tables) != names:
-        raise ConfigError(
-            f"{path}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
-            f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
-        )
-    for table in tables:
-        segment = plan.tables[table.name][0]
+    check_plan(plan, tables, str(path))
+    for table, segment in ((t, s) for t in tables for s in plan.tables[t.name]):
         if exchange != EXACT and segment != _with_exchange(segment, exchange):
             raise ConfigError(
                 f"{path} exchanges rows of table {table.name!r} in {segment.exchange.forward} and gradients in "
@@ -204,6 +332,22 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
                 f"Leave that to the file (embedding.tables.{table.name}.placement=none), or change the file."
             )
     return plan
+
+
+def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the plan") -> None:
+    """Checks that a plan places exactly these tables, each row and column of each once.
+
+    Raises:
+      ConfigError: other tables, or a table whose segments are no partition: see `segments.py`.
+    """
+    names = {t.name for t in tables}
+    if set(plan.tables) != names:
+        raise ConfigError(
+            f"{source}: places the tables {', '.join(sorted(plan.tables))}, but the model has "
+            f"{', '.join(sorted(names))}. Write a new plan with `recjax plan PRESET --save FILE`."
+        )
+    for table in tables:
+        check_segments(plan.tables[table.name], table, f"{source}, table {table.name!r}")
 
 
 def _with_exchange(segment: Segment, exchange: Exchange) -> Segment:

@@ -26,13 +26,13 @@ def describe_plan(
 
     Returns:
       "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
-      None), exchange ("forward" and "backward" precision), rows, dim, dtype, optimizer, bytes of rows and slots over
-      all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts as one; "jagged" says
-      whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many groups of both;
-      "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all rows were looked
-      up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over mean bytes;
-      "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together. `item_bytes` is the
-      size of a table's element, if that is not bfloat16.
+      None), exchange ("forward" and "backward" precision, and "kind"), rows, dim, dtype, optimizer, bytes of rows and
+      slots over all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts as one;
+      "jagged" says whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many groups
+      of both; "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all rows
+      were looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over
+      mean bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
+      `item_bytes` is the size of a table's element, if that is not bfloat16.
     """
     bound = bind(plan, tables, features, devices, hosts=hosts)
     bytes_N, lookups_N = [0] * devices, [0.0] * devices
@@ -89,7 +89,7 @@ def plan_table(described: dict[str, Any]) -> str:
         where = t["placement"]
         if t["owner"] is not None:
             where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
-        if {*t["exchange"].values()} != {"float32"}:
+        if {t["exchange"]["forward"], t["exchange"]["backward"]} != {"float32"}:
             where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
         cells.append([name, where, *sizes, t["why"]])
     lines = [*aligned(cells, left=(0, 1, 6)), ""]

@@ -1,0 +1,142 @@
+"""Checks that the segments of a table partition its rows x columns.
+
+The rule: the row selectors of a table's segments, each counted once, partition its rows; and the column ranges of the
+segments of one selector partition its columns 0..D. So whole tables, hot rows, tables split by rows, by columns and by
+both are plans. A partition into rectangles of another kind is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from recjax.embedding.spec import TableSpec
+from recjax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from recjax.embedding.plan import Segment
+
+_SHOWN = 3  # ids that a message names
+
+Selector = str | tuple[int, ...]
+
+
+def check_segments(segments: Sequence[Segment], table: TableSpec, place: str) -> None:
+    """Refuses segments that leave out something of a table, or hold something twice.
+
+    Args:
+      segments: all of the table's.
+      table: what they must partition.
+      place: names plan and table, for messages.
+
+    Raises:
+      ConfigError: one paragraph that says which rows or columns of which segments, counted from 1.
+    """
+    numbers: dict[Selector, list[int]] = {}  # of the segments of each selector
+    for number, segment in enumerate(segments, 1):
+        selector: Selector = segment.rows if isinstance(segment.rows, str) else segment.rows.ids
+        numbers.setdefault(selector, []).append(number)
+        if isinstance(segment.owners, tuple) and len(set(segment.owners)) < len(segment.owners):
+            twice = next(n for n in segment.owners if segment.owners.count(n) > 1)
+            _refuse(place, f"segment {number} lists device {twice} twice among its owners", "Leave one of them out")
+    _check_rows(numbers, table.rows, place)
+    for selector, members in numbers.items():
+        columns = {number: segments[number - 1].column_range(table.dim) for number in members}
+        _check_columns(columns, table.dim, place, _in_words(selector))
+
+
+def _refuse(place: str, what: str, mend: str) -> NoReturn:
+    raise ConfigError(f"{place}: {what}. {mend}.")
+
+
+def _in_words(selector: Selector) -> str:
+    """What a selector selects."""
+    if isinstance(selector, str):
+        return "all rows" if selector == "all" else "the rest of the rows"
+    return _ids(selector)
+
+
+def _ids(ids: Sequence[int]) -> str:
+    """Some ids, the first few by name."""
+    named = ", ".join(str(id) for id in ids[:_SHOWN])
+    more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
+    return f"{'ids' if len(ids) > 1 else 'id'} {named}{more}"
+
+
+def _segments(numbers: Sequence[int]) -> str:
+    return f"segment{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))}"
+
+
+def _check_rows(numbers: dict[Selector, list[int]], rows: int, place: str) -> None:
+    """Checks that the selectors partition the rows."""
+    if not numbers:
+        _refuse(place, "there is no segment, so all its rows are in none", 'Add one with "rows": "all"')
+    if "all" in numbers and len(numbers) > 1:
+        other = next(selector for selector in numbers if selector != "all")
+        _refuse(
+            place,
+            f"{_segments(numbers['all'][:1])} selects all rows, and {_segments(numbers[other][:1])} selects "
+            f"{_in_words(other)} once more",
+            'Write "rest" in place of "all"',
+        )
+    sets = {selector: np.array(selector, np.int64) for selector in numbers if not isinstance(selector, str)}
+    for selector, ids_K in sets.items():
+        if not len(ids_K):
+            _refuse(place, f"the set of rows of {_segments(numbers[selector][:1])} is empty", "Leave that segment out")
+        if beyond := [id for id in selector if id >= rows or id < 0]:
+            _refuse(
+                place,
+                f"{_segments(numbers[selector][:1])} selects {_ids(beyond)}, but the table has the ids 0 to {rows - 1}",
+                "Leave out what is beyond",
+            )
+    named, counts = np.unique(np.concatenate([np.empty(0, np.int64), *sets.values()]), return_counts=True)
+    if len(twice := named[counts > 1].tolist()):
+        both = [numbers[selector][0] for selector, ids_K in sets.items() if twice[0] in ids_K][:2]
+        verb = "are" if len(twice) > 1 else "is"
+        _refuse(
+            place,
+            f"{_ids(twice)} {verb} in more than one set of rows: id {twice[0]} in those of {_segments(both)}",
+            "A row belongs to one set; segments that share the columns of the same rows repeat the whole set",
+        )
+    if len(named) == rows and "rest" in numbers:
+        _refuse(
+            place,
+            f'{_segments(numbers["rest"][:1])} selects "rest", but the sets of the others name all {rows:,} rows',
+            "Leave that segment out",
+        )
+    if len(named) < rows and not {"all", "rest"} & numbers.keys():
+        missing = np.setdiff1d(np.arange(min(rows, len(named) + _SHOWN)), named)[:_SHOWN]
+        there_are = rows - len(named)
+        _refuse(
+            place,
+            f"{there_are:,} of its {rows:,} rows {'are' if there_are > 1 else 'is'} in no segment, such as "
+            f"{_ids(missing.tolist())}",
+            'Add a segment with "rows": "rest"',
+        )
+
+
+def _check_columns(columns: dict[int, tuple[int, int]], dim: int, place: str, which: str) -> None:
+    """Checks that the ranges of the segments that hold one selector's rows partition the columns."""
+    for number, (first, last) in columns.items():
+        if not 0 <= first < last <= dim:
+            what = "hold nothing" if first >= last else f"go beyond the {dim} columns of the table"
+            _refuse(
+                place,
+                f"columns [{first}, {last}) of segment {number} {what}",
+                f"Give a first column and the one after the last, within 0 and {dim}",
+            )
+    reached, before = 0, 0  # columns covered so far, and the segment that reaches them
+    for number, (first, last) in sorted(columns.items(), key=lambda item: item[1]):
+        if first > reached:
+            _refuse(place, f"columns [{reached}, {first}) of {which} are in no segment", "Widen one, or add one")
+        if first < reached:
+            _refuse(
+                place,
+                f"columns [{first}, {min(reached, last)}) of {which} are in {_segments(sorted((before, number)))}",
+                "Give each its own columns, or each its own rows",
+            )
+        reached, before = last, number
+    if reached < dim:
+        _refuse(place, f"columns [{reached}, {dim}) of {which} are in no segment", "Widen one, or add one")
