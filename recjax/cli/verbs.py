@@ -10,7 +10,7 @@ from typing import Any
 
 from recjax.errors import ConfigError, RecjaxError
 from recjax.parallel import distributed
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, located
 
 
 def train(options: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def show(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Prints where tables go."""
     from recjax.config import presets
-    from recjax.embedding.plan import make_plan
+    from recjax.embedding.plan import is_file, make_plan
     from recjax.embedding.plan_report import describe_plan, plan_table
     from recjax.train.table_specs import specs
 
@@ -96,8 +96,10 @@ def plan(options: argparse.Namespace) -> None:
     tables, features = specs(config, source.schema)
     plan = make_plan(config.plan, tables, config.embedding.exchange)
     if options.save:
+        beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
+        saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
         try:
-            expanded(options.save).write_text(plan.to_json(), encoding="utf-8")
+            expanded(options.save).write_text(saved.to_json(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."

@@ -279,6 +279,19 @@ def _check_kind(exchange: Exchange, place: str) -> None:
         raise ConfigError(f"{place}={exchange.kind} is not built yet; leave it at {', '.join(BUILT_KINDS)}.")
 
 
+def self_contained(file: Path) -> bytes:
+    """The content of a plan file that may be kept elsewhere: with the ids in place of the files that it names.
+
+    Raises:
+      ConfigError: as for `Plan.from_json`.
+      OSError: it cannot be read.
+    """
+    content = file.read_bytes()
+    plan = Plan.from_json(content.decode(), str(file), file.parent)
+    inline = plan.without_files()
+    return content if inline == plan else inline.to_json().encode()
+
+
 def is_file(choice: str) -> bool:
     """Whether the config's `plan` is the path of a plan file."""
     return choice not in ("auto", *PLACEMENTS)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import tokenize
 from pathlib import Path
 
 import numpy as np
 
 from recjax.errors import ConfigError
 from recjax.utils.paths import expanded
+
+# what NumPy raises at damaged .npy files, and the system at missing ones
+_UNREADABLE = (
+    EOFError, KeyError, MemoryError, OSError, OverflowError, SyntaxError, TypeError, ValueError, struct.error,
+    tokenize.TokenError,
+)  # fmt: skip
 
 
 def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:
@@ -32,17 +40,20 @@ def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:
             raise ValueError("it is no regular file")
         content = path.read_bytes()
         ids = _from_npy(content) if path.suffix == ".npy" else _from_text(content)
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{place}: the ids in {path} cannot be read: {error}. Give a text file with one id a line, or a .npy file "
+            f"{place}: the ids in {path} cannot be read: {why}. Give a text file with one id a line, or a .npy file "
             "of integers; its path is relative to the plan file."
         ) from error
     return ids, hashlib.sha256(content).hexdigest()
 
 
 def _from_npy(content: bytes) -> list[int]:
+    if not content.startswith(np.lib.format.MAGIC_PREFIX):  # NumPy would advise to load it as a pickle
+        raise ValueError("it is a file of another kind")
     array = np.load(io.BytesIO(content), allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError("it holds no one-dimensional array of integers")
     return array.tolist()
 

@@ -81,16 +81,16 @@ def _check_rows(numbers: dict[Selector, list[int]], rows: int, place: str) -> No
             f"{_in_words(other)} once more",
             'Write "rest" in place of "all"',
         )
-    sets = {selector: np.array(selector, np.int64) for selector in numbers if not isinstance(selector, str)}
-    for selector, ids_K in sets.items():
-        if not len(ids_K):
+    for selector in (selector for selector in numbers if not isinstance(selector, str)):
+        if not selector:
             _refuse(place, f"the set of rows of {_segments(numbers[selector][:1])} is empty", "Leave that segment out")
-        if beyond := [id for id in selector if id >= rows or id < 0]:
+        if beyond := [id for id in selector if not 0 <= id < rows]:
             _refuse(
                 place,
                 f"{_segments(numbers[selector][:1])} selects {_ids(beyond)}, but the table has the ids 0 to {rows - 1}",
                 "Leave out what is beyond",
             )
+    sets = {selector: np.array(selector, np.int64) for selector in numbers if not isinstance(selector, str)}
     named, counts = np.unique(np.concatenate([np.empty(0, np.int64), *sets.values()]), return_counts=True)
     if len(twice := named[counts > 1].tolist()):
         both = [numbers[selector][0] for selector, ids_K in sets.items() if twice[0] in ids_K][:2]

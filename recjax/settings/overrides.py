@@ -287,6 +287,11 @@ def _assign(root: Node, key: str, text: str) -> None:
             if not isinstance(present, Node) or present.cls is not choice:
                 node.values[leaf] = take_apart(choice(), key)
             return
+        # A field called `kind` is set by the name of its group, too: JSON does not tell it from what chooses a class.
+        words = typing.get_args(annotations_of(choice).get("kind"))
+        if any(same_word(text, word) for word in words if isinstance(word, str)):
+            _assign(root, f"{key}.kind", text)
+            return
     try:
         node.values[leaf] = parse(text, annotation)
     except WrongTypeError:

@@ -14,7 +14,7 @@ from typing import IO
 from recjax import settings
 from recjax.config.own_code import source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
-from recjax.embedding.plan import is_file
+from recjax.embedding.plan import is_file, self_contained
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
 from recjax.train import code_of_run, origins
@@ -54,7 +54,7 @@ class RunFolder:
                    and "source" the hash and the names of the files of its code
     source/        a copy of these files
     paths.json     where the relative paths of the config led; see origins.py
-    plan.json      a copy of the plan file, if the config names one
+    plan.json      a copy of the plan file, if the config names one, with the ids of the files that it names
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoints.py
     summary.json, curves.png   at the end
@@ -179,7 +179,7 @@ class RunFolder:
         used = used or self._config
         origins.keep(self._config, used, self.path)
         if is_file(used.plan):
-            write_whole(self.path / origins.PLAN, Path(used.plan).read_bytes())
+            write_whole(self.path / origins.PLAN, self_contained(Path(used.plan)))
 
     @property
     def config_file(self) -> Path:
