@@ -6,8 +6,11 @@ test_mistakes_in_data.py; disks that refuse are in test_disks.py.
 
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from support.commands import SMALL, assert_refused, contents, inside, outside
@@ -317,6 +320,32 @@ def test_a_run_keeps_its_plan_file(preset, tmp_path, monkeypatch):
     (tmp_path / "here" / "run" / "plan.json").write_text("[]")
     assert_refused(inside("eval", "here/run"), 2, r"run/plan\.json: not a plan")
     assert inside("eval", "here/run", "plan=row_wise").status == 0
+
+
+def test_a_run_keeps_the_ids_that_its_plan_names_in_files(preset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert inside("plan", preset, "plan=row_wise", "--save", "plan.json").status == 0
+    plan = json.loads(Path("plan.json").read_text())
+    rows = inside("plan", preset, "--json").result["tables"]["sparse_0"]["rows"]
+    ids = list(range(rows))
+    Path("all.txt").write_text("".join(f"{id}\n" for id in ids))
+    plan["tables"]["sparse_0"][0]["rows"] = {"ids": "all.txt"}
+    Path("plan.json").write_text(json.dumps(plan))
+    assert inside("train", preset, *SMALL, "plan=plan.json", "--out", "run").status == 0
+    Path("other").mkdir()
+    assert inside("plan", preset, "plan=plan.json", "--save", "other/plan.json").status == 0
+    assert inside("plan", preset, "plan=plan.json", "--save", "again.json").status == 0
+    selectors = [
+        json.loads(Path(file).read_text())["tables"]["sparse_0"][0]["rows"]
+        for file in ("run/plan.json", "other/plan.json", "again.json")
+    ]
+    pinned = {"ids": "all.txt", "sha256": hashlib.sha256(Path("all.txt").read_bytes()).hexdigest()}
+    assert selectors == [{"ids": ids}, {"ids": ids}, pinned]
+    Path("all.txt").unlink()
+    assert inside("eval", "run").status == 0
+    assert_refused(
+        inside("plan", preset, "plan=plan.json"), 2, "plan.json, table 'sparse_0': the ids in all.txt cannot"
+    )
 
 
 def test_a_plan_that_cannot_be_saved(preset, tmp_path):

@@ -1,14 +1,26 @@
 """Plan files and their refusals, and the plans that a name or a table's own setting makes."""
 
 import dataclasses
+import hashlib
 import json
+import os
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, PLACEMENTS, Exchange, Plan, Segment, make_plan
+from recjax.embedding.plan import (
+    AUTO_REPLICATE_BYTES,
+    PLACEMENTS,
+    Exchange,
+    Plan,
+    RowIds,
+    Segment,
+    make_plan,
+    self_contained,
+)
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 
@@ -76,6 +88,118 @@ def test_an_exchange_is_one_precision_or_one_for_each_direction(value, exchange)
     assert plan == Plan({"t": (Segment("row_wise", exchange=exchange),)}) == Plan.from_json(plan.to_json())
 
 
+SPLIT = """{
+  "format": "recjax-plan/1",
+  "tables": {
+    "t": [
+      {"rows": {"ids": [17, 3]}, "placement": "data_parallel"},
+      {"rows": "rest", "columns": [0, 8], "placement": "table_wise", "owners": 0},
+      {"rows": "rest", "columns": [8, 16], "placement": "row_wise", "owners": [2, 1], "exchange": "int8"}
+    ]
+  }
+}"""
+SPLIT_PLAN = Plan(
+    {
+        "t": (
+            Segment("data_parallel", RowIds((3, 17))),
+            Segment("table_wise", "rest", (0, 8), 0),
+            Segment("row_wise", "rest", (8, 16), (2, 1), exchange=Exchange("int8", "int8")),
+        )
+    }
+)
+
+
+def test_segments_by_hand():
+    assert Plan.from_json(SPLIT) == SPLIT_PLAN == Plan.from_json(SPLIT_PLAN.to_json())
+    written = SPLIT_PLAN.to_json().splitlines()
+    assert '          "ids": [3, 17]' in written  # numbers on one line, as people write them
+    assert '        "columns": [8, 16],' in written
+    assert '        "owners": [2, 1],' in written
+    spaced = Plan({"t": (Segment("row_wise", why="[\n  1,\n  2\n]"),)})
+    assert Plan.from_json(spaced.to_json()) == spaced
+
+
+@pytest.fixture(params=["hot.txt", "hot.npy"])
+def id_file(tmp_path, request):
+    """A file that holds the ids 40, 3 and 17."""
+    path = tmp_path / request.param
+    if path.suffix == ".npy":
+        np.save(path, np.array([40, 3, 17], np.int32))
+    else:
+        path.write_text("40\n3\n17\n")
+    return path
+
+
+def test_ids_may_stand_in_a_file(id_file, tmp_path, monkeypatch):
+    segments = [
+        {"placement": "data_parallel", "rows": {"ids": id_file.name}},
+        {"placement": "row_wise", "rows": "rest"},
+    ]
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(json.dumps({"format": "recjax-plan/1", "tables": {"t": segments}}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tables = (TableSpec("t", 41, 4, SGD),)
+    plan = make_plan(str(plan_file), tables)
+    sha256 = hashlib.sha256(id_file.read_bytes()).hexdigest()
+    assert plan.tables["t"][0].rows == RowIds((3, 17, 40), id_file.name, sha256)
+    text = plan.to_json()
+    assert json.loads(text)["tables"]["t"][0]["rows"] == {"ids": id_file.name, "sha256": sha256}
+    assert Plan.from_json(text, folder=tmp_path) == plan
+
+    kept = self_contained(plan_file)
+    plan_file.write_text(text)  # with the hash of what was read
+    id_file.write_bytes(b"3\n17\n" if id_file.suffix == ".txt" else id_file.read_bytes().replace(b"\x11", b"\x12"))
+    with pytest.raises(ConfigError, match=f"{id_file.name} is not what it was .* {sha256!r}. Restore"):
+        make_plan(str(plan_file), tables)
+    assert Plan.from_json(kept.decode()) == plan.without_files()
+    assert plan.without_files().tables["t"][0].rows == RowIds((3, 17, 40))
+
+
+def test_a_plan_without_files_is_kept_as_it_is(tmp_path):
+    (tmp_path / "plan.json").write_text(SPLIT)
+    assert self_contained(tmp_path / "plan.json") == SPLIT.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "hot.txt",
+            None,
+            r"my\.json, table 't': the ids in .*hot\.txt cannot be read: No such file .*\. Give",
+        ),
+        ("hot.txt", b"", "hot.txt holds no id"),
+        ("hot.txt", b"3\n\n17\n", "line 2 is '', no id"),
+        ("hot.txt", b"3\n-17\n", "line 2 is '-17', no id"),
+        ("hot.txt", b"user\n3\n", "line 1 is 'user', no id"),
+        ("hot.txt", b"9" * 5000, "line 1 is '9999.*', no id"),
+        ("hot.txt", "３".encode(), "cannot be read: 'ascii' codec"),
+        ("hot.txt", b"3\n17\n3\n", "a set of rows names id 3 twice"),
+        ("hot.npy", b"3\n17\n", "cannot be read: it is a file of another kind"),
+        ("hot.npy", b"\x93NUMPY", "hot.npy cannot be read"),
+        ("hot.npy", np.array([[3, 17]]), "it holds no one-dimensional array of integers"),
+        ("hot.npy", np.array([3.0, 17.0]), "it holds no one-dimensional array of integers"),
+        ("hot.npy", np.array([3, None]), "cannot be read: Object arrays cannot be loaded"),
+        ("hot.npy", np.array([3, -17]), "-17 in a set of rows is no id"),
+        (".", None, "it is no regular file"),
+    ],
+)
+def test_files_without_ids_are_refused(tmp_path, name, content, message):
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    elif content is not None:
+        np.save(tmp_path / name, content)
+    with pytest.raises(ConfigError, match=message):
+        Plan.from_json(plan_text(rows={"ids": name}), "my.json", tmp_path)
+
+
+def test_a_pipe_of_ids_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "hot.txt")
+    with pytest.raises(ConfigError, match="it is no regular file"):
+        Plan.from_json(plan_text(rows={"ids": "hot.txt"}), "my.json", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -111,6 +235,22 @@ def test_an_exchange_is_one_precision_or_one_for_each_direction(value, exchange)
         (plan_text(placement="table_wise", owners=True), "owners=True is not the number of a device"),
         (plan_text(placement="table_row_wise", owners=-1), "owners=-1 is not the number of a host"),
         (plan_text(placement="grid", owners=1), "owners=1, but a grid segment is on all devices; leave it at"),
+        (plan_text(rows={"ids": []}), "A set has at least one id"),
+        (plan_text(rows={"ids": [3, "17"]}), "'17' in a set of rows is no id, which is an integer, 0 or more"),
+        (plan_text(rows={"ids": [3, -1]}), "-1 in a set of rows is no id"),
+        (plan_text(rows={"ids": [3, True]}), "True in a set of rows is no id"),
+        (plan_text(rows={"ids": [3, 17, 3]}), "a set of rows names id 3 twice"),
+        (plan_text(rows={"ids": [3], "sha256": "ab"}), 'nor a set: .*"FILE"}, with "sha256" if you like'),
+        (plan_text(rows={"hot": [3]}), "rows={'hot': .3.} is neither"),
+        (plan_text(rows=[3]), r"rows=\[3\] is neither"),
+        (plan_text(columns=[0, 8, 16]), r"columns=\[0, 8, 16\] is neither"),
+        (plan_text(columns=[0, 8.0]), r"columns=\[0, 8.0\] is neither"),
+        (plan_text(columns=[-8, 8]), r"columns=\[-8, 8\] is neither"),
+        (plan_text(owners=[]), r"owners=\[\] is not a list of devices"),
+        (plan_text(placement="table_wise", owners=[0]), r"owners=\[0\] is not the number of a device"),
+        (plan_text(placement="data_parallel", owners=[0, 1]), "a data_parallel segment is on all devices"),
+        (plan_text(exchange={"kind": "pooled"}), "exchange kind=pooled is not built yet; leave it at rows"),
+        (plan_text(exchange={"kind": "int8"}), "exchange={'kind': 'int8'} is neither .* \"kind\" one of rows, pooled"),
         (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
         (plan_text(exchange="int4"), "exchange='int4' is neither one of float32, bfloat16, float16, int8 nor an obj"),
         (plan_text(exchange={"forward": ["int8"]}), r"exchange=\{'forward': \['int8'\]\} is neither one of float32"),
@@ -179,3 +319,23 @@ def test_a_table_may_ask_for_its_own_placement(tmp_path):
     assert make_plan(str(path), (same, b)) == make_plan(str(path), (a, b))
     with pytest.raises(ConfigError, match="places table 'b' row_wise, but its own setting says column_wise"):
         make_plan(str(path), (a, own))
+
+
+def test_settings_hold_for_every_segment_of_a_table(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(SPLIT)
+    table = TableSpec("t", 100, 16, SGD)
+    assert make_plan(str(path), (table,)) == SPLIT_PLAN
+    with pytest.raises(ConfigError, match="places table 't' data_parallel, but its own setting says row_wise"):
+        make_plan(str(path), (dataclasses.replace(table, placement="row_wise"),))
+    with pytest.raises(ConfigError, match="exchanges rows of table 't' in float32 and .* says int8 and int8"):
+        make_plan(str(path), (table,), Exchange("int8", "int8"))
+    path.write_text(SPLIT.replace('"owners": 0', '"owners": 0, "exchange": "int8"'))
+    make_plan(str(path), (table,), Exchange("int8", "int8"))
+    with pytest.raises(ConfigError, match=r"plan\.json, table 't': columns \[8, 16\) of segment 3 go beyond the 12"):
+        make_plan(str(path), (dataclasses.replace(table, dim=12),))
+
+
+def test_pooled_exchange_is_not_built_yet():
+    with pytest.raises(ConfigError, match="embedding.exchange.kind=pooled is not built yet; leave it at rows"):
+        make_plan("auto", (TableSpec("t", 100, 16, SGD),), Exchange(kind="pooled"))

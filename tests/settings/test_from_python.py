@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import recjax
-from recjax.config.run import EmbeddingConfig
+from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.embedding.optim import Adam
+from recjax.embedding.plan import Exchange
 from recjax.errors import ConfigError
 from recjax.settings.from_python import texts
-from recjax.settings.overrides import override, to_json
+from recjax.settings.overrides import assignments, override, to_json
 
 WANTED = ["seed=7", "train.epochs=2", "train.shuffle=false", "model.top=32-1", "embedding.init_scale=none"]
 
@@ -55,6 +56,18 @@ def test_a_group_with_its_kind_and_as_a_dataclass():
     shown = dataclasses.replace(recjax.load("synthetic"), embedding=EmbeddingConfig(dim=8, optimizer=Adam()))
     assert texts(embedding=shown.embedding)
     assert override(recjax.load("synthetic"), texts(embedding=shown.embedding)).embedding == shown.embedding
+
+
+def test_a_group_with_a_field_called_kind():
+    """Which does not choose a class, as that of an optimizer does."""
+    wanted = recjax.load("synthetic", "embedding.exchange.forward=int8")
+    for value in ({"kind": "rows", "forward": "int8"}, Exchange("int8")):
+        assert recjax.load("synthetic", {"embedding.exchange": value}) == wanted
+    pooled = recjax.load("synthetic", "embedding.exchange.kind=pooled")
+    assert pooled.embedding.exchange == Exchange(kind="pooled")
+    assert override(RunConfig(), assignments(pooled)) == pooled
+    with pytest.raises(ConfigError, match="embedding.exchange=int8: embedding.exchange is a group of settings"):
+        recjax.load("synthetic", "embedding.exchange=int8")
 
 
 class DataFrame:

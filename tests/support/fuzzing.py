@@ -114,7 +114,18 @@ model.top = [[64, 1], [32, 1]]
 "train.optimizer.learning_rate" = [0.1, 0.2]
 """
 PLAN = json.dumps(
-    {"format": "recjax-plan/1", "tables": {"t": [{"placement": "row_wise", "exchange": {"forward": "int8"}}]}}
+    {
+        "format": "recjax-plan/1",
+        "tables": {
+            "t": [
+                {"placement": "row_wise", "rows": "rest", "exchange": {"forward": "int8"}, "owners": [1, 0]},
+                {"placement": "data_parallel", "rows": {"ids": "hot.txt"}},
+                {"placement": "table_wise", "rows": {"ids": "warm.npy"}, "columns": [0, 3], "owners": 2},
+                {"placement": "column_wise", "rows": {"ids": "warm.npy"}, "columns": [3, 8]},
+                {"placement": "table_row_wise", "rows": {"ids": [5, 7, 11]}, "owners": 0},
+            ]
+        },
+    }
 )
 
 
@@ -265,6 +276,13 @@ def write_machine(folder: Path) -> None:
     machine.write(MACHINE, folder / "m.json")
 
 
+def write_plan(folder: Path) -> None:
+    """A plan that splits a table, with ids in files."""
+    (folder / "p.json").write_text(PLAN)
+    (folder / "hot.txt").write_text("3\n17\n99\n")
+    np.save(folder / "warm.npy", np.array([40, 41], np.int32))
+
+
 CRITEO = text(random_rows(30)).decode()
 TARGETS: dict[str, Target] = {
     "criteo": Target(
@@ -305,7 +323,7 @@ TARGETS: dict[str, Target] = {
     "sweep, TOML": Target(texts({"s.toml": SWEEP}), lambda folder: read_sweep(folder / "s.toml")),
     "machine": Target(write_machine, lambda folder: open_machine(str(folder / "m.json"))),
     "plan": Target(
-        texts({"p.json": PLAN}),
+        write_plan,
         lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),)),
     ),
 }
