@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import Plan, check_plan
+from recjax.embedding.spec import TableSpec
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -26,6 +30,13 @@ def test_links_lead_somewhere(link):
         assert link in [anchor(heading) for heading in re.findall(r"^#+ (.+)$", README, re.M)]
     elif not link.startswith("http"):
         assert (ROOT / link).exists()
+
+
+def test_the_plan_that_splits_a_table_is_one():
+    """With the tables of its preset, movietweetings."""
+    (block,) = re.findall(r"<!-- split-plan -->\n```json\n(.*?)```\n<!-- /split-plan -->", README, re.S)
+    rows = {"user": 7689, "movie": 9354, "genres": 24, "year": 77}
+    check_plan(Plan.from_json(block), tuple(TableSpec(name, rows[name], 32, Sgd()) for name in rows))
 
 
 @pytest.mark.full
