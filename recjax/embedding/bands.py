@@ -45,7 +45,7 @@ class Band:
 
     @functools.cached_property
     def _ended(self) -> np.ndarray:
-        """`chosen` and a last element that is no position, int32 [K+1]: a search may end behind the last one."""
+        """`chosen` and a last element that is no position, int32 [K+1]: a search may end after the last one."""
         return np.append(self._chosen, np.int32(-1))
 
     @functools.cached_property
