@@ -157,7 +157,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
         + stats.output_size_in_bytes
         - stats.alias_size_in_bytes,
         "fetched_rows": fetched * item_bytes,
-        "pooled": b * sum(g.dim * len(g.features) for g in bound.groups) * item_bytes,
+        "pooled": b * sum(pool.width * len(pool.lookups) for pool in bound.pools) * item_bytes,
     }
 
 

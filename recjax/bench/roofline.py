@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recjax.comms.compiled import collectives, members
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.host import Routing
 from recjax.embedding.traffic import EXCHANGES, sent_bytes
 
@@ -56,20 +56,14 @@ def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
       samples: B.
     """
     total = 0
-    for group in bound.groups:
-        for feature in group.features:
-            inverse = np.asarray(routing.features[feature.name].inverse)
-            nothing = _fetched(group, routing)
-            item_bytes = 2 if group.dtype == "bfloat16" else 4
-            total += (int(np.count_nonzero(inverse < nothing)) * item_bytes + samples * 4) * group.dim
+    for pool in bound.pools:
+        groups = [bound.group(fetched.group) for fetched in pool.rows]
+        nothing = sum(routing.groups[group.name].fetched_rows(group) for group in groups)
+        item_bytes = 2 if groups[0].dtype == "bfloat16" else 4
+        for lookup in pool.lookups:
+            inverse = np.asarray(routing.features[lookup.name].inverse)
+            total += (int(np.count_nonzero(inverse < nothing)) * item_bytes + samples * 4) * pool.width
     return total
-
-
-def _fetched(group: Group, routing: Routing) -> int:
-    """Rows that each device fetches for itself, with padding: the index that stands for nothing."""
-    of = routing.groups[group.name]
-    lists = of.slots_NxOxC if of.inside_NxExC is None else of.inside_NxExC
-    return group.num_row_lists * int(lists.shape[2])
 
 
 def wire_bytes(

@@ -25,6 +25,7 @@ PHASES = (
     "replica_exchange",
     "finite_check",
     "clip",
+    "row_statistic",
     "sparse_update",
     "dense_update",
 )

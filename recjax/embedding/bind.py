@@ -1,11 +1,25 @@
-"""Binds a plan to a number of devices: stacks tables into groups, and chooses owners that the plan leaves open."""
+"""Binds a plan to a number of devices: stacks segments into groups, and chooses owners that the plan leaves open."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundTable, Group
-from recjax.embedding.plan import EXACT, OWNED, Plan
+from recjax.embedding.bands import Band, bands
+from recjax.embedding.layout import (
+    ACROSS,
+    SUMMED,
+    BoundPlan,
+    BoundSegment,
+    Fetched,
+    Group,
+    Lookup,
+    Pool,
+    Source,
+)
+from recjax.embedding.plan import EXACT, OWNED, Plan, Segment, check_plan
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
@@ -26,6 +40,18 @@ SHARDINGS: dict[str, type[Sharding]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A segment of a plan on its way to a group: its rows and columns resolved, its owner open."""
+
+    spec: TableSpec
+    segment: Segment
+    band: Band
+    first: int
+    last: int
+    number: int
+
+
 def bind(
     plan: Plan,
     tables: tuple[TableSpec, ...],
@@ -35,53 +61,126 @@ def bind(
     hosts: int = 1,
     replicas: int = 1,
     independent: bool = False,
+    mapped: bool = False,
 ) -> BoundPlan:
-    """Stacks the tables of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
+    """Stacks the segments of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
 
-    Both are those of one replica group. `dedup`, `replicas` and `independent` are as `Group` has them.
+    Both are those of one replica group. `dedup`, `replicas`, `independent` and `mapped` are as `Group` has them.
 
     Raises:
-      ConfigError: what `check_specs` refuses, hosts that do not divide the devices, an owner that the mesh does not
-        have, or a group of more rows on one device than int32 can count.
+      ConfigError: what `check_specs` and `check_plan` refuse, hosts that do not divide the devices, an owner that the
+        mesh does not have, or a group of more rows on one device than int32 can count.
     """
     check_specs(tables, features)
-    spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one table's rows
-    owners = _owners(plan, tables, features, devices, spans)
-    members: dict[tuple[Any, ...], list[TableSpec]] = {}
-    for table in tables:
-        segment = plan.tables[table.name][0]
+    check_plan(plan, tables)
+    spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one segment's rows
+    parts = [part for table in tables for part in _parts(table, plan.tables[table.name])]
+    owners = _owners(parts, features, devices, spans)
+    members: dict[tuple[Any, ...], list[_Part]] = {}
+    for part in parts:
+        spec, segment = part.spec, part.segment
         sharding = _sharding(segment.placement, devices, hosts)
-        held = () if table.dtype == "float32" else (table.dtype, table.rounding)
-        members.setdefault((sharding, table.dim, held, table.optimizer, segment.exchange), []).append(table)
+        held = () if spec.dtype == "float32" else (spec.dtype, spec.rounding)
+        # Where rows are divided and their means are asked for, all rows of a group have as many columns.
+        divided = spec.dim if spec.optimizer.row_wise and part.last - part.first < spec.dim else 0
+        key = (sharding, part.last - part.first, divided, held, spec.optimizer, segment.exchange)
+        members.setdefault(key, []).append(part)
     groups: list[Group] = []
     names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
-    for (sharding, dim, held, optimizer, exchange), specs in members.items():
-        used = {s.name for s in specs}
+    for (sharding, dim, divided, held, optimizer, exchange), found in members.items():
         bound = []
         ends = [0] * sharding.owners  # rows taken so far in each part
-        for spec in specs:
-            placement = plan.tables[spec.name][0].placement
-            split = Split(spec.rows, len(ends))
+        for part in found:
+            placement = part.segment.placement
+            split = Split(part.band.size, len(ends))
             if placement in OWNED:
-                split = Split(spec.rows, spans[placement], owners[spec.name] * spans[placement])
-            bound.append(BoundTable(spec, placement, split, tuple(ends)))
-            ends = [end + int(split.start(k + 1) - split.start(k)) for k, end in enumerate(ends)]
-        base = name = (
-            f"{'+'.join(dict.fromkeys(t.placement for t in bound))}_D{dim}_{'_'.join((*held, optimizer.kind))}"
-        )
+                span = spans[placement]
+                split = Split(part.band.size, span, owners[_key(part)] * span)
+            elif isinstance(part.segment.owners, tuple):
+                split = Split(part.band.size, len(part.segment.owners), named=part.segment.owners)
+            bound.append(
+                BoundSegment(part.spec, placement, split, tuple(ends), part.band, part.first, part.last, part.number)
+            )
+            ends = [end + int(stop - start) for k, end in enumerate(ends) for start, stop in (split.bounds(k),)]
+        base = f"{'+'.join(dict.fromkeys(s.placement for s in bound))}_D{dim}_{'_'.join((*held, optimizer.kind))}"
+        base += f"_of_D{divided}" if divided else ""
         if exchange != EXACT:
-            base = name = f"{base}_{exchange.forward}_{exchange.backward}"
+            base = f"{base}_{exchange.forward}_{exchange.backward}"
+        name = base
         while {name, name + ACROSS, name + SUMMED} & names:  # two optimizers of one kind that differ in a setting
             name = f"{base}_{len(names)}"
         names.add(name)
-        looking = tuple(f for f in features if f.table in used)
+        sources = _sources(name, bound, features, plan)
         size, groups_are = max(1, *ends), (replicas, independent and replicas > 1)
-        groups.append(Group(name, sharding, size, tuple(bound), looking, dedup, exchange, *groups_are))
+        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped))
         if max(ends) > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."
             )
-    return BoundPlan(devices, hosts, tuple(groups), features, replicas, independent and replicas > 1)
+    return BoundPlan(
+        devices, hosts, tuple(groups), features, _pools(groups, features), replicas, independent and replicas > 1
+    )
+
+
+def _parts(table: TableSpec, segments: tuple[Segment, ...]) -> list[_Part]:
+    """The segments of one table; a column-wise one with named owners becomes as many table-wise ones."""
+    found = []
+    for number, (segment, band) in enumerate(zip(segments, bands(segments, table), strict=True)):
+        first, last = (0, table.dim) if segment.columns == "all" else segment.columns
+        if segment.placement == "column_wise" and isinstance(segment.owners, tuple):
+            split = Split(last - first, len(segment.owners))
+            for k, owner in enumerate(segment.owners):
+                start, stop = (first + int(column) for column in split.bounds(k))
+                shard = dataclasses.replace(segment, placement="table_wise", owners=owner)
+                if start < stop:
+                    found.append(_Part(table, shard, band, start, stop, number))
+        else:
+            found.append(_Part(table, segment, band, first, last, number))
+    return found
+
+
+def _key(part: _Part) -> tuple[str, int, int]:
+    return part.spec.name, part.number, part.first
+
+
+def _sources(
+    group: str, segments: list[BoundSegment], features: tuple[FeatureSpec, ...], plan: Plan
+) -> tuple[Source, ...]:
+    """The sources of a group, in the order of the features: one for each range of columns of a feature's table."""
+    found = []
+    for feature in features:
+        ranges: dict[tuple[int, int], list[BoundSegment]] = collections.defaultdict(list)
+        for segment in segments:
+            if segment.spec.name == feature.table:
+                ranges[segment.first, segment.last].append(segment)
+        for (first, last), own in ranges.items():
+            alone = len(plan.tables[feature.table]) == 1 and own[0].whole_rows
+            name = feature.name if alone else f"{feature.name}[{first}:{last}] in {group}"
+            found.append(Source(name, feature, tuple(own)))
+    return tuple(found)
+
+
+def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool, ...]:
+    """Lookups by where their rows come from, in the order of the groups."""
+    pools: dict[tuple[Fetched, ...], list[Lookup]] = {
+        (Fetched(group.name, 0, group.dim),): []
+        for group in groups
+        if any(source.name == source.feature.name for source in group.sources)
+    }
+    for feature in features:
+        own = [(group, source) for group in groups for source in group.sources if source.feature.name == feature.name]
+        columns = [(source.segments[0].first, source.segments[0].last) for _, source in own]
+        cuts = sorted({cut for pair in columns for cut in pair})
+        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+            # In the order of the groups: hot rows, or cold ones, come first for all features alike.
+            over = [(g, s, a) for (g, s), (a, z) in zip(own, columns, strict=True) if a <= first and last <= z]
+            rows = tuple(Fetched(group.name, first - a, last - a) for group, _, a in over)
+            spec = feature
+            if len(cuts) > 2:
+                spec = dataclasses.replace(feature, name=f"{feature.name}[{first}:{last}]", source=feature.reads)
+            sources = tuple(source.name for _, source, _ in over)
+            pools.setdefault(rows, []).append(Lookup(spec, feature.name, first, sources))
+    return tuple(Pool(rows, tuple(lookups)) for rows, lookups in pools.items())
 
 
 def _sharding(placement: str, devices: int, hosts: int) -> Sharding:
@@ -93,46 +192,55 @@ def _sharding(placement: str, devices: int, hosts: int) -> Sharding:
 
 
 def _owners(
-    plan: Plan,
-    tables: tuple[TableSpec, ...],
-    features: tuple[FeatureSpec, ...],
-    devices: int,
-    spans: dict[str, int],
-) -> dict[str, int]:
-    """The device of each table-wise table and the host of each table-row-wise one.
+    parts: list[_Part], features: tuple[FeatureSpec, ...], devices: int, spans: Mapping[str, int]
+) -> dict[tuple[str, int, int], int]:
+    """The device of each table-wise segment and the host of each table-row-wise one.
 
-    That is the plan's, or else the least loaded one; the table that loads each of its devices most goes first. A
-    table's load is its share of all bytes plus its share of all lookups (a jagged bag counts as one id), since memory
+    That is the plan's, or else the least loaded one; the segment that loads each of its devices most goes first. A
+    segment's load is its share of all bytes plus its share of all lookups (a jagged bag counts as one id), since memory
     and time are both bounded by the fullest device.
     """
-    alone = {t.name: plan.tables[t.name][0] for t in tables if plan.tables[t.name][0].placement in OWNED}
-    lookups = {name: sum(f.bag or 1 for f in features if f.table == name) for name in alone}
-    values = {t.name: t.rows * t.dim for t in tables if t.name in alone}
-    span = {name: spans[segment.placement] for name, segment in alone.items()}
+    alone = {_key(part): part for part in parts if part.segment.placement in OWNED}
+    lookups = {key: sum(f.bag or 1 for f in features if f.table == part.spec.name) for key, part in alone.items()}
+    values = {key: part.band.size * (part.last - part.first) for key, part in alone.items()}
+    span = {key: spans[part.segment.placement] for key, part in alone.items()}
     load = {  # on each of its devices
-        name: (values[name] / sum(values.values()) + lookups[name] / sum(lookups.values())) / span[name]
-        for name in alone
+        key: (values[key] / sum(values.values()) + lookups[key] / sum(lookups.values())) / span[key] for key in alone
     }
-    owners: dict[str, int] = {}
+    owners: dict[tuple[str, int, int], int] = {}
     loads = [0.0] * devices
 
-    def give(name: str, owner: int) -> None:
-        owners[name] = owner
-        for n in range(owner * span[name], (owner + 1) * span[name]):
-            loads[n] += load[name]
+    def give(key: tuple[str, int, int], owner: int) -> None:
+        owners[key] = owner
+        for n in range(owner * span[key], (owner + 1) * span[key]):
+            loads[n] += load[key]
 
-    for name, segment in alone.items():
-        if not isinstance(segment.owners, int):
+    for part in parts:
+        _check_named(part, devices)
+    for key, part in alone.items():
+        owner = part.segment.owners
+        if not isinstance(owner, int):
             continue
-        unit, there_are = OWNED[segment.placement], devices // span[name]
-        if segment.owners >= there_are:
+        unit, there_are = OWNED[part.segment.placement], devices // span[key]
+        if owner >= there_are:
             raise ConfigError(
-                f"the plan puts table {name!r} on {unit} {segment.owners}, but the mesh has only {there_are}, counted "
+                f"the plan puts table {part.spec.name!r} on {unit} {owner}, but the mesh has only {there_are}, counted "
                 f'from 0. Write "owners": "all" to let recjax choose, or use more {unit}s.'
             )
-        give(name, segment.owners)
-    for name in sorted(load.keys() - owners.keys(), key=lambda name: (-load[name], name)):
-        starts = range(0, devices, span[name])
-        least = min(starts, key=lambda n: sum(loads[n : n + span[name]]))
-        give(name, least // span[name])
+        give(key, owner)
+    for key in sorted(load.keys() - owners.keys(), key=lambda key: (-load[key], key)):
+        starts = range(0, devices, span[key])
+        least = min(starts, key=lambda n: sum(loads[n : n + span[key]]))
+        give(key, least // span[key])
     return owners
+
+
+def _check_named(part: _Part, devices: int) -> None:
+    """Refuses a list of owners that names a device which the mesh does not have (ConfigError)."""
+    named = part.segment.owners
+    if isinstance(named, tuple) and max(named) >= devices:
+        raise ConfigError(
+            f"the plan spreads {part.segment.placement} rows of table {part.spec.name!r} over the devices "
+            f"{', '.join(map(str, named))}, but the mesh has only {devices}, counted from 0. Name others, write "
+            '"owners": "all" to use every device, or use more devices.'
+        )

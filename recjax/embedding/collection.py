@@ -1,15 +1,14 @@
-"""The tables of a model as arrays: initial values, and the way out to checkpoints and back.
+"""The way of tables out of the groups' buffers, to checkpoints, and back.
 
-A group's buffer is one array [parts * R, width], part by part (see `bound.Group`), and of independent replica groups
-one of [versions * parts * R, width]. On disk and in tests a
-table is one unpadded [V, D] array in storage order (see `row_order.py`), the same for every mesh and plan.
+On disk and in tests a table is one unpadded [V, D] array in storage order (see `row_order.py`), the same for every mesh
+and plan.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,113 +16,60 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.layout import BoundPlan, BoundTable, Group, Piece
-from recjax.embedding.low_precision import locator, nearest, storage_dtype
-from recjax.embedding.row_order import row_at
+from recjax.embedding.address import Homes
+from recjax.embedding.buffers import GroupSlots, Tables, filled
+from recjax.embedding.layout import BoundPlan, BoundSegment, Group, Piece
+from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
 from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, block_of
 
-Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
-GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
 Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives it, or the same read from the disk
-CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 
 
-def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
-    """Initial values of some rows of a table, [U, D] float32, uniform in [-scale, scale).
+@dataclasses.dataclass(frozen=True)
+class _Overlap:
+    """What a part of a table and one part of a group's buffer have in common.
 
-    A function of (seed, table name, row, column) only: the counter-based generator is keyed by row.
+    Attributes:
+      part: of the buffer.
+      homes: of the rows, one after the other.
+      rows: where they lie within the part of the table: a slice, or their numbers.
+      columns: of the part of the table; () of an array of one value a row.
+      offset: of the first of these columns in the buffer; () likewise.
     """
-    return jax.vmap(lambda row: _draw(_key(seed, table), row, dim))(rows_U) * scale
+
+    part: int
+    homes: range
+    rows: slice | np.ndarray
+    columns: tuple[slice, ...]
+    offset: tuple[int, ...]
 
 
-def _key(seed: int, table: str) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
-
-
-def _draw(key: jax.Array, row: jax.Array, dim: int) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(key, row), (dim,), jnp.float32, minval=-1, maxval=1)
-
-
-def initialise(bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32) -> tuple[Tables, GroupSlots]:
-    """Makes all tables and optimizer slots, in place on their devices and in chunks.
-
-    Peak memory beside the result is a few MiB a device, whatever the tables' size.
-    """
-    tables: Tables = {}
-    slots: GroupSlots = {}
-    for group in bound.groups:
-        spec = P(group.partition_axes)
-        body = functools.partial(_initial_block, group, seed, storage_dtype(group, dtype))
-        tables[group.name] = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False))()
-        sharding = sharded(mesh, group.partition_axes)
-        slots[group.name] = {
-            name: _filled((group.versions * group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
-            for name, slot in group.slots().items()
-        }
-    return tables, slots
-
-
-def _initial_block(group: Group, seed: int, dtype: Any) -> jax.Array:
-    """One device's part of a group's buffer, filled by one loop whatever the number of tables."""
-    part = group.sharding.this_part()
-    owner, column = group.place(part)
-    tables, R, W = group.tables, group.rows, group.width
-    first = group.columns.start(column)
-    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
-
-    def constants(values: list[Any]) -> jax.Array:  # one for each table
-        return jnp.stack([jnp.asarray(v) for v in values])
-
-    keys_T = constants([_key(seed, t.spec.name) for t in tables])
-    scale_T = constants([jnp.float32(t.spec.scale) for t in tables])
-    orders = [(t.order.quotient, t.order.classes, t.order.inverse) for t in tables]
-    q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
-    locate = locator(group, owner)
-    chunk = min(R, max(1, CHUNK_FLOATS // group.dim))
-
-    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
-        start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
-        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
-        t_C, position_C, used_C = locate(slot_C)
-        row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
-        values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
-        if W < group.dim:
-            values = jnp.pad(values, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
-            values = jax.lax.dynamic_slice_in_dim(values, first, W, axis=1)
-        values = nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
-        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
-
-    chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
-
-
-def _filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> jax.Array:
-    """`jnp.full` in place: that one would fill a shard on the first device, and copy it to where it belongs."""
-    filled: jax.Array = jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)()
-    return filled
-
-
-def _overlaps(group: Group, table: BoundTable, part: Index) -> Iterator[tuple[int, Index, tuple[int, ...]]]:
-    """(part of the buffer, index within `part`, start within the former) of all that a part of a table consists of.
+def _overlaps(group: Group, segment: BoundSegment, part: Index) -> Iterator[_Overlap]:
+    """All that a part of a table consists of, as far as this segment holds it.
 
     An array of one value a row has rows alone; beside columns, every part of the buffer with these rows holds it.
     """
-    for piece in group.pieces(table):
-        lies = ((piece.start, piece.stop, piece.offset), (piece.first, piece.last, 0))
-        box = tuple(zip(part, lies, strict=False))
-        spans = [(max(p.start, start), min(p.stop, stop)) for p, (start, stop, _) in box]
-        if all(start < stop for start, stop in spans):
-            inside = tuple(slice(a - p.start, z - p.start) for (a, z), (p, _) in zip(spans, box, strict=True))
-            at = tuple(offset + a - start for (a, _), (_, (start, _, offset)) in zip(spans, box, strict=True))
-            yield piece.part, inside, at
+    within = segment.band.span(part[0].start, part[0].stop)
+    for piece in group.pieces(segment):
+        start, stop = max(within[0], piece.start), min(within[1], piece.stop)
+        spans = [(max(p.start, piece.first), min(p.stop, piece.last)) for p in part[1:]]
+        if start < stop and all(a < z for a, z in spans):
+            first = piece.offset + start - piece.start
+            if segment.band.chosen is None:
+                rows: slice | np.ndarray = slice(start - part[0].start, stop - part[0].start)
+            else:
+                rows = segment.band.position(np.arange(start, stop)) - part[0].start
+            columns = tuple(slice(a - p.start, z - p.start) for (a, z), p in zip(spans, part[1:], strict=True))
+            yield _Overlap(
+                piece.part, range(first, first + stop - start), rows, columns, tuple(a - piece.first for a, _ in spans)
+            )
 
 
 def export_tables(
-    bound: BoundPlan, tables: Tables, slots: GroupSlots, version: int = 0
+    bound: BoundPlan, tables: Tables, slots: GroupSlots, version: int = 0, homes: Homes | None = None
 ) -> dict[str, dict[str, LazyArray | Spread]]:
     """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
@@ -132,6 +78,7 @@ def export_tables(
       tables: the groups' buffers.
       slots: beside them.
       version: which replica group's, where these are independent.
+      homes: of the slots of mapped groups.
 
     Returns:
       table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
@@ -140,30 +87,53 @@ def export_tables(
       rectangles that its own devices hold, of what several hold only the first.
     """
     out: dict[str, dict[str, LazyArray | Spread]] = {}
-    for group in bound.groups:
-        arrays = {"rows": tables[group.name], **slots[group.name]}
-        for table in group.tables:
-            out[table.spec.name] = {name: _export(group, table, array, version) for name, array in arrays.items()}
+    for name in dict.fromkeys(segment.spec.name for group in bound.groups for segment in group.segments):
+        held = []
+        for group, segment in bound.segments(name):
+            places = _places(group, (homes or {}).get(group.name))
+            held.append((group, segment, {"rows": tables[group.name], **slots[group.name]}, places))
+        out[name] = {
+            array: _export([(g, s, arrays[array], places) for g, s, arrays, places in held], version)
+            for array in held[0][2]
+        }
     return out
 
 
-def _export(group: Group, table: BoundTable, array: jax.Array, version: int) -> LazyArray | Spread:
-    blocks = {_part(group, shard.index): shard.data for shard in reversed(array.addressable_shards)}
+Places = dict[int, np.ndarray]  # part of the buffer, version by version -> the slot of each home, int32 [R]
+
+
+def _places(group: Group, homes: jax.Array | None) -> Places:
+    """Where the rows of a mapped group lie, as far as this process has them; nothing of any other group."""
+    if homes is None:
+        return {}
+    shards = homes.addressable_shards
+    return {_part(group, shard.index): np.argsort(np.asarray(shard.data)) for shard in shards}
+
+
+def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: int) -> LazyArray | Spread:
+    """One array of a table, from its segments."""
+    spec = held[0][1].spec
+    array = held[0][2]
+    dtype = _outside(array.dtype)
+    shape = (spec.rows, spec.dim)[: array.ndim]
+    blocks = [
+        {_part(group, shard.index): shard.data for shard in reversed(buffer.addressable_shards)}
+        for group, _, buffer, _ in held
+    ]
 
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
-        for k, inside, start in _overlaps(group, table, part):
-            if array.ndim == 1 and group.place(k)[1] > 0:
-                continue  # the parts with the first columns hold all of it, and the others the same
-            # The host's view is one of this copy, never of the buffer that the next step donates.
-            size = [axis.stop - axis.start for axis in inside]
-            block = blocks[version * group.parts + k]
-            out[inside] = np.asarray(jax.lax.dynamic_slice(block, start, size)).view(dtype)
+        for (group, segment, _, places), of_part in zip(held, blocks, strict=True):
+            if len(part) == 1 and segment.first > 0:
+                continue  # the first columns have all of it, and the others the same
+            for found in _overlaps(group, segment, part):
+                if len(part) == 1 and group.place(found.part)[1] > 0:
+                    continue
+                k = version * group.parts + found.part
+                out[(found.rows, *found.columns)] = _copy(of_part[k], found, places.get(k)).view(dtype)
         return out
 
-    shape = _shape(table, array.ndim - 1)
-    dtype = _outside(array.dtype)
-    if array.is_fully_addressable or not group.partition_axes:
+    if all(buffer.is_fully_addressable or not group.partition_axes for group, _, buffer, _ in held):
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
     def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
@@ -172,23 +142,33 @@ def _export(group: Group, table: BoundTable, array: jax.Array, version: int) -> 
 
         return LazyArray(size, dtype, moved, block_of(size, dtype))
 
-    where: Any = array.sharding.devices_indices_map(array.shape)
-    first = {_part(group, index): device for device, index in reversed(where.items())}
-    of_version = [(k, first[version * group.parts + k]) for k in range(group.parts)]
-    mine = [k for k, device in of_version if device.process_index == jax.process_index()]
-    boxes = _boxes([piece for k in mine for piece in group.pieces(table, k)], array.ndim)
+    boxes = [box for group, segment, buffer, _ in held for box in _boxes(group, segment, buffer, version)]
     return Spread(shape, dtype, tuple((at, rectangle(at, size)) for at, size in boxes))
 
 
-def _boxes(pieces: Sequence[Piece], dimensions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(least index, size) of rectangles of a table, neighbours joined. With 1 dimension columns are left out.
+def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None) -> np.ndarray:
+    """The values of an overlap. The host's view is one of this copy, never of the buffer that the next step donates."""
+    widths = [axis.stop - axis.start for axis in found.columns]
+    if slots_R is None:
+        return np.asarray(jax.lax.dynamic_slice(block, (found.homes.start, *found.offset), (len(found.homes), *widths)))
+    rows = block[jnp.asarray(slots_R[found.homes.start : found.homes.stop])]
+    return np.asarray(jax.lax.dynamic_slice(rows, (0, *found.offset), (len(rows), *widths)))
 
-    Such an array is held beside each part of the columns; then the first one's counts.
+
+def _boxes(
+    group: Group, segment: BoundSegment, buffer: jax.Array, version: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(least index, size) of the rectangles of a table that this process is to give, neighbours joined.
+
+    An array of one value a row is held beside each part of the columns; then the first one's counts.
     """
+    where: Any = buffer.sharding.devices_indices_map(buffer.shape)
+    first = {_part(group, index): device for device, index in reversed(where.items())}
+    mine = [k for k in range(group.parts) if first[version * group.parts + k].process_index == jax.process_index()]
     found: list[list[int]] = []  # start, stop, first, last
-    for piece in pieces:
-        box = [piece.start, piece.stop, piece.first, piece.last]
-        if piece.start >= piece.stop or piece.first >= piece.last or (dimensions == 1 and piece.first > 0):
+    for start, stop, left, right in (run for k in mine for run in _runs(segment, next(group.pieces(segment, k)))):
+        box = [start, stop, left, right]
+        if start >= stop or left >= right or (buffer.ndim == 1 and left > 0):
             continue
         if found and found[-1][2:] == box[2:] and found[-1][1] == box[0]:
             found[-1][1] = box[1]
@@ -196,17 +176,22 @@ def _boxes(pieces: Sequence[Piece], dimensions: int) -> list[tuple[tuple[int, ..
             found[-1][3] = box[3]
         else:
             found.append(box)
-    return [((a, c)[:dimensions], (b - a, d - c)[:dimensions]) for a, b, c, d in found]
+    return [((a, c)[: buffer.ndim], (b - a, d - c)[: buffer.ndim]) for a, b, c, d in found]
+
+
+def _runs(segment: BoundSegment, piece: Piece) -> Iterator[tuple[int, int, int, int]]:
+    """(start, stop, first, last) of the rectangles of a table that a piece consists of, by storage positions."""
+    if segment.band.chosen is None or piece.start == piece.stop:
+        yield piece.start, piece.stop, piece.first, piece.last
+        return
+    positions = segment.band.position(np.arange(piece.start, piece.stop))
+    for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
+        yield int(run[0]), int(run[-1]) + 1, piece.first, piece.last
 
 
 def _outside(dtype: Any) -> np.dtype[Any]:
     """The dtype in checkpoints of what a buffer of `dtype` holds."""
     return np.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
-
-
-def _shape(table: BoundTable, columns: int) -> tuple[int, ...]:
-    """Of an array of a whole table with one value an element (`columns` 1) or a row (0)."""
-    return (table.spec.rows, table.spec.dim)[: 1 + columns]
 
 
 def _part(group: Group, index: Any) -> int:
@@ -235,7 +220,11 @@ def mean_tables(versions: Sequence[Saved]) -> Saved:
 
 
 def import_tables(
-    bound: BoundPlan, mesh: Mesh, saved: Saved | Sequence[Saved], dtype: Any = jnp.float32
+    bound: BoundPlan,
+    mesh: Mesh,
+    saved: Saved | Sequence[Saved],
+    dtype: Any = jnp.float32,
+    homes: Homes | None = None,
 ) -> tuple[Tables, GroupSlots]:
     """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
 
@@ -244,6 +233,7 @@ def import_tables(
       mesh: its devices.
       saved: what all replica groups get; or, of independent groups, what each of them gets.
       dtype: of tables that do not say otherwise, and of slots.
+      homes: of the slots of mapped groups.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
@@ -256,18 +246,22 @@ def import_tables(
             for source in sources:
                 _check(group, source, name, columns, _outside(storage_dtype(group, dtype) if name == "rows" else dtype))
     for group in bound.groups:
-        tables[group.name] = _import(group, mesh, sources, "rows", (group.width,), storage_dtype(group, dtype))
-        slots[group.name] = {n: _import(group, mesh, sources, n, s.shape, dtype) for n, s in group.slots().items()}
+        places = _places(group, (homes or {}).get(group.name))
+        arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}
+        arrays |= {name: (slot.shape, dtype) for name, slot in group.slots().items()}
+        made = {name: _import(group, mesh, sources, name, *of, places) for name, of in arrays.items()}
+        tables[group.name] = made.pop("rows")
+        slots[group.name] = made
     return tables, slots
 
 
 def _check(group: Group, saved: Saved, name: str, columns: int, dtype: np.dtype[Any]) -> None:
-    for table in group.tables:
-        array, shape = saved.get(table.spec.name, {}).get(name), _shape(table, columns)
+    for spec in {segment.spec.name: segment.spec for segment in group.segments}.values():
+        array, shape = saved.get(spec.name, {}).get(name), (spec.rows, spec.dim)[: 1 + columns]
         found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
         if array is None or array.shape != shape or array.dtype != dtype:
             raise TrainingError(
-                f"the checkpoint holds {found} for {name!r} of table {table.spec.name!r}, but the model needs shape "
+                f"the checkpoint holds {found} for {name!r} of table {spec.name!r}, but the model needs shape "
                 f"{shape}, {dtype}. It belongs to another model or data: use the config in the run folder."
             )
 
@@ -279,27 +273,33 @@ def _import(
     name: str,
     tail: tuple[int, ...],
     dtype: Any,
+    places: Places,
 ) -> jax.Array:
     shape = (group.versions * group.parts * group.rows, *tail)
     sharding = sharded(mesh, group.partition_axes)
     indices = sharding.addressable_devices_indices_map(shape)
     block = sharding.shard_shape(shape)
-    blocks = {device: _filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}
+    blocks = {device: filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}
     holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
     for device, index in indices.items():
         holders.setdefault(_part(group, index), []).append(device)
-    for (version, saved), table in itertools.product(enumerate(sources), group.tables):
+    for (version, saved), segment in itertools.product(enumerate(sources), group.segments):
         firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
-        array = as_lazy(saved[table.spec.name][name])
+        array = as_lazy(saved[segment.spec.name][name])
         for part in array.parts():
-            here = [o for o in _overlaps(group, table, part) if any(first + o[0] in holders for first in firsts)]
+            here = [o for o in _overlaps(group, segment, part) if any(first + o.part in holders for first in firsts)]
             if not here:
                 continue
             values = array.read(part)
-            for k, inside, start in here:
-                for device in [device for first in firsts for device in holders.get(first + k, ())]:
-                    piece = jax.device_put(values[inside].view(dtype), device)
-                    blocks[device] = _write(blocks[device], piece, start)
+            for found in here:
+                mine = [(first + found.part, d) for first in firsts for d in holders.get(first + found.part, ())]
+                for k, device in mine:
+                    piece = jax.device_put(values[(found.rows, *found.columns)].view(dtype), device)
+                    if k in places:
+                        slots = jax.device_put(places[k][found.homes.start : found.homes.stop], device)
+                        blocks[device] = _scatter(blocks[device], piece, slots, found.offset)
+                    else:
+                        blocks[device] = _write(blocks[device], piece, (found.homes.start, *found.offset))
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up
     return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
 
@@ -307,3 +307,10 @@ def _import(
 @functools.partial(jax.jit, donate_argnums=0)  # in place: no second copy of a table at any time
 def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...]) -> jax.Array:
     return jax.lax.dynamic_update_slice(block, piece, start)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _scatter(block: jax.Array, piece: jax.Array, slots: jax.Array, offset: tuple[int, ...]) -> jax.Array:
+    """Writes rows to slots, beginning with the columns `offset`."""
+    columns = tuple(slice(at, at + n) for at, n in zip(offset, piece.shape[1:], strict=True))
+    return block.at[(slots, *columns)].set(piece, unique_indices=True)

@@ -1,10 +1,14 @@
-"""A plan bound to a number of devices: the buffer of each table, and the place of each row in it. See `bind.py`.
+"""A plan bound to a number of devices: the buffers of all segments, and the place of each row in them. See `bind.py`.
 
-Tables whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose D,
-dtype, optimizer and precision of the exchange are equal share one buffer and one set of exchanges, whatever their
-placement. So do column-wise tables among each other, those in a grid (columns over hosts, rows over the devices of
+Segments whose rows are spread (row-wise; table-row-wise: over one host; table-wise: all rows on one device) and whose
+D, dtype, optimizer and precision of the exchange are equal share one buffer and one set of exchanges, whatever their
+placement. So do column-wise segments among each other, those in a grid (columns over hosts, rows over the devices of
 each), and replicated ones. With one host a grid has all columns together, so its tables are row-wise; with one device a
 host they are column-wise.
+
+A table is mostly one segment. Otherwise its rows are divided into bands, and the columns of each band into ranges; then
+a feature looks up several segments. `Source` says which of them lie in one group, `Lookup` what the fetched rows are
+pooled to.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from recjax.embedding.bands import Band
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import EXACT, Exchange
 from recjax.embedding.row_order import RowOrder, Split, library
@@ -27,41 +32,86 @@ SUMMED = " across replicas"  # the same for the rows whose gradients a device se
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundTable:
-    """A table's place in its group's buffer.
+class BoundSegment:
+    """A segment's place in its group's buffer.
 
     Attributes:
-      spec: the table.
+      spec: the table that it is a part of.
       placement: as the plan has it.
-      split: its storage positions over the parts of the buffer that differ in rows.
+      split: the rows of its band, by their numbers, over the parts of the buffer that differ in rows.
       offsets: where its range starts in each of those parts, in rows.
+      band: the rows of the table that it holds.
+      first: its first column.
+      last: the one after its last column.
+      number: of the segment in the table's plan.
     """
 
     spec: TableSpec
     placement: str
     split: Split
     offsets: tuple[int, ...]
+    band: Band
+    first: int
+    last: int
+    number: int = 0
 
     @functools.cached_property
     def order(self) -> RowOrder:
         """Maps rows to storage positions."""
         return RowOrder(self.spec.rows)
 
-    def locate(self, ids: Any) -> tuple[Any, Any]:
-        """Returns (owner, slot in the owner's part of the buffer) of each row id, elementwise. For NumPy and JAX."""
-        owner, within = self.split.owner_and_offset(self.order.position(ids))
-        return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner]
+    @property
+    def whole_rows(self) -> bool:
+        """True if it holds all columns of the table."""
+        return self.last - self.first == self.spec.dim
+
+    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
+        """Returns (owner, home in the owner's part of the buffer, whether it is here) of each row id, elementwise.
+
+        The last is None if the segment holds all rows of its table. For NumPy and JAX.
+        """
+        number, here = self.band.number(self.order.position(ids))
+        if here is not None:
+            number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one behind the last
+        owner, within = self.split.owner_and_offset(number)
+        return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The segments of one group that a feature looks its ids up in: bands of one table with the same columns.
+
+    Attributes:
+      name: unique in the bound plan; the feature's own where this is all that it looks up.
+      feature: whose ids are sought.
+      segments: which of them hold some of the rows.
+    """
+
+    name: str
+    feature: FeatureSpec
+    segments: tuple[BoundSegment, ...]
+
+    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
+        """As `BoundSegment.locate`, in whichever segment has the row."""
+        owner, home, here = self.segments[0].locate(ids)
+        where = library(ids).where
+        for segment in self.segments[1:]:
+            other_owner, other_home, there = segment.locate(ids)
+            owner, home = where(there, other_owner, owner), where(there, other_home, home)
+            here = here | there
+        whole = sum(segment.band.size for segment in self.segments) == self.segments[0].spec.rows
+        return owner, home, None if whole else here
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A rectangle of a table in one part of its group's buffer.
+    """What one part of a group's buffer holds of a segment.
 
     Attributes:
       part: which part, 0 to `Group.parts` - 1.
       offset: its first row there; its first column there is 0.
-      start, stop: the storage positions that it holds.
-      first, last: the columns that it holds, `last` excluded.
+      start, stop: the rows that it holds, by their numbers in the segment's band.
+      first, last: the columns of the table that it holds, `last` excluded.
     """
 
     part: int
@@ -98,23 +148,25 @@ class Group(_InReplicas):
       name: stable and readable, for example "row_wise_D16_rowwise_adagrad".
       sharding: the way in which the buffer is spread over N devices, with its exchanges.
       rows: R, rows of one device's part of the buffer.
-      tables: the stacked tables; all have this group's D and optimizer.
-      features: the features that look them up.
+      segments: the stacked segments; all have this group's D and optimizer.
+      sources: the features that look them up.
       dedup: True if a row travels once, however many of a device's ids ask for it.
       exchange: precision in which rows and gradients travel; not used where all devices hold all rows.
       replicas: groups of N devices that each hold all of this; the batch is split over all of them.
       independent: True if each group of devices holds values of its own, and updates them by its own samples alone.
+      mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
     """
 
     name: str
     sharding: Sharding
     rows: int
-    tables: tuple[BoundTable, ...]
-    features: tuple[FeatureSpec, ...]
+    segments: tuple[BoundSegment, ...]
+    sources: tuple[Source, ...]
     dedup: bool = True
     exchange: Exchange = EXACT
     replicas: int = 1
     independent: bool = False
+    mapped: bool = False
 
     @property
     def versions(self) -> int:
@@ -138,23 +190,23 @@ class Group(_InReplicas):
 
     @property
     def dim(self) -> int:
-        """D, the embedding dimension of all its tables."""
-        return self.tables[0].spec.dim
+        """D, the columns of all its segments: those of their tables, unless these are split by columns."""
+        return self.segments[0].last - self.segments[0].first
 
     @property
     def dtype(self) -> TableDtype:
         """The dtype of the values of all its tables: see `TableSpec`."""
-        return self.tables[0].spec.dtype
+        return self.segments[0].spec.dtype
 
     @property
     def rounding(self) -> Rounding:
         """The rounding of updated values, if they are bfloat16."""
-        return self.tables[0].spec.rounding
+        return self.segments[0].spec.rounding
 
     @property
     def optimizer(self) -> Any:
         """The sparse optimizer of all its tables."""
-        return self.tables[0].spec.optimizer
+        return self.segments[0].spec.optimizer
 
     @property
     def spread(self) -> bool:
@@ -216,17 +268,88 @@ class Group(_InReplicas):
         slots: dict[str, SlotSpec] = self.optimizer.slots(self.width)
         return slots
 
-    def table(self, name: str) -> BoundTable:
-        """Returns the stacked table called `name`."""
-        return next(t for t in self.tables if t.spec.name == name)
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """The features that look rows up here."""
+        return tuple(dict.fromkeys(source.feature for source in self.sources))
 
-    def pieces(self, table: BoundTable, part: int | None = None) -> Iterator[Piece]:
-        """Yields the pieces of a table in all parts of the buffer, or in one."""
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables that it holds something of, in the order of its segments."""
+        return list(dict.fromkeys(segment.spec.name for segment in self.segments))
+
+    @property
+    def divides_row_means(self) -> bool:
+        """True if its optimizer asks for means over rows of which it has only some columns: see `row_statistic.py`."""
+        return self.optimizer.row_wise and not self.segments[0].whole_rows
+
+    def pieces(self, segment: BoundSegment, part: int | None = None) -> Iterator[Piece]:
+        """Yields the pieces of a segment in all parts of the buffer, or in one."""
         for k in range(self.parts) if part is None else (part,):
             owner, column = self.place(k)
-            start, stop = int(table.split.start(owner)), int(table.split.start(owner + 1))
+            start, stop = segment.split.bounds(owner)
             first, last = int(self.columns.start(column)), int(self.columns.start(column + 1))
-            yield Piece(k, table.offsets[owner], start, stop, first, last)
+            yield Piece(k, segment.offsets[owner], int(start), int(stop), segment.first + first, segment.first + last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+    """Columns of the rows that a device fetched from one group, as `Pool.rows` names them.
+
+    Attributes:
+      group: its name.
+      first: the first column of these, counted from that of the group's segments.
+      last: the one after the last.
+    """
+
+    group: str
+    first: int
+    last: int
+
+    @property
+    def columns(self) -> int:
+        """How many they are."""
+        return self.last - self.first
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Some columns of a feature, or all: what is pooled at once.
+
+    Attributes:
+      spec: the feature, with a name that is unique among lookups: the feature's own where this is all of it.
+      feature: the feature's name.
+      first: the first of these columns in the feature's table.
+      sources: names of the `Source`s of its rows, beside `Pool.rows`.
+    """
+
+    spec: FeatureSpec
+    feature: str
+    first: int
+    sources: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in `Routing.features`."""
+        return self.spec.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Lookups that take their rows from the same place.
+
+    Attributes:
+      rows: fetched rows, which lie one below the other: all have as many columns.
+      lookups: what is pooled from them.
+    """
+
+    rows: tuple[Fetched, ...]
+    lookups: tuple[Lookup, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns of these rows."""
+        return self.rows[0].columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +361,7 @@ class BoundPlan(_InReplicas):
       hosts: machines that these are in.
       groups: the table groups.
       features: all features.
+      pools: what is pooled from their rows; each feature is in one lookup, or in one for each range of its columns.
       replicas: groups of N devices.
       independent: as `Group` has it.
     """
@@ -246,5 +370,20 @@ class BoundPlan(_InReplicas):
     hosts: int
     groups: tuple[Group, ...]
     features: tuple[FeatureSpec, ...]
+    pools: tuple[Pool, ...]
     replicas: int = 1
     independent: bool = False
+
+    @functools.cached_property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Those of all pools."""
+        return tuple(lookup for pool in self.pools for lookup in pool.lookups)
+
+    def group(self, name: str) -> Group:
+        """Returns the group called `name`."""
+        return next(group for group in self.groups if group.name == name)
+
+    def segments(self, table: str) -> list[tuple[Group, BoundSegment]]:
+        """Returns the segments of a table with their groups, in the order of its plan."""
+        found = [(g, s) for g in self.groups for s in g.segments if s.spec.name == table]
+        return sorted(found, key=lambda pair: (pair[1].number, pair[1].first))

@@ -16,12 +16,12 @@ finaliser of MurmurHash3, Appleby 2011) make the bits from these, position and c
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from recjax.embedding.address import locator
 from recjax.embedding.layout import Group
 
 _TAG = zlib.crc32(b"stochastic rounding")  # keeps its keys apart from those of the initial values
@@ -58,14 +58,19 @@ def stochastic(x: jax.Array, bits: jax.Array) -> jax.Array:
 
 
 def to_storage(
-    group: Group, new_MxW: jax.Array, slots_M: jax.Array, seed: int, step: jax.Array, dtype: Any
+    group: Group,
+    new_MxW: jax.Array,
+    homes_M: jax.Array,
+    seed: int,
+    step: jax.Array,
+    dtype: Any,
 ) -> jax.Array:
     """Updated rows as the group's buffer holds them. Inside `jax.shard_map` over MODEL_AXES where they are rounded.
 
     Args:
       group: the table group.
       new_MxW: the rows.
-      slots_M: where in this device's part of the buffer they lie; beyond R for what is not written.
+      homes_M: their homes in this device's part of the buffer (`address.py`); beyond R for what is not written.
       seed: of the run.
       step: int32, steps done before this one.
       dtype: of the buffer.
@@ -74,10 +79,15 @@ def to_storage(
         return nearest(new_MxW, dtype)
     part = group.sharding.this_part()
     owner, column = group.place(part)
-    table_M, position_M, _ = locator(group, owner)(slots_M)
+    segment_M, position_M, _ = locator(group, owner)(homes_M)
     column_W = group.columns.start(column) + jnp.arange(group.width, dtype=jnp.int32)
-    keys_Tx2 = jnp.stack([_key(seed, t.spec.name, step) for t in group.tables])
-    return stochastic(new_MxW, _bits(keys_Tx2[table_M], position_M, column_W))
+    keys_Tx2 = jnp.stack([_key(seed, s.spec.name, step) for s in group.segments])
+    if any(s.first for s in group.segments):
+        first_T = jnp.asarray([s.first for s in group.segments], jnp.int32)
+        words_MxW = _words(first_T[segment_M][:, None] + column_W[None])
+    else:
+        words_MxW = _words(column_W)[None]
+    return stochastic(new_MxW, _bits(keys_Tx2[segment_M], position_M, words_MxW))
 
 
 def _key(seed: int, table: str, step: jax.Array) -> jax.Array:
@@ -88,10 +98,15 @@ def _key(seed: int, table: str, step: jax.Array) -> jax.Array:
     return jax.random.key_data(key)
 
 
-def _bits(keys_Mx2: jax.Array, position_M: jax.Array, column_W: jax.Array) -> jax.Array:
-    """uint32 [M, W], one word for each value."""
+def _bits(keys_Mx2: jax.Array, position_M: jax.Array, words_MxW: jax.Array) -> jax.Array:
+    """uint32 [M, W], one word for each value; `words_MxW` of its columns may be [1, W] where all rows have the same."""
     row_M = _mix(position_M.astype(jnp.uint32) ^ keys_Mx2[:, 0]) ^ keys_Mx2[:, 1]
-    return _mix(row_M[:, None] + _mix(column_W.astype(jnp.uint32) + jnp.uint32(1))[None])
+    return _mix(row_M[:, None] + words_MxW)
+
+
+def _words(columns: jax.Array) -> jax.Array:
+    """uint32 of each column."""
+    return _mix(columns.astype(jnp.uint32) + jnp.uint32(1))
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -99,27 +114,3 @@ def _mix(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
-
-
-def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    """From slots of one part of a group's buffer back to tables and rows, on the device.
-
-    Args:
-      group: the table group.
-      owner: int32 [], which range of each table's positions the part holds (0 if all).
-
-    Returns:
-      slots [M] -> (index into `group.tables`, storage position, whether the slot is in use); position is any int32
-      where it is not.
-    """
-    tables = group.tables
-    offset_T = jnp.stack([jnp.asarray(t.offsets, jnp.int32)[owner] for t in tables])
-    first_T = jnp.stack([jnp.asarray(t.split.start(owner), jnp.int32) for t in tables])
-    stop_T = jnp.stack([jnp.asarray(t.split.start(owner + 1), jnp.int32) for t in tables])
-
-    def locate(slots_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        t_M = jnp.searchsorted(offset_T, slots_M, side="right") - 1
-        position_M = first_T[t_M] + slots_M - offset_T[t_M]
-        return t_M, position_M, position_M < stop_T[t_M]
-
-    return locate

@@ -122,6 +122,7 @@ def check_sgd(optimizer: Any) -> None:
 class Rule:
     """What most optimizers share: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
 
+    row_wise: ClassVar[bool] = False  # whether `direction` asks for the mean over each row of the squares of G + l2 * w
     learning_rate: float = 0.1
     l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
@@ -138,11 +139,14 @@ class Rule:
         """What to step against, [U, D], and the new slots."""
         raise NotImplementedError
 
+    def regularised(self, rows_UxD: jax.Array, grads_UxD: jax.Array) -> jax.Array:
+        """Returns G + l2 * w."""
+        return grads_UxD + self.l2 * rows_UxD if self.l2 else grads_UxD
+
     def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """One step on U rows; see the module's docstring."""
         rate = self.learning_rate * jnp.asarray(at.rate, rows_UxD.dtype)
-        if self.l2:
-            grads_UxD = grads_UxD + self.l2 * rows_UxD
+        grads_UxD = self.regularised(rows_UxD, grads_UxD)
         direction_UxD, slots = self.direction(slots, grads_UxD, at)
         if self.weight_decay:
             rows_UxD = rows_UxD * (1 - rate * self.weight_decay)
@@ -211,6 +215,7 @@ class RowWiseAdagrad(Rule):
     """
 
     kind: ClassVar[str] = "rowwise_adagrad"
+    row_wise: ClassVar[bool] = True
     eps: float = 1e-8  # added to the root of the accumulator
     initial_accumulator: float = 0.0  # s of a row that was never touched
 
@@ -269,6 +274,7 @@ class PartialRowWiseAdam(Rule):
     """
 
     kind: ClassVar[str] = "partial_rowwise_adam"
+    row_wise: ClassVar[bool] = True
     learning_rate: float = 1e-3
     b1: float = 0.9  # decay of the mean of the gradients
     b2: float = 0.999  # decay of the mean of the rows' mean squares
@@ -312,6 +318,7 @@ class Ftrl:
     """
 
     kind: ClassVar[str] = "ftrl"
+    row_wise: ClassVar[bool] = False
     learning_rate: float = 0.1  # alpha
     beta: float = 1.0  # damps the first steps
     l1: float = 0.0  # makes weights exactly 0

@@ -6,7 +6,10 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
 from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundSegment, Group
 from recjax.embedding.plan import OWNED, Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.text import aligned
@@ -25,59 +28,89 @@ def describe_plan(
     """A plan bound to `devices` in `hosts`, as JSON values. These are of each of the replica groups.
 
     Returns:
-      "tables": for each its placement, owner (the device of a table-wise one, the host of a table-row-wise one, else
-      None), exchange ("forward" and "backward" precision, and "kind"), rows, dim, dtype, optimizer, bytes of rows and
-      slots over all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts as one;
-      "jagged" says whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many groups
-      of both; "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all rows
-      were looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over
-      mean bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
+      "tables": for each its placement (those of its segments, if there are several; "segments" then lists them with
+      rows, columns, owners, bytes and reasons), owner (the device of a table-wise one, the host of a table-row-wise
+      one, else None), exchange ("forward" and "backward" precision, and "kind"), rows, dim, dtype, optimizer, bytes of
+      rows and slots over all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts
+      as one; "jagged" says whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many
+      groups of both; "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all
+      rows were looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes
+      over mean bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
       `item_bytes` is the size of a table's element, if that is not bfloat16.
     """
     bound = bind(plan, tables, features, devices, hosts=hosts)
-    bytes_N, lookups_N = [0] * devices, [0.0] * devices
+    bytes_N, lookups_N = np.zeros(devices, np.int64), np.zeros(devices)
     described = {}
-    for group in bound.groups:
-        for table in group.tables:
-            spec = table.spec
-            looking = [f for f in features if f.table == spec.name]
-            ids = batch_size * sum(f.bag or 1 for f in looking)
-            values_bytes = group.width * (2 if spec.dtype == "bfloat16" else item_bytes)
-            row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
-            held, answered = [0] * devices, [ids / devices / replicas] * devices
-            for piece in group.pieces(table):
-                for n in group.sharding.holders(piece.part):
-                    held[n] = row_bytes * (piece.stop - piece.start)
-                if group.spread:
-                    cells = (piece.stop - piece.start) * (piece.last - piece.first)
-                    answered[piece.part] = ids / replicas * cells / (spec.rows * spec.dim)
-            bytes_N = [a + b for a, b in zip(bytes_N, held, strict=True)]
-            lookups_N = [a + b for a, b in zip(lookups_N, answered, strict=True)]
-            described[spec.name] = {
-                "placement": table.placement,
-                "owner": table.split.first // table.split.owners if table.placement in OWNED else None,
-                "exchange": dataclasses.asdict(plan.tables[spec.name][0].exchange),
-                "rows": spec.rows,
-                "dim": spec.dim,
-                "dtype": spec.dtype,
-                "optimizer": spec.optimizer.kind,
-                "bytes": sum(held),
-                "bytes_on_fullest_device": max(held),
-                "ids_per_step": ids,
-                "jagged": any(f.bag is None for f in looking),
-                "why": plan.tables[spec.name][0].why,
-            }
+    for spec in tables:
+        looking = [f for f in features if f.table == spec.name]
+        ids = batch_size * sum(f.bag or 1 for f in looking)
+        parts = [
+            _describe_segment(group, segment, ids / replicas, item_bytes)
+            for group, segment in bound.segments(spec.name)
+        ]
+        of_table_N = np.sum([held for _, held, _ in parts], axis=0)
+        bytes_N = bytes_N + of_table_N
+        lookups_N = lookups_N + np.sum([answered for _, _, answered in parts], axis=0)
+        first = plan.tables[spec.name][0]
+        described[spec.name] = {
+            "placement": "+".join(dict.fromkeys(str(part["placement"]) for part, _, _ in parts)),
+            "owner": parts[0][0]["owner"] if len(parts) == 1 else None,
+            "exchange": dataclasses.asdict(first.exchange),
+            "rows": spec.rows,
+            "dim": spec.dim,
+            "dtype": spec.dtype,
+            "optimizer": spec.optimizer.kind,
+            "bytes": int(of_table_N.sum()),
+            "bytes_on_fullest_device": int(of_table_N.max()),
+            "ids_per_step": ids,
+            "jagged": any(f.bag is None for f in looking),
+            "why": first.why,
+        }
+        if len(parts) > 1:
+            described[spec.name]["segments"] = [
+                {**part, "why": plan.tables[spec.name][segment.number].why}
+                for (part, _, _), (_, segment) in zip(parts, bound.segments(spec.name), strict=True)
+            ]
     return {
         "devices": devices,
         "hosts": hosts,
         "replicas": replicas,
         "tables": {t.name: described[t.name] for t in tables},
-        "bytes_per_device": bytes_N,
-        "lookups_per_device": [round(x) for x in lookups_N],
-        "imbalance": max(bytes_N) * devices / sum(bytes_N),
-        "lookup_imbalance": max(lookups_N) * devices / sum(lookups_N),
+        "bytes_per_device": bytes_N.tolist(),
+        "lookups_per_device": [round(x) for x in lookups_N.tolist()],
+        "imbalance": float(bytes_N.max() * devices / bytes_N.sum()),
+        "lookup_imbalance": float(lookups_N.max() * devices / lookups_N.sum()),
         "groups": [g.name for g in bound.groups],
     }
+
+
+def _describe_segment(
+    group: Group, segment: BoundSegment, ids: float, item_bytes: int
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """A segment as JSON values, the bytes of it that each device holds, [N], and the ids that each answers, [N].
+
+    `ids` are those of a step that look its table up.
+    """
+    spec, devices = segment.spec, group.devices
+    values_bytes = group.width * (2 if spec.dtype == "bfloat16" else item_bytes)
+    row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
+    held = np.zeros(devices, np.int64)
+    cells = np.zeros(devices)
+    for piece in group.pieces(segment):
+        for n in group.sharding.holders(piece.part):
+            held[n] = row_bytes * (piece.stop - piece.start)
+            cells[n] = (piece.stop - piece.start) * (piece.last - piece.first)
+    answered = ids * cells / (spec.rows * spec.dim) / (1 if group.spread else devices)
+    described = {
+        "placement": segment.placement,
+        "owner": segment.split.first // segment.split.owners if segment.placement in OWNED else None,
+        "owners": list(segment.split.named),
+        "rows": segment.band.size,
+        "columns": [segment.first, segment.last],
+        "bytes": int(held.sum()),
+        "bytes_on_fullest_device": int(held.max()),
+    }
+    return described, held, answered
 
 
 def plan_table(described: dict[str, Any]) -> str:
@@ -91,7 +124,14 @@ def plan_table(described: dict[str, Any]) -> str:
             where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
         if {t["exchange"]["forward"], t["exchange"]["backward"]} != {"float32"}:
             where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
-        cells.append([name, where, *sizes, t["why"]])
+        cells.append([name, where, *sizes, "" if "segments" in t else t["why"]])
+        for part in t.get("segments", ()):
+            first, last = part["columns"]
+            on = f" on {'host ' if OWNED.get(part['placement']) == 'host' else ''}{part['owner']}"
+            on = on if part["owner"] is not None else ""
+            on += f" on {', '.join(map(str, part['owners']))}" if part["owners"] else ""
+            sizes = [f"{part['rows']:,}", f"{first}:{last}", f"{part['bytes_on_fullest_device']:,}", ""]
+            cells.append(["", part["placement"] + on, *sizes, part["why"]])
     lines = [*aligned(cells, left=(0, 1, 6)), ""]
     number = f"{described['devices']} device(s)" + (f" in {described['hosts']} hosts" if described["hosts"] > 1 else "")
     number += f" in each of {described['replicas']} replica groups" if described["replicas"] > 1 else ""

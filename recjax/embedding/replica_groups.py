@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.collection import GroupSlots, Tables
+from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.low_precision import from_storage, nearest
 from recjax.embedding.sharded import ShardedEmbeddings

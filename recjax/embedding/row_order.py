@@ -93,27 +93,46 @@ def row_at(position: Any, q: Any, S: Any, inverse: Any) -> Any:
 class Split:
     """`rows` positions cut into `owners` contiguous ranges, the first ones longer by one if need be.
 
-    They go to the owners `first` to `first + owners - 1`; all others hold nothing.
+    They go to the owners `first` to `first + owners - 1`, or to those that `named` lists, in its order; all others hold
+    nothing.
     """
 
     rows: int
     owners: int
     first: int = 0
+    named: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
         """Rows of the longest range: ceil(rows / owners)."""
         return -(-self.rows // self.owners)
 
-    def start(self, owner: Any) -> Any:
-        """First position of an owner; `start(owner + 1)` is where its range stops."""
+    def start(self, nth: Any) -> Any:
+        """Returns the first position of the range of owner `nth`; of named ones, of the `nth` of them, from 0."""
         base, extra = divmod(self.rows, self.owners)
+        xp = library(nth)
+        nth = xp.minimum(xp.maximum(nth - self.first, 0), self.owners)
+        return nth * base + xp.minimum(nth, extra)
+
+    def bounds(self, owner: Any) -> tuple[Any, Any]:
+        """Returns the range of an owner: its first position, and the one after its last."""
+        nth = self.nth(owner) + self.first
+        return self.start(nth), self.start(nth + 1)  # those without a range start and stop behind the last
+
+    def nth(self, owner: Any) -> Any:
+        """Returns the number of an owner's range, from 0; `owners` where it has none and owners are named."""
+        if not self.named:
+            return owner - self.first
         xp = library(owner)
-        owner = xp.minimum(xp.maximum(owner - self.first, 0), self.owners)
-        return owner * base + xp.minimum(owner, extra)
+        numbers = np.full(max(self.named) + 2, self.owners, np.int32)
+        numbers[list(self.named)] = np.arange(self.owners, dtype=np.int32)
+        return xp.asarray(numbers)[xp.minimum(owner, max(self.named) + 1)]
 
     def owner_and_offset(self, position: Any) -> tuple[Any, Any]:
         """(owner, offset within the owner's range) of each position, elementwise."""
+        if self.named:
+            nth, offset = Split(self.rows, self.owners).owner_and_offset(position)
+            return library(position).asarray(self.named, position.dtype)[nth], offset
         if self.owners == 1:
             return library(position).full_like(position, self.first), position
         where = library(position).where

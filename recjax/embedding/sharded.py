@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.collection import GroupSlots, Tables
-from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooling import pool
+from recjax.embedding.address import Homes, homes_of
+from recjax.embedding.buffers import GroupSlots, Tables
+from recjax.embedding.layout import BoundPlan, Group, Pool
+from recjax.embedding.pooling import Sequence, pool
 from recjax.embedding.routing.host import GroupRouting, Routing
-from recjax.embedding.sharding.base import FetchResiduals, Proposed, SparseGradient, UpdateContext, in_place
+from recjax.embedding.row_statistic import row_means
+from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, in_place
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
 
 Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]
@@ -55,13 +57,35 @@ class ShardedEmbeddings:
           routing: of the same batch.
           samples: of this device.
         """
-        pooled: dict[str, Any] = {}
-        for group in self.bound.groups:
+        parts: dict[str, Any] = {}
+        for place in self.bound.pools:
             operands = None
-            if tables:
+            if tables and len(place.rows) == 1 and (group := self.bound.group(place.rows[0].group)).dim == place.width:
                 operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
-            pooled |= pool(group.features, rows[group.name], routing.features, samples, operands)
+            specs = [lookup.spec for lookup in place.lookups]
+            parts |= pool(specs, _concatenated(place, rows), routing.features, samples, operands)
+        pooled: dict[str, Any] = {}
+        for lookup in sorted(self.bound.lookups, key=lambda lookup: lookup.first):
+            part = parts[lookup.name]
+            pooled[lookup.feature] = _beside(pooled[lookup.feature], part) if lookup.feature in pooled else part
         return pooled
+
+    def squares(self, gradients: Gradients, scale: jax.Array, homes: Homes) -> dict[str, jax.Array]:
+        """Sums the squares of each group's gradients on this device, in an order that no slot has a part in: [] each.
+
+        Args:
+          gradients: of the rows.
+          scale: [], what these are multiplied with.
+          homes: of the slots of mapped groups.
+        """
+        found = {}
+        for group in self.bound.groups:
+            touched, sums = gradients[group.name]
+            if group.mapped:
+                slots = touched if group.spread else jnp.arange(group.rows, dtype=jnp.int32)
+                sums = sums[jnp.argsort(homes_of(slots, homes[group.name]))]
+            found[group.name] = jnp.sum(jnp.square(sums * scale))
+        return found
 
     def send_gradients(self, residuals: Residuals, row_grads: Rows) -> Gradients:
         """Brings every row's gradient, summed over the batch, to where the row lives: see `Sharding.send_gradients`."""
@@ -98,14 +122,22 @@ class ShardedEmbeddings:
         return jax.lax.psum(total, axes)
 
     def propose(
-        self, tables: Tables, slots: GroupSlots, gradients: Gradients, context: UpdateContext
+        self,
+        tables: Tables,
+        slots: GroupSlots,
+        routing: Routing,
+        residuals: Residuals,
+        gradients: Gradients,
+        context: UpdateContext,
     ) -> dict[str, Proposed]:
         """Makes one exact update of the touched rows of all tables, and writes nothing: see `Sharding.propose`."""
+        means = row_means(self.bound, tables, routing, residuals, gradients, context)
         proposed: dict[str, Proposed] = {}
         for group in self.bound.groups:
             name = group.name
+            given = (tables[name], slots[name], gradients[name], context, means.get(name))
             with jax.named_scope(name):
-                proposed[name] = group.sharding.propose(group, tables[name], slots[name], gradients[name], context)
+                proposed[name] = group.sharding.propose(group, *given)
         return proposed
 
     def write(
@@ -128,6 +160,22 @@ class ShardedEmbeddings:
         return new_tables, new_slots
 
 
+def _concatenated(place: Pool, rows: Rows) -> jax.Array:
+    """The rows that a pool's lookups index, [sum of U, columns]."""
+    found = []
+    for part in place.rows:
+        of_group = rows[part.group]
+        found.append(of_group if part.columns == of_group.shape[1] else of_group[:, part.first : part.last])
+    return found[0] if len(found) == 1 else jnp.concatenate(found)
+
+
+def _beside(left: Any, right: Any) -> Any:
+    """The columns of a feature that was looked up in two parts."""
+    if isinstance(left, Sequence):
+        return Sequence(jnp.concatenate([left.rows_BxHxD, right.rows_BxHxD], axis=2), left.mask_BxH)
+    return jnp.concatenate([left, right], axis=1)
+
+
 def fused_lookup_operands(
     group: Group, table_RxW: jax.Array, routing: GroupRouting
 ) -> tuple[jax.Array, jax.Array] | None:
@@ -138,7 +186,7 @@ def fused_lookup_operands(
     step for bench_mlperf64 and sums straight from the table 19; with bags of ten (bench_multihot) it was 49 and 25.
     """
     here = not group.spread or group.devices == 1
-    long = sum(f.bag or 2 for f in group.features) >= 2 * len(group.features)
+    long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
     if here and long and in_place(table_RxW):
         return table_RxW, routing.slots_NxOxC.reshape(-1)
     return None

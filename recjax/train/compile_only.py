@@ -55,9 +55,8 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
     groups = {g.name: _group(g, capacities) for g in trainer.bound.groups}
     features: dict[str, FeatureRouting] = {}
-    for group in trainer.bound.groups:
-        for feature in group.features:
-            features[feature.name] = _feature(trainer, feature, parts, samples, capacities)
+    for lookup in trainer.bound.lookups:
+        features[lookup.name] = _feature(trainer, lookup.spec, parts, samples, capacities)
     dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
     each_B = jax.ShapeDtypeStruct((parts * samples,), trainer.dtype)
     return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))

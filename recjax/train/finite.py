@@ -12,7 +12,7 @@ import numpy as np
 from recjax.config.train import TrainConfig
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.sharded import Gradients, ShardedEmbeddings
-from recjax.embedding.sharding.base import Proposed
+from recjax.embedding.sharding.local import Proposed
 from recjax.train.dense import Dense
 
 Pairs = Sequence[tuple[jax.Array, jax.Array]]
@@ -146,7 +146,7 @@ def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result
     if not found:  # finite gradients, of which the optimizers make what is not
         kept = [(int(result["bad_opt"]), config.optimizer.kind, "the dense part")]
         for group, count in zip(slotted(bound), np.asarray(result["bad_slots"]).tolist(), strict=True):
-            names = [table.spec.name for table in group.tables]
+            names = group.table_names
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             kept.append((count, group.optimizer.kind, f"the rows of {', '.join(names[:5])}{more}"))
         found += [f"{count} slots of {kind} for {where}, which would overflow" for count, kind, where in kept if count]

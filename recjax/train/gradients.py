@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from recjax.embedding.address import Homes
 from recjax.embedding.sharded import Gradients, ShardedEmbeddings
 from recjax.train.dense import Dense
 
@@ -39,6 +40,7 @@ def clip_by_global_norm(
     sparse_grads: Gradients,
     scale: jax.Array,
     loss: jax.Array,
+    homes: Homes,
 ) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
     """Scales all gradients down to a largest norm of them together, each distinct row counted once.
 
@@ -51,6 +53,7 @@ def clip_by_global_norm(
       scale: [], what turns those into means.
       loss: [], the mean over the batch. The sum of squares starts from 0 times it, which ties the norm to the
         all-reduce that the loss came with.
+      homes: of the slots of mapped groups.
 
     Returns:
       dense gradients, clipped; `scale` times the factor of clipping; and {"bad_norm": int32 [], whether the norm is
@@ -60,7 +63,7 @@ def clip_by_global_norm(
         return dense_grads, scale, {}
     with jax.named_scope("clip"):
         of_dense = dense.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
-        of_tables = {name: _squares(grads.sums * scale) for name, grads in sparse_grads.items()}
+        of_tables = embeddings.squares(sparse_grads, scale, homes)
         squares = embeddings.total(of_tables, of_dense)
         factor = jnp.minimum(1, norm / jnp.sqrt(squares))
         factor = jnp.where(squares > 0, factor, 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from recjax.embedding.collection import Tables
+from recjax.embedding.buffers import Tables
 from recjax.embedding.routing.host import Routing
 from recjax.embedding.sharded import Rows, ShardedEmbeddings
 from recjax.train.dense import Dense, order_made

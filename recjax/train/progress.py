@@ -24,9 +24,10 @@ class TrainProgress:
 
     Attributes:
       step: steps done.
-      position: global sample index of the next sample; this and the next two are the `InputStream.state_dict`.
+      position: global sample index of the next sample; this and the next three are the `InputStream.state_dict`.
       capacities: sizes of the routing arrays, for one layout of the tables; see `capacity.py`.
       peaks: what the batches of this period required of these at most.
+      stages: states of the ordered stages, for one layout of the tables too.
       best_step: step with the best validation metric so far, None before the first evaluation.
       best_value: that metric.
       misses: evaluations since then.
@@ -40,6 +41,7 @@ class TrainProgress:
     position: int = 0
     capacities: dict[str, int] = dataclasses.field(default_factory=dict)
     peaks: dict[str, int] = dataclasses.field(default_factory=dict)
+    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best_step: int | None = None
     best_value: float | None = None
     misses: int = 0
@@ -55,7 +57,7 @@ class TrainProgress:
 
     def inputs(self) -> dict[str, Any]:
         """The `InputStream.state_dict` of the next step."""
-        return {"position": self.position, "capacities": self.capacities, "peaks": self.peaks}
+        return {name: getattr(self, name) for name in ("position", "capacities", "peaks", "stages")}
 
     def choice(self) -> dict[str, Any]:
         """Returns what validation has chosen so far, and whether it has stopped the run."""
@@ -82,7 +84,7 @@ class TrainProgress:
 def describe(trainer: Trainer, progress: TrainProgress) -> dict[str, Any]:
     """Returns what a checkpoint says of itself beside its arrays: JSON values."""
     bound, groups = trainer.bound, trainer.bound.groups
-    layout = {"devices": bound.devices, "groups": {g.name: [t.spec.name for t in g.tables] for g in groups}}
+    layout = {"devices": bound.devices, "groups": {g.name: g.table_names for g in groups}}
     if bound.hosts > 1:
         layout["hosts"] = bound.hosts
     if bound.replicas > 1:
@@ -93,14 +95,14 @@ def describe(trainer: Trainer, progress: TrainProgress) -> dict[str, Any]:
         "row_order": row_order.NAME,
         "layout": layout,
         "tables": {
-            table.spec.name: {
-                "rows": table.spec.rows,
-                "dim": table.spec.dim,
-                "optimizer": table.spec.optimizer.kind,
+            segment.spec.name: {
+                "rows": segment.spec.rows,
+                "dim": segment.spec.dim,
+                "optimizer": segment.spec.optimizer.kind,
                 "slots": sorted(group.slots()),
             }
             for group in groups
-            for table in group.tables
+            for segment in group.segments
         },
         "data": trainer.source.fingerprint,
     }
@@ -137,5 +139,6 @@ def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainPro
         )
     progress = TrainProgress(**meta["cursor"])
     if meta.get("layout") != now["layout"]:
-        progress.capacities, progress.peaks = {}, {}  # those of fewer devices or other groups would pad every exchange
+        # Those of fewer devices or other groups would pad every exchange; and rows have other owners.
+        progress.capacities, progress.peaks, progress.stages = {}, {}, []
     return progress

@@ -27,13 +27,14 @@ MANY_IDS = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class InFlight:
-    """A batch between the reader and the step. Fields after `save` are set by `DeviceRouter` alone.
+    """A batch between the reader and the step. Fields after `stages` are set by `DeviceRouter` alone.
 
     Attributes:
       batch: as it was read; in a training of several processes its samples for the devices of this one.
       routed: the samples for the devices of this process, routed.
       stop: the signal upon which all processes stop after this batch; 0: none.
       save: whether all processes save a checkpoint after it.
+      stages: the states of the stream's ordered stages after it.
       inputs: all that the step takes but for the groups' routing, with ids in place of indices of rows.
       located: group name -> where its ids lie.
       required: further names of `RoutedBatch.required_capacities` -> int32 [], on the devices.
@@ -43,6 +44,7 @@ class InFlight:
     routed: RoutedBatch
     stop: int = 0
     save: bool = False
+    stages: tuple[Mapping[str, Any], ...] = ()
     inputs: Any = None
     located: Any = None
     required: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)

@@ -12,7 +12,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from recjax.embedding.collection import GroupSlots, Tables, export_tables, import_tables, initialise, mean_tables
+from recjax.embedding.address import Homes, Maps
+from recjax.embedding.buffers import GroupSlots, Tables, initialise, place_homes
+from recjax.embedding.collection import export_tables, import_tables, mean_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
@@ -30,8 +32,9 @@ class TrainState:
       ok: bool [], false from the first non-finite step on; nothing changes any more.
       dense: parameters of the dense part (an nnx.State), replicated or split as `recjax.train.dense` says.
       opt: state of their optax optimizer, likewise.
-      tables: group buffers, see `recjax.embedding.collection`.
+      tables: group buffers, see `recjax.embedding.buffers`.
       slots: their sparse optimizer slots.
+      homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
     """
 
     step: Any
@@ -40,6 +43,7 @@ class TrainState:
     opt: Any
     tables: Tables
     slots: GroupSlots
+    homes: Homes = dataclasses.field(default_factory=dict)
 
 
 def create(
@@ -50,10 +54,15 @@ def create(
     seed: int,
     dtype: Any,
     held: Dense = REPLICATED,
+    maps: Maps | None = None,
 ) -> TrainState:
-    """The state before the first step. `dtype` is that of parameters and tables, float32 or float64."""
-    tables, slots = initialise(bound, mesh, seed, dtype)
-    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, mesh, held)
+    """The state before the first step.
+
+    `dtype` is that of parameters and tables, float32 or float64; `maps` say where the rows of mapped groups lie.
+    """
+    homes = place_homes(bound, mesh, maps)
+    tables, slots = initialise(bound, mesh, seed, dtype, homes)
+    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, homes, mesh, held)
 
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any]:
@@ -63,12 +72,12 @@ def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any)
 
 
 def _assemble(
-    done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, mesh: Mesh, held: Dense
+    done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, homes: Homes, mesh: Mesh, held: Dense
 ) -> TrainState:
     step, ok = put((np.int32(done), np.bool_(True)), replicated(mesh))
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), held.specs())
     dense, opt = put(held.hold(dense, opt), shardings)
-    return TrainState(step, ok, dense, opt, tables, slots)
+    return TrainState(step, ok, dense, opt, tables, slots, homes)
 
 
 def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
     """
     dense, opt = held.whole(state.dense, state.opt)
     versions = {
-        str(v): export_tables(bound, state.tables, state.slots, v)
+        str(v): export_tables(bound, state.tables, state.slots, v, state.homes)
         for v in range(bound.replicas if bound.independent else 1)
     }
     return {
@@ -112,6 +121,7 @@ def from_host(
     tx: optax.GradientTransformation,
     dtype: Any,
     held: Dense = REPLICATED,
+    maps: Maps | None = None,
 ) -> TrainState:
     """The inverse of `export`, onto any mesh and plan.
 
@@ -126,19 +136,20 @@ def from_host(
       tx: optimizer of the dense part.
       dtype: of parameters and tables.
       held: how the dense part will be held.
+      maps: where the rows of mapped groups will lie.
 
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
     """
-    apart = saved.get("replicas", {})
+    apart, homes = saved.get("replicas", {}), place_homes(bound, mesh, maps)
     if bound.independent and len(apart) == bound.replicas:
-        tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype)
+        tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype, homes)
     else:
-        tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype)
+        tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype, homes)
     dense, opt = _dense_part(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
-    return _assemble(done, dense, opt, tables, slots, mesh, held)
+    return _assemble(done, dense, opt, tables, slots, homes, mesh, held)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:

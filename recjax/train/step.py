@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.sharded import ShardedEmbeddings
-from recjax.embedding.sharding.base import UpdateContext
+from recjax.embedding.sharding.local import UpdateContext
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.finite import after, bad_in_dense, bad_in_tables
@@ -65,7 +65,8 @@ def make_train_step(
     agree on whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one
     of a single float in clip (both within each replica group, if all groups hold the same). `dense` may ask for an
     all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in dense_gather and
-    reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`.
+    reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`. Where an optimizer
+    asks for means over rows that are split by columns, those of `row_statistic.py`.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -88,7 +89,7 @@ def make_train_step(
         sparse_grads = embeddings.send_gradients(residuals, row_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
-            options.clip_norm, dense, grads, embeddings, sparse_grads, 1 / weight, loss
+            options.clip_norm, dense, grads, embeddings, sparse_grads, 1 / weight, loss, state.homes
         )
         scale = scale * replica_groups if replica_groups > 1 else scale
 
@@ -96,14 +97,15 @@ def make_train_step(
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         new_params, new_opt = _dense_update(tx, state, grads, rate)
         bad_dense = bad_in_dense(dense, grads, state.opt, new_opt)
-        context = UpdateContext(scale, after(bad_dense["bad_dense"], scale, loss), state.step, rate, options.seed)
-        proposed = embeddings.propose(state.tables, state.slots, sparse_grads, context)
+        late_scale = after(bad_dense["bad_dense"], scale, loss)
+        context = UpdateContext(scale, late_scale, state.step, rate, options.seed, state.homes)
+        proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
         bad |= bad_norm | bad_dense | bad_in_tables(embeddings, sparse_grads, scale, proposed)
 
         ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
         tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, ok)
         params, opt = _keep_if(ok, (new_params, new_opt), (state.dense, state.opt))
-        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots)
+        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes)
         return new, {"loss": loss, "weight": weight, "ok": ok, **bad}
 
     specs = state_specs(bound, dense)
@@ -131,7 +133,8 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REP
 def state_specs(bound: BoundPlan, dense: Dense = REPLICATED) -> Any:
     """Returns the PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `dense` says."""
     specs: Any = ShardedEmbeddings(bound).partition_specs()
-    return TrainState(P(), P(), *dense.specs(), specs, specs)
+    homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
+    return TrainState(P(), P(), *dense.specs(), specs, specs, homes)
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

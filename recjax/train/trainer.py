@@ -22,10 +22,12 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import replica_groups
+from recjax.embedding.address import Maps
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import EXACT, Plan, make_plan
 from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
@@ -58,6 +60,7 @@ class Trainer:
       dtype: of parameters and tables.
       dense: how the dense part is held.
       options: of the training step.
+      maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
     """
 
     config: RunConfig
@@ -70,14 +73,17 @@ class Trainer:
     dtype: Any
     dense: Dense
     options: StepOptions
+    maps: Maps | None = None
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
-        return states.create(self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense)
+        of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
+        return states.create(*of)
 
     def restore(self, arrays: dict[str, Any], step: int) -> TrainState:
         """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`."""
-        return states.from_host(arrays, step, self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense)
+        of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
+        return states.from_host(arrays, step, *of)
 
     def export(self, state: TrainState) -> dict[str, Any]:
         """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
@@ -156,7 +162,7 @@ class Trainer:
         """
         size = self.config.train.batch_size
         read = functools.partial(self.routed_batches, stop=stop, save=save)
-        return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD)
+        return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD, self.stages())
 
     def first_inputs(self, capacities: Mapping[str, int]) -> StepInputs:
         """Returns the first batch of a training, in arrays of these sizes or, where it needs more, larger ones."""
@@ -180,7 +186,7 @@ class Trainer:
             stream = batches(self.source, split, size, position=position, epochs=1, transform=route, workers=workers)
             return synchronize_batches(stream, self.mesh, stop)
 
-        return InputStream(read, self.router, size, samples, None)
+        return InputStream(read, self.router, size, samples, None, self.stages())
 
     def inputs_of(self, given: Iterable[Batch], batch_size: int) -> InputStream:
         """The inputs of batches that all processes give alike, of up to `batch_size` samples; they must be valid.
@@ -194,7 +200,7 @@ class Trainer:
             with ThreadPoolExecutor(max(1, workers)) as pool:
                 yield from synchronize_batches(thread_map.ahead(pool, workers, route, given), self.mesh)
 
-        return InputStream(read, self.router, batch_size, batch_size, None)
+        return InputStream(read, self.router, batch_size, batch_size, None, self.stages())
 
     def routed_batches(
         self, position: int = 0, stop: Callable[[], int] = never, save: Callable[[], int] = never
@@ -235,6 +241,11 @@ class Trainer:
         with jax.profiler.TraceAnnotation("count"):
             return InFlight(batch, self.router.route(batch, batch_size, parts))
 
+    def stages(self) -> tuple[OrderedStage, ...]:
+        """Returns new ordered stages for an input stream."""
+        mapped = any(group.mapped for group in self.bound.groups)
+        return (SlotLookup(self.bound, self.maps),) if mapped else ()
+
     @functools.cached_property
     def router(self) -> routers.Router:
         """Who routes, as `train.routing` says."""
@@ -242,7 +253,12 @@ class Trainer:
         if choice == "auto":
             ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
             accelerated = self.mesh.devices.flat[0].platform != "cpu"
-            choice = "device" if accelerated and ids >= routers.MANY_IDS else "host"
+            choice = "device" if accelerated and ids >= routers.MANY_IDS and not self.stages() else "host"
+        if choice == "device" and self.stages():
+            raise ConfigError(
+                "train.routing=device, but some tables have rows in places that the host alone knows. Set "
+                "train.routing=host or auto."
+            )
         make = routers.DeviceRouter if choice == "device" else routers.HostRouter
         return make(self.bound, self.mesh, self.dtype)
 

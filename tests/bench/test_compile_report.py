@@ -76,7 +76,7 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
     assert found["sent"]["padded_bytes"] == pytest.approx(sum(p["padded_bytes"] for p in found["phases"].values()))
 
     ids = CONFIG.data.open().read("train", 0).bags  # useful: distinct rows of a device's samples that others have
-    tables = {t.spec.name: t for g in build_trainer(CONFIG, weights=False).bound.groups for t in g.tables}
+    tables = {t.spec.name: t for g in build_trainer(CONFIG, weights=False).bound.groups for t in g.segments}
     asked = set()
     for n in range(N):
         for name in ("sparse_1", "sparse_2"):

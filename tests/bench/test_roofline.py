@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.routing import locate
 
 from recjax import kernels
 from recjax.bench import roofline
@@ -56,7 +57,7 @@ def test_useful_bytes_are_those_of_rows_that_leave_a_device(devices: int) -> Non
     (group,) = bound.groups
     for f in features:
         ids = batch.bags[f.name].ids
-        owners, _ = group.table(f.table).locate(ids.ravel().astype(np.int64))
+        owners, _ = locate(group, f.table, ids.ravel().astype(np.int64))
         for sample, row, owner in zip(np.repeat(np.arange(4096), ids.shape[1]), ids.ravel(), owners, strict=True):
             pairs.add((sample // counted.local, int(owner), f.table, int(row)))
     away = sum(asks != has for asks, has, _, _ in pairs)

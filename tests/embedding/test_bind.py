@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.routing import locate, segment_of
 
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
@@ -31,23 +32,23 @@ def test_one_group_for_each_placement_width_and_optimizer():
     )
     placements = {t.name: (Segment("data_parallel" if t.name == "e" else "row_wise"),) for t in tables}
     bound = bind(Plan(placements), tables, features, 4)
-    assert {g.name: [t.spec.name for t in g.tables] for g in bound.groups} == {
+    assert {g.name: [t.spec.name for t in g.segments] for g in bound.groups} == {
         "row_wise_D4_sgd": ["a", "c"],
         "row_wise_D4_rowwise_adagrad": ["b", "f"],
         "row_wise_D8_sgd": ["d"],
         "data_parallel_D4_sgd": ["e"],
     }
     for group in bound.groups:
-        assert {(t.spec.dim, t.spec.optimizer) for t in group.tables} == {(group.dim, group.optimizer)}
+        assert {(t.spec.dim, t.spec.optimizer) for t in group.segments} == {(group.dim, group.optimizer)}
         assert (group.owners, group.parts) == ((1, 1) if group.sharding.kind == "replicated" else (4, 4))
-        assert [f.name for f in group.features] == [t.spec.name for t in group.tables]
+        assert [f.name for f in group.features] == [t.spec.name for t in group.segments]
 
 
 def test_optimizers_of_one_kind_with_other_settings_do_not_share_a_buffer():
     rates = [0.1, 0.2, 0.1, 0.3]
     tables, features = specs(*(TableSpec(f"t{i}", 40, 4, Sgd(rate)) for i, rate in enumerate(rates)))
     bound = bind(make_plan("row_wise", tables), tables, features, 3)
-    assert [(g.optimizer.learning_rate, [t.spec.name for t in g.tables]) for g in bound.groups] == [
+    assert [(g.optimizer.learning_rate, [t.spec.name for t in g.segments]) for g in bound.groups] == [
         (0.1, ["t0", "t2"]),
         (0.2, ["t1"]),
         (0.3, ["t3"]),
@@ -65,13 +66,13 @@ def test_features_may_share_a_table():
 
 def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
     """Every (table, row, column) has one place and no two share one; no buffer is larger than its fullest device."""
-    placed = [t.spec for g in bound.groups for t in g.tables]
+    placed = [t.spec for g in bound.groups for t in g.segments]
     assert sorted(t.name for t in placed) == sorted(t.name for t in tables)
     for group in bound.groups:
         places = []
         cells = np.zeros((group.parts, group.rows, group.width), int)
-        for table in group.tables:
-            owner, slot = table.locate(np.arange(table.spec.rows))
+        for table in group.segments:
+            owner, slot, _ = table.locate(np.arange(table.spec.rows))
             assert owner.shape == slot.shape == (table.spec.rows,)
             assert owner.min() >= 0 and owner.max() < group.owners
             assert slot.min() >= 0 and slot.max() < group.rows
@@ -97,7 +98,7 @@ def check_slots(bound: BoundPlan, tables: tuple[TableSpec, ...]) -> None:
             assert (held == 1).all()
         assert cells.max() == 1
         fullest = cells.any(axis=2).sum(axis=1).max()
-        assert len(np.unique(np.concatenate(places))) == sum(t.spec.rows for t in group.tables)
+        assert len(np.unique(np.concatenate(places))) == sum(t.spec.rows for t in group.segments)
         assert group.rows == max(fullest, 1)
 
 
@@ -140,9 +141,9 @@ def test_row_wise_and_table_wise_tables_share_a_buffer():
     plan = Plan({"a": (Segment("row_wise"),), "b": (Segment("table_wise", owners=1),), "c": (Segment("row_wise"),)})
     (group,) = bind(plan, tables, features, 2).groups
     assert group.name == "row_wise+table_wise_D4_sgd"
-    assert [t.offsets for t in group.tables] == [(0, 0), (5, 5), (5, 11)]
+    assert [t.offsets for t in group.segments] == [(0, 0), (5, 5), (5, 11)]
     assert group.rows == 13  # device 1 holds 5 rows of a, all 6 of b and 2 of c
-    assert set(group.table("b").locate(np.arange(6))[0]) == {1}
+    assert set(locate(group, "b", np.arange(6))[0]) == {1}
 
 
 def test_table_wise_tables_go_to_the_least_loaded_device():
@@ -152,14 +153,14 @@ def test_table_wise_tables_go_to_the_least_loaded_device():
     features = tuple(FeatureSpec(t.name, t.name, 5 if t.name == "busy" else 1) for t in tables)
     (group,) = bind(make_plan("table_wise", tables), tables, features, 2).groups
     # busy 0.875 to device 0; big 0.625 to 1; mid 0.275 to 1 (0.9); small 0.225 to 0 (1.1)
-    assert {t.spec.name: t.split.first for t in group.tables} == {"busy": 0, "big": 1, "mid": 1, "small": 0}
+    assert {t.spec.name: t.split.first for t in group.segments} == {"busy": 0, "big": 1, "mid": 1, "small": 0}
 
 
 def test_owners_of_the_plan_are_kept_and_the_others_go_around_them():
     tables, features = specs(*(TableSpec(name, 100, 4, SGD) for name in "abc"))
     plan = Plan({"a": (Segment("table_wise"),), "b": (Segment("table_wise", owners=0),), "c": (Segment("table_wise"),)})
     (group,) = bind(plan, tables, features, 3).groups
-    assert {t.spec.name: t.split.first for t in group.tables} == {"a": 1, "b": 0, "c": 2}
+    assert {t.spec.name: t.split.first for t in group.segments} == {"a": 1, "b": 0, "c": 2}
     with pytest.raises(ConfigError, match="puts table 'b' on device 3, but the mesh has only 3"):
         moved = Plan({**plan.tables, "b": (Segment("table_wise", owners=3),)})
         bind(moved, tables, features, 3)
@@ -169,7 +170,7 @@ def test_columns_are_cut_evenly():
     tables, features = specs(TableSpec("a", 10, 5, SGD))
     (group,) = bind(make_plan("column_wise", tables), tables, features, 3).groups
     assert (group.width, group.rows, group.parts, group.owners) == (2, 10, 3, 1)
-    assert [(p.first, p.last) for p in group.pieces(group.tables[0])] == [(0, 2), (2, 4), (4, 5)]
+    assert [(p.first, p.last) for p in group.pieces(group.segments[0])] == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_hosts_must_have_equally_many_devices():
@@ -184,9 +185,14 @@ def test_rows_of_a_table_over_one_host():
     plan = {"a": Segment("table_row_wise", owners=1), "b": Segment("row_wise"), "c": Segment("table_wise", owners=0)}
     (group,) = bind(Plan({k: (v,) for k, v in plan.items()}), tables, features, 4, hosts=2).groups
     assert group.name == "table_row_wise+row_wise+table_wise_D4_sgd"
-    assert [(p.part, p.stop - p.start) for p in group.pieces(group.table("a"))] == [(0, 0), (1, 0), (2, 3), (3, 2)]
-    assert [t.offsets for t in group.tables] == [(0, 0, 0, 0), (0, 0, 3, 2), (2, 2, 5, 4)]
-    assert set(group.table("a").locate(np.arange(5))[0].tolist()) == {2, 3}
+    assert [(p.part, p.stop - p.start) for p in group.pieces(segment_of(group, "a"))] == [
+        (0, 0),
+        (1, 0),
+        (2, 3),
+        (3, 2),
+    ]
+    assert [t.offsets for t in group.segments] == [(0, 0, 0, 0), (0, 0, 3, 2), (2, 2, 5, 4)]
+    assert set(locate(group, "a", np.arange(5))[0].tolist()) == {2, 3}
 
 
 def test_tables_over_one_host_go_to_the_least_loaded_one():
@@ -198,14 +204,14 @@ def test_tables_over_one_host_go_to_the_least_loaded_one():
     tables, features = specs(*(TableSpec(n, rows, 4, SGD) for n, rows in (("a", 500), ("b", 380), ("c", 320))))
     plan = Plan({n: (Segment("table_wise" if n == "b" else "table_row_wise"),) for n in "abc"})
     (group,) = bind(plan, tables, features, 4, hosts=2).groups
-    assert {t.spec.name: (t.split.first, t.split.owners) for t in group.tables} == {
+    assert {t.spec.name: (t.split.first, t.split.owners) for t in group.segments} == {
         "a": (2, 2),
         "b": (0, 1),
         "c": (0, 2),
     }
     moved = Plan({**plan.tables, "c": (Segment("table_row_wise", owners=0),)})
     (group,) = bind(moved, tables, features, 4, hosts=2).groups
-    assert {t.spec.name: t.split.first for t in group.tables} == {"a": 0, "b": 2, "c": 0}
+    assert {t.spec.name: t.split.first for t in group.segments} == {"a": 0, "b": 2, "c": 0}
     with pytest.raises(ConfigError, match="puts table 'c' on host 2, but the mesh has only 2, counted from 0"):
         bind(Plan({**plan.tables, "c": (Segment("table_row_wise", owners=2),)}), tables, features, 4, hosts=2)
 
@@ -213,7 +219,7 @@ def test_tables_over_one_host_go_to_the_least_loaded_one():
 def test_a_grid_has_columns_over_hosts_and_rows_inside():
     tables, features = specs(TableSpec("a", 5, 3, SGD))
     (group,) = bind(make_plan("grid", tables), tables, features, 4, hosts=2).groups
-    found = [(p.part, p.start, p.stop, p.first, p.last) for p in group.pieces(group.tables[0])]
+    found = [(p.part, p.start, p.stop, p.first, p.last) for p in group.pieces(group.segments[0])]
     assert found == [(0, 0, 3, 0, 2), (1, 3, 5, 0, 2), (2, 0, 3, 2, 3), (3, 3, 5, 2, 3)]
     assert (group.sharding.kind, group.owners, group.parts, group.width, group.rows) == ("grid", 2, 4, 2, 3)
 
@@ -227,7 +233,7 @@ def test_without_two_levels_they_are_the_placements_of_one(hosts, grid_is, table
         (found,) = bind(make_plan(placement, tables), tables, features, 4, hosts=hosts).groups
         (expected,) = bind(make_plan(same, tables), tables, features, 4, hosts=hosts).groups
         assert found.sharding == expected.sharding and not found.two_step
-        for a, b in zip(found.tables, expected.tables, strict=True):
+        for a, b in zip(found.segments, expected.segments, strict=True):
             assert a.placement == placement
             assert list(found.pieces(a)) == list(expected.pieces(b))
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from support.problems import mesh_of
 
-from recjax.embedding import collection
+from recjax.embedding import buffers as product
 from recjax.embedding.bind import bind
-from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
+from recjax.embedding.buffers import initial_rows, initialise
+from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
@@ -44,7 +45,7 @@ def hosts_for(plan: str) -> int:
 @functools.cache
 def values(table: TableSpec, seed: int = 0) -> np.ndarray:
     """Initial values in storage order."""
-    rows = bound_to((table,), "row_wise", 1).groups[0].tables[0].order.row(np.arange(table.rows))
+    rows = bound_to((table,), "row_wise", 1).groups[0].segments[0].order.row(np.arange(table.rows))
     return np.asarray(initial_rows(seed, table.name, jnp.asarray(rows, jnp.int32), table.dim, table.scale))
 
 
@@ -65,7 +66,7 @@ def values(table: TableSpec, seed: int = 0) -> np.ndarray:
     ],
 )
 def test_initial_values_depend_on_no_mesh_plan_or_neighbour(devices, plan, tables, monkeypatch):
-    monkeypatch.setattr(collection, "CHUNK_FLOATS", 300)  # 50 rows at a time: several chunks, the last one overlapping
+    monkeypatch.setattr(product, "CHUNK_FLOATS", 300)  # 50 rows at a time: several chunks, the last one overlapping
     bound = bound_to(tables, plan, devices, hosts_for(plan))
     buffers, slots = initialise(bound, mesh_of(devices, bound.hosts), 0)
     exported = load(export_tables(bound, buffers, slots))
@@ -75,7 +76,7 @@ def test_initial_values_depend_on_no_mesh_plan_or_neighbour(devices, plan, table
     for group in bound.groups:
         assert buffers[group.name].shape == (group.parts * group.rows, group.width)
         used = np.zeros((group.parts * group.rows, group.width), bool)
-        for table in group.tables:
+        for table in group.segments:
             for piece in group.pieces(table):
                 first = piece.part * group.rows + piece.offset
                 used[first : first + piece.stop - piece.start, : piece.last - piece.first] = True
@@ -170,11 +171,11 @@ def test_tables_come_back_bit_for_bit_through_any_mesh_and_plan(devices, plan):
     for group in bound.groups:  # each row is where `locate` says, which export alone could not show
         full = np.empty((group.owners, group.rows, group.dim), np.float32)
         parts = np.split(np.asarray(buffers[group.name]), group.parts)
-        for part, piece in zip(parts, group.pieces(group.tables[0]), strict=True):
+        for part, piece in zip(parts, group.pieces(group.segments[0]), strict=True):
             full[group.place(piece.part)[0], :, piece.first : piece.last] = part[:, : piece.last - piece.first]
         full = full.reshape(-1, group.dim)
-        for table in group.tables:
-            owner, slot = table.locate(np.arange(table.spec.rows))
+        for table in group.segments:
+            owner, slot, _ = table.locate(np.arange(table.spec.rows))
             by_row = saved[table.spec.name]["rows"][table.order.position(np.arange(table.spec.rows))]
             assert full[owner * group.rows + slot].tobytes() == by_row.tobytes()
         assert len(buffers[group.name].sharding.device_set) == devices

@@ -67,7 +67,7 @@ def test_each_row_arrives_as_its_code_says_and_gradients_are_decoded_before_they
     buffer = whole
     if placement == "column_wise":  # D = 14 over 3 devices: 5, 5 and 4 columns
         buffer = np.zeros((N, R, group.width), np.float32)
-        for piece in group.pieces(group.tables[0]):
+        for piece in group.pieces(group.segments[0]):
             buffer[piece.part, :, : piece.last - piece.first] = whole[:, piece.first : piece.last]
         buffer = buffer.reshape(-1, group.width)
     at = P() if placement == "data_parallel" else P(("replica", "host", "device"))
@@ -132,7 +132,7 @@ def test_tables_of_another_precision_exchange_apart_and_replicated_ones_do_not_c
     )
     reduced = {"b": (Segment("row_wise", exchange=way),), "c": (Segment("table_wise", exchange=way),)}
     bound = bind(Plan({**plan.tables, **reduced}), tables, features, 2)
-    assert {g.name: [t.spec.name for t in g.tables] for g in bound.groups} == {
+    assert {g.name: [t.spec.name for t in g.segments] for g in bound.groups} == {
         "row_wise_D4_sgd": ["a"],
         "row_wise+table_wise_D4_sgd_int8_bfloat16": ["b", "c"],
         "data_parallel_D4_sgd": ["d", "e"],
@@ -148,7 +148,7 @@ def test_a_plan_gets_the_exchange_of_the_config_but_for_replicated_tables():
     assert [s.exchange for (s,) in make_plan("column_wise", tables, way).tables.values()] == [way, way]
     features = tuple(FeatureSpec(t.name, t.name) for t in tables)
     described = describe_plan(plan, tables, features, 2, 8)
-    assert described["tables"]["b"]["exchange"] == {"forward": "float16", "backward": "bfloat16"}
+    assert described["tables"]["b"]["exchange"] == {"forward": "float16", "backward": "bfloat16", "kind": "rows"}
     assert "\nb      row_wise, float16 / bfloat16  1,000,000" in plan_table(described)
 
 

@@ -20,14 +20,15 @@ import recjax
 from recjax.comms.compiled import collectives
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
-from recjax.embedding.collection import export_tables, import_tables, initial_rows, initialise
+from recjax.embedding.buffers import initial_rows, initialise
+from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, make_plan
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import GroupRouting, pack, route_on_host
-from recjax.embedding.sharding.base import SparseGradient, UpdateContext
+from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
@@ -97,7 +98,7 @@ def rounded(
 
 
 def bind_of(group: Group):
-    tables = tuple(t.spec for t in group.tables)
+    tables = tuple(t.spec for t in group.segments)
     return bind(make_plan("row_wise", tables), tables, group.features, group.devices, hosts=group.hosts)
 
 
@@ -196,7 +197,7 @@ def test_initial_values_are_the_nearest_and_checkpoints_hold_bfloat16():
         (group,) = bound.groups
         assert buffers[group.name].dtype == jnp.uint16 and slots[group.name]["sum_of_squares"].dtype == jnp.float32
         exported = {t: {k: v.load() for k, v in a.items()} for t, a in export_tables(bound, buffers, slots).items()}
-        for table in group.tables:
+        for table in group.segments:
             rows = exported[table.spec.name]["rows"]
             assert rows.dtype == jnp.bfloat16
             truth = np.asarray(initial_rows(1, table.spec.name, jnp.arange(50), 6, table.spec.scale))
@@ -232,7 +233,7 @@ def test_tables_of_another_dtype_lie_apart():
         TableSpec("d", 9, 4, Sgd(0.1), rounding="nearest", **NARROW),
     )
     bound = bind(make_plan("row_wise", tables), tables, tuple(FeatureSpec(n, n) for n in "abcd"), 2)
-    assert {g.name: [t.spec.name for t in g.tables] for g in bound.groups} == {
+    assert {g.name: [t.spec.name for t in g.segments] for g in bound.groups} == {
         "row_wise_D4_sgd": ["a", "c"],
         "row_wise_D4_bfloat16_stochastic_sgd": ["b"],
         "row_wise_D4_bfloat16_nearest_sgd": ["d"],

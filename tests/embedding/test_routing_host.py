@@ -58,7 +58,7 @@ def bags_of(batch: Batch, feature: FeatureSpec, dtype: type) -> list[Bag]:
 
 def row_at_slot(group: Group, owner: int, slot: int) -> tuple[str, int]:
     """The (table, row) that lives at a slot of an owner's buffer."""
-    for table in group.tables:
+    for table in group.segments:
         position = int(table.split.start(owner)) + slot - table.offsets[owner]
         if table.split.start(owner) <= position < table.split.start(owner + 1):
             return table.spec.name, int(table.order.row(np.int64(position)))
@@ -209,7 +209,7 @@ def test_a_batch_by_hand():
     features = (FeatureSpec("x", "t"), FeatureSpec("y", "t", None, "mean"))
     bound = bind(make_plan("row_wise", tables), tables, features, 2)
     # position of each row: so rows 0 and 3 live on device 0, rows 2 and 1 on device 1
-    assert bound.groups[0].tables[0].order.position(np.arange(4)).tolist() == [0, 3, 2, 1]
+    assert bound.groups[0].segments[0].order.position(np.arange(4)).tolist() == [0, 3, 2, 1]
     bags = {
         "x": Bags(np.array([[0], [3], [2]])),
         "y": Bags(np.array([1, 1, 3, 2, 0, 0]), np.array([3, 0, 3], np.int32)),
@@ -255,9 +255,9 @@ def test_padding_is_at_most_a_quarter_of_the_useful_bytes(exponent: float) -> No
         counted = route_on_host(batch, bound, 4096)
         sizes = capacity.grow(sizes, counted.required_capacities)
         least = set()  # rows that some device must get from another
-        for table in group.tables:
+        for table in group.segments:
             ids = batch.bags[table.spec.name].ids.ravel()
-            owners, _ = table.locate(ids)
+            owners, _, _ = table.locate(ids)
             asking = np.arange(4096) // 512
             away = owners != asking
             least |= {(table.spec.name, *x) for x in zip(asking[away], owners[away], ids[away], strict=True)}

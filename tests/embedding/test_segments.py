@@ -8,10 +8,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, RowIds, Segment, check_plan
 from recjax.embedding.segments import check_segments
-from recjax.embedding.spec import TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 
 PLACEMENTS = {  # with owners that each may have
@@ -182,3 +183,56 @@ def test_refusals_in_words(segments, message):
 def test_an_owner_named_twice_is_refused():
     with pytest.raises(ConfigError, match="segment 1 lists device 4 twice among its owners"):
         check_segments([Segment("row_wise", owners=(0, 4, 1, 4))], table(100, 16), "my.json")
+
+
+def highest(segments, placements: tuple[str, ...]) -> int:
+    """The highest owner that segments of these placements name, -1 if none."""
+    named = [s.owners for s in segments if s.placement in placements and s.owners != "all"]
+    return max((max(n) if isinstance(n, tuple) else n for n in named), default=-1)
+
+
+@pytest.mark.full
+@settings(max_examples=150, deadline=None)
+@given(st.lists(partitions(), min_size=1, max_size=3), st.integers(1, 64), st.data())
+def test_a_plan_from_a_file_bound_to_any_devices_covers_every_element_once(cases, devices, data):
+    """Each element in one slot of one part, or of all devices'; each row where it is looked for; no slot twice."""
+    hosts = data.draw(st.sampled_from([h for h in (1, 2, 4, 8, 64) if devices % h == 0]))
+    tables = tuple(dataclasses.replace(spec, name=f"t{n}") for n, (spec, _) in enumerate(cases))
+    features = tuple(FeatureSpec(f"f{n}", f"t{n % len(cases)}") for n in range(len(cases) + 1))
+    plan = Plan({f"t{n}": tuple(segments) for n, (_, segments) in enumerate(cases)})
+    plan = Plan.from_json(plan.to_json())
+    parts = [s for _, segments in cases for s in segments]
+    there_are = highest(parts, ("row_wise", "column_wise", "table_wise")) < devices
+    there_are &= highest(parts, ("table_row_wise",)) < hosts
+    event(f"devices enough: {there_are}")
+    if not there_are:
+        with pytest.raises(ConfigError, match=r"the mesh has only \d+"):
+            bind(plan, tables, features, devices, hosts=hosts)
+        return
+    bound = bind(plan, tables, features, devices, hosts=hosts)
+    for spec in tables:
+        counts = np.zeros((spec.rows, spec.dim), int)
+        for group, segment in bound.segments(spec.name):
+            for piece in group.pieces(segment):
+                positions = segment.band.position(np.arange(piece.start, piece.stop))
+                counts[np.ix_(segment.order.row(positions), range(piece.first, piece.last))] += 1
+        assert (counts == 1).all()
+    for group in bound.groups:
+        used = np.zeros((group.parts, group.rows, group.width), int)
+        for segment in group.segments:
+            rows = np.arange(segment.spec.rows, dtype=np.int32)
+            owner, home, here = segment.locate(rows)
+            held = np.ones(len(rows), bool) if here is None else here
+            for piece in group.pieces(segment):
+                width = piece.last - piece.first
+                used[piece.part, piece.offset : piece.offset + piece.stop - piece.start, :width] += 1
+                mine = held & (owner == group.place(piece.part)[0])
+                places = piece.offset + segment.band.number(segment.order.position(rows[mine]))[0] - piece.start
+                assert (home[mine] == places).all() and ((places >= piece.offset) & (places < group.rows)).all()
+        assert used.max() <= 1
+    for feature in features:  # lookups have each column of each feature once, in order
+        own = sorted((lookup.first, pool.width) for pool in bound.pools for lookup in pool.lookups
+                     if lookup.feature == feature.name)  # fmt: skip
+        dim = next(spec.dim for spec in tables if spec.name == feature.table)
+        assert [first for first, _ in own] == [0, *np.cumsum([width for _, width in own])][:-1]
+        assert sum(width for _, width in own) == dim

@@ -22,7 +22,7 @@ from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import FeatureRouting, pack, route_on_host
-from recjax.embedding.sharding.base import SparseGradient, UpdateContext, coalesce
+from recjax.embedding.sharding.local import SparseGradient, UpdateContext, coalesce
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, sharded
@@ -35,6 +35,7 @@ class Counting:
     """Subtracts the gradient; counts how often a row was touched, even by a zero gradient, and sums its gradients."""
 
     kind: ClassVar[str] = "counting"
+    row_wise: ClassVar[bool] = False
     every_row: bool = False
 
     def slots(self, dim):
@@ -128,8 +129,8 @@ def buffer_of(group: Group, tables: dict[str, np.ndarray], padding: float) -> np
     """The group's buffer [O * R, ...] from whole tables in row order."""
     tail = next(iter(tables.values())).shape[1:]
     buffer = np.full((group.owners * group.rows, *tail), padding, np.float32)
-    for table in group.tables:
-        owner, slot = table.locate(np.arange(table.spec.rows))
+    for table in group.segments:
+        owner, slot, _ = table.locate(np.arange(table.spec.rows))
         buffer[owner * group.rows + slot] = tables[table.spec.name]
     return buffer
 
@@ -186,7 +187,7 @@ def test_an_empty_bag_pools_to_zeros_even_beside_nan():
 def by_device(group: Group, whole: np.ndarray) -> np.ndarray:
     """A column-wise buffer [N * R, W], padded with NaN, from all columns [R, D]."""
     parts = []
-    for piece in group.pieces(group.tables[0]):
+    for piece in group.pieces(group.segments[0]):
         part = np.full((group.rows, group.width), np.nan, np.float32)
         part[:, : piece.last - piece.first] = whole[:, piece.first : piece.last]
         parts.append(part)
@@ -237,7 +238,7 @@ def test_rows_arrive_and_gradients_go_home(devices, plan):
     if plan == "column_wise":  # all devices have the same rows
         marks, parts = np.split(touched, N), np.split(sums, N)
         assert all((m == marks[0]).all() for m in marks)
-        columns = [s[:, : p.last - p.first] for s, p in zip(parts, group.pieces(group.tables[0]), strict=True)]
+        columns = [s[:, : p.last - p.first] for s, p in zip(parts, group.pieces(group.segments[0]), strict=True)]
         touched, sums = marks[0], np.concatenate(columns, axis=1)
     found = {}
     for owner, (u, s) in enumerate(zip(np.split(touched, owners), np.split(sums, owners), strict=True)):

@@ -21,8 +21,10 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference
+from recjax.embedding.address import SlotMap
 from recjax.embedding.bind import bind
-from recjax.embedding.collection import initial_rows
+from recjax.embedding.buffers import initial_rows
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.host import RoutedBatch
@@ -110,11 +112,17 @@ def trainer_of(
     independent: bool = False,
     held: DenseSharding = "replicated",
     bucket_mib: float = 0.0,
+    mapped: int | None = None,
 ) -> Trainer:
-    """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups."""
+    """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
+
+    With `mapped`, the seed of a random permutation, no row lies in the slot of its home.
+    """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    bound = bind(plan, problem.tables, problem.features, devices // replicas, dedup, hosts, replicas, independent)
+    how = (dedup, hosts, replicas, independent, mapped is not None)
+    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how)
+    maps = None if mapped is None else permuted(bound, mapped)
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,
@@ -122,7 +130,16 @@ def trainer_of(
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
     source: Any = problem.source
-    return Trainer(config, source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options)
+    return Trainer(config, source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options, maps)
+
+
+def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:
+    """Random permutations of the slots of all groups, owner by owner."""
+    rng = np.random.default_rng(seed)
+    return {
+        group.name: SlotMap(np.stack([rng.permutation(group.rows).astype(np.int32) for _ in range(group.owners)]))
+        for group in bound.groups
+    }
 
 
 @dataclasses.dataclass
@@ -138,6 +155,8 @@ class Placed:
     def of(cls, problem: Problem, trainer: Trainer) -> Self:
         size, parts = problem.batch_size, problem.options.accumulate
         batches = [trainer.route(batch, size, parts) for batch in problem.batches]
+        for stage in trainer.stages():
+            batches = [dataclasses.replace(batch, routed=stage.advance(batch.routed, ())) for batch in batches]
         return cls(trainer, [batch.routed for batch in batches], *place_all(trainer.router, batches))
 
     @functools.cached_property
@@ -172,7 +191,7 @@ def by_row(trainer: Trainer, state: TrainState) -> tuple[dict[str, dict[str, np.
     host = load(trainer.export(state))
     tables = {}
     for group in trainer.bound.groups:
-        for table in group.tables:
+        for table in group.segments:
             order = table.order.position(np.arange(table.spec.rows))
             tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
     return tables, host["dense"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import BoundPlan
+from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -25,7 +25,7 @@ def build(tables: list[Any], features: list[Any], devices: int, hosts: int = 1) 
 
 def make_batch(bound: BoundPlan, size: int, seed: int) -> Batch:
     rng = np.random.default_rng(seed)
-    rows = {t.spec.name: t.spec.rows for g in bound.groups for t in g.tables}
+    rows = {t.spec.name: t.spec.rows for g in bound.groups for t in g.segments}
     bags = {}
     for f in bound.features:
         lengths = rng.integers(0, 5, size).astype(np.int32) if f.bag is None else None
@@ -36,3 +36,15 @@ def make_batch(bound: BoundPlan, size: int, seed: int) -> Batch:
         weights = rng.normal(size=shape).astype(np.float32) if f.weighted else None
         bags[f.name] = Bags(ids, lengths, weights)
     return Batch(np.zeros((size, 1), np.float32), bags, np.zeros(size, np.float32), np.ones(size, np.float32))
+
+
+def segment_of(group: Group, table: str) -> BoundSegment:
+    """A table's first segment in a group."""
+    return next(segment for segment in group.segments if segment.spec.name == table)
+
+
+def locate(group: Group, table: str, ids: Any) -> tuple[Any, Any]:
+    """(owner, slot) of rows of a table that a group holds whole."""
+    owner, slot, here = segment_of(group, table).locate(ids)
+    assert here is None
+    return owner, slot

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.routing import locate
 
 from recjax.comms.trace import Event
 from recjax.config.run import EmbeddingConfig, RunConfig
@@ -68,7 +69,7 @@ class Traced:
 
     def owner(self, key: tuple[str, int]) -> int:
         """Where the plan puts a row: the device, or its place within a host."""
-        return int(self.group.table(key[0]).locate(np.array([key[1]], np.int32))[0][0])
+        return int(locate(self.group, key[0], np.array([key[1]], np.int32))[0][0])
 
     def exchanges(self, phase: str, neighbours: bool | None = None) -> list[Event]:
         """[event of each rank] of the exchanges of a phase; inside hosts, across them, or all."""
@@ -102,7 +103,7 @@ class Traced:
 def test_spread_rows(plan, devices):
     t = Traced(devices, plan)
     if plan == "table_wise":  # all rows of a table on one device
-        for table in t.group.tables:
+        for table in t.group.segments:
             assert len({t.owner((table.spec.name, row)) for row in range(table.spec.rows)}) == 1
     asked = collections.Counter((n, t.owner(key)) for n in range(devices) for key in t.wanted[n])
     C = t.capacities[t.group.name]
@@ -150,7 +151,7 @@ def test_two_hosts_rows(plan, devices):
             for key in t.wanted[n]:
                 inside[h * E + t.owner(key) % E, n] += 1
     if plan == "table_row_wise":  # a table's rows on one host alone
-        for table in t.group.tables:
+        for table in t.group.segments:
             assert len({t.owner((table.spec.name, row)) // E for row in range(table.spec.rows)}) == 1
     C, K = t.capacities[t.group.name], t.capacities[t.group.name + ACROSS]
     t.check("id_exchange", lambda n, m: across[n, m] * 4, 2 * K * 4)

@@ -181,7 +181,8 @@ LARGE = """
 import pathlib, sys
 import jax
 from recjax.utils import lazy_arrays
-from recjax.embedding.collection import export_tables, import_tables, initialise
+from recjax.embedding.buffers import initialise
+from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.bind import bind
 from recjax.embedding.plan import make_plan

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from support.problems import Placed, Problem, problem, trainer_of
+from support.routing import locate
 
 from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members
@@ -120,7 +121,7 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         if c.kind != "all-reduce":
             found[c.phase, c.kind, "across" if members(c.groups, 8) == across else "inside"].append(c.result_bytes)
             assert members(c.groups, 8) in (inside, across)
-    by_placement = {group.tables[0].placement: group for group in placed.trainer.bound.groups}
+    by_placement = {group.segments[0].placement: group for group in placed.trainer.bound.groups}
     C = {p: placed.capacities[g.name] for p, g in by_placement.items()}
     K = {p: placed.capacities[g.name + ACROSS] for p, g in by_placement.items()}
     W = {"row_wise": D, "column_wise": 1, "grid": 4}
@@ -143,7 +144,7 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         group, bags = by_placement[placements[feature.table]], made.batches[0].bags[feature.reads]
         lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
         host_L = np.repeat(np.arange(B), lengths) // placed.routed[0].local // 4
-        owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
+        owner_L, _ = locate(group, feature.table, bags.ids.ravel())
         pairs = set(zip(host_L.tolist(), bags.ids.ravel().tolist(), owner_L.tolist(), strict=True))
         if group.sharding.kind == "rows":
             away = sum(owner // 4 != host for host, _, owner in pairs)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.routing import locate
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
@@ -12,7 +13,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.sharded import ShardedEmbeddings
-from recjax.embedding.sharding.base import SparseGradient
+from recjax.embedding.sharding.local import SparseGradient
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
 from recjax.train.finite import bad_in_dense
@@ -51,7 +52,7 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
         routed = host.route_on_host(batch, tables.bound, 6, parts)
         routing = host.pack(routed, tables.bound, routed.required_capacities, np.float64)
         rows_RxD = np.random.default_rng(1).normal(size=(7, 2))
-        _, slot_V = group.table("t").locate(np.arange(7, dtype=np.int32))
+        _, slot_V = locate(group, "t", np.arange(7, dtype=np.int32))
         slots_C = routing.groups[group.name].slots_NxOxC.reshape(-1)
         fetched_CxD = np.concatenate([rows_RxD, np.zeros((1, 2))])[np.minimum(slots_C, 7)]
         graphdef, params = nnx.split(Linear())
@@ -79,7 +80,7 @@ def clipped(norm: float, dense: list[float], sums: list[list[float]], scale: flo
     (group,) = tables.bound.groups
     sparse = {group.name: SparseGradient(jnp.ones(len(sums), bool), jnp.array(sums, jnp.float32))}
     return clip_by_global_norm(
-        norm, REPLICATED, {"v": jnp.array(dense, jnp.float32)}, tables, sparse, jnp.float32(scale), jnp.float32(1)
+        norm, REPLICATED, {"v": jnp.array(dense, jnp.float32)}, tables, sparse, jnp.float32(scale), jnp.float32(1), {}
     )
 
 

@@ -85,3 +85,57 @@ def test_a_closed_stream_reads_again_what_was_under_way():
     assert [number for number, _ in itertools.islice(stream, 3)] == [0, 1, 2]
     stream.close()
     assert [number for number, _ in stream] == [3, 4, 5, 6, 7, 8]
+
+
+class Remembers:
+    """A stage whose every answer depends on all batches before it and on those that it is shown."""
+
+    def __init__(self, look_ahead: int) -> None:
+        self.look_ahead, self.seen = look_ahead, [0]
+
+    def advance(self, routed: Any, upcoming: Any) -> Any:
+        assert len(upcoming) <= self.look_ahead
+        self.seen = [*self.seen, routed.number]
+        return SimpleNamespace(**vars(routed) | {"told": (tuple(self.seen), tuple(x.number for x in upcoming))})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = list(state["seen"])
+
+
+class Tells(Router):
+    """Gives what the stages made of each batch."""
+
+    def complete(self, batch: InFlight, capacities: dict[str, int]) -> Any:
+        routed: Any = batch.routed
+        return routed.told
+
+
+def staged(batches: int, ahead: int, depth: int) -> InputStream:
+    def read(position: int) -> Iterator[InFlight]:
+        for number in range(position, batches):
+            routed: Any = SimpleNamespace(required_capacities={"rows": 1}, number=number)
+            yield InFlight(routed, routed)
+
+    router: Any = Tells(depth)
+    return InputStream(read, router, 1, 1000, None, (Remembers(ahead),))
+
+
+@given(st.integers(0, 12), st.sampled_from((0, 1, 4)), st.integers(0, 2), st.data())
+def test_stages_see_batches_in_order_with_those_that_follow_and_go_on_where_they_were(batches, ahead, depth, data):
+    stream = staged(batches, ahead, depth)
+    whole, states = [], [json.dumps(stream.state_dict())]
+    for told in stream:
+        whole.append(told)
+        states.append(json.dumps(stream.state_dict()))
+    numbers = list(range(batches))
+    assert whole == [((0, *numbers[: k + 1]), tuple(numbers[k + 1 : k + 1 + ahead])) for k in numbers]
+    at = data.draw(st.integers(0, batches))
+    again = staged(batches, ahead, data.draw(st.integers(0, 2)))
+    list(itertools.islice(again, data.draw(st.integers(0, batches))))
+    again.load_state_dict(json.loads(states[at]))
+    assert list(again) == whole[at:]
+    again.load_state_dict({"position": 0, "capacities": {}, "peaks": {}})  # of a checkpoint without any: from the start
+    assert list(again) == whole

@@ -13,13 +13,15 @@ import numpy as np
 import optax
 import pytest
 from support.problems import Placed, Problem, compare, mesh_of, problem, run_oracle, run_sharded, trainer_of
+from support.routing import locate
 
 import recjax
 from recjax.comms.compiled import collectives, members
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
-from recjax.embedding.collection import export_tables, initialise
+from recjax.embedding.buffers import initialise
+from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
@@ -160,7 +162,7 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
         bags = counted.batch.bags[feature.reads]
         lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
         device_L = np.repeat(np.arange(counted.batch.size), lengths) // counted.local
-        owner_L, _ = group.table(feature.table).locate(bags.ids.ravel())
+        owner_L, _ = locate(group, feature.table, bags.ids.ravel())
         for device, owner, row in zip(device_L.tolist(), np.broadcast_to(owner_L, device_L.shape), bags.ids.ravel(),
                                       strict=True):  # fmt: skip
             asker = device // group.per_host if group.two_step else device
@@ -221,7 +223,7 @@ def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[
         saved = load(placed.trainer.export(state))
     for version in saved["replicas"].values():
         for name, arrays in truth.tables.items():
-            table = next(t for g in placed.trainer.bound.groups for t in g.tables if t.spec.name == name)
+            table = next(t for g in placed.trainer.bound.groups for t in g.segments if t.spec.name == name)
             rows = version[name]["rows"][table.order.position(np.arange(table.spec.rows))]
             np.testing.assert_allclose(rows, arrays["rows"], rtol=0, atol=1e-9)
 
@@ -238,7 +240,7 @@ def test_each_group_learns_from_its_part_of_the_batch_alone() -> None:
             batches = [between(b, group * local, min((group + 1) * local, b.size)) for b in still.batches]
             own = dataclasses.replace(still, batches=batches)
             truth = run_oracle(own, np.float64).tables
-            for table in (t for g in placed.trainer.bound.groups for t in g.tables):
+            for table in (t for g in placed.trainer.bound.groups for t in g.segments):
                 position = table.order.position(np.arange(table.spec.rows))
                 for key, array in truth[table.spec.name].items():
                     found = saved[str(group)][table.spec.name][key][position]
@@ -252,7 +254,7 @@ def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple
         first, second = saved["replicas"]["0"], saved["replicas"]["1"]
         found = make_distance(placed.trainer.bound, placed.trainer.mesh)(state.tables)
         for group in placed.trainer.bound.groups:
-            names = [t.spec.name for t in group.tables]
+            names = [t.spec.name for t in group.segments]
             truth = np.sqrt(sum(np.square(first[n]["rows"] - second[n]["rows"]).sum() for n in names))
             assert truth > 0.01 and float(found[group.name]) == pytest.approx(truth, rel=1e-12)
         average = make_average(placed.trainer.bound, placed.trainer.mesh)

@@ -9,7 +9,7 @@ which is what the capacities must hold; a second one, compiled for these capacit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ class DeviceIds:
 
     Attributes:
       bucket_M: int32, that of the owner (`Group.destination`), 0 to O - 1; O where there is no id.
-      slot_M: int32, in the owner's buffer.
+      slot_M: int32, in the owner's buffer, where all groups' slots are homes: the host alone has a way to others.
       rank_M: int32, place in the list of rows that this device fetches.
       counts_NxO: int32, how many each list has.
       relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
@@ -88,9 +88,9 @@ def count_ids(
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
     required = {
-        feature.name: longest(feature, batch.bags[feature.reads], b // parts)
-        for feature in bound.features
-        if batch.bags[feature.reads].lengths is not None
+        lookup.name: longest(lookup.spec, batch.bags[lookup.spec.reads], b // parts)
+        for lookup in bound.lookups
+        if batch.bags[lookup.spec.reads].lengths is not None
     }
     return RoutedBatch(batch, share.count, b, parts, required, {}, {}, {}, {})
 
@@ -107,15 +107,15 @@ def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
     """The features' arrays as `pack` makes them, with ids (int32) in place of indices of rows."""
     return {
-        feature.name: pack_feature(
-            feature,
+        lookup.name: pack_feature(
+            lookup.spec,
             routed,
-            routed.batch.bags[feature.reads].ids.ravel().astype(np.int32, copy=False),
+            routed.batch.bags[lookup.spec.reads].ids.ravel().astype(np.int32, copy=False),
             NOTHING,
             capacities,
             dtype,
         )
-        for feature in bound.features
+        for lookup in bound.lookups
     }
 
 
@@ -123,7 +123,8 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
     """The jitted first program: features -> (group name -> DeviceIds; required capacities of groups, int32 [] each)."""
 
     def sort(features: Features) -> Any:
-        located = {group.name: _locate(group, features) for group in bound.groups}
+        ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
+        located = {group.name: _locate(group, ids) for group in bound.groups}
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
@@ -147,12 +148,13 @@ def _asked_of_owner(found: DeviceIds) -> jax.Array:
     return jax.lax.pmax(jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0), ACROSS_GROUPS)
 
 
-def _locate(group: Group, features: Features) -> DeviceIds:
+def _locate(group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
     buckets, slots = [], []
-    for feature in group.features:
-        ids_L = features[feature.name].inverse.ravel()
-        owner_L, slot_L = group.table(feature.table).locate(jnp.maximum(ids_L, 0))
-        buckets.append(jnp.where(ids_L == NOTHING, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
+    for source in group.sources:
+        ids_L = ids[source.feature.name]
+        owner_L, slot_L, here_L = source.locate(jnp.maximum(ids_L, 0))
+        none_L = ids_L == NOTHING if here_L is None else (ids_L == NOTHING) | ~here_L
+        buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
     rank_M, count_O = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.dedup)
@@ -208,9 +210,10 @@ def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) ->
 
 def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, DeviceIds], Sizes], Routing]:
     """The jitted second program: (features, located, `sizes`, static) -> Routing."""
+    first = {lookup.feature: lookup.name for lookup in reversed(bound.lookups)}  # all of a feature have the same ids
 
     def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
-        groups, found = {}, {}
+        groups, places = {}, {}
         for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
             of, lists = located[group.name], group.num_row_lists
             list_M = of.bucket_M // group.num_peers
@@ -222,11 +225,19 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, D
                 groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
             place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
             start = 0
-            for feature in group.features:
-                ids = features[feature.name]
-                inverse = place_M[start : start + ids.inverse.size].reshape(ids.inverse.shape)
-                start += ids.inverse.size
-                found[feature.name] = FeatureRouting(inverse, ids.weights, ids.segments)
+            for source in group.sources:
+                size = features[first[source.feature.name]].inverse.size
+                places[source.name] = (place_M[start : start + size], lists * C)
+                start += size
+        found = {}
+        for lookup in bound.lookups:
+            ids = features[lookup.name]
+            place_L, rows = places[lookup.sources[0]]
+            for name in lookup.sources[1:]:  # rows of several groups lie one below the other
+                other_L, more = places[name]
+                place_L = jnp.where(place_L < rows, place_L, rows + other_L)
+                rows += more
+            found[lookup.name] = FeatureRouting(place_L.reshape(ids.inverse.shape), ids.weights, ids.segments)
         return Routing(groups, found)
 
     spec = P(BATCH_AXES)

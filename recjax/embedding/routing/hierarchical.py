@@ -38,19 +38,21 @@ class Merged:
 
     Attributes:
       hosts: H, how many they are: all, or those of which this process has the devices.
-      keys_M: sorted distinct keys (host, bucket, slot); see `Group.destination`.
+      keys_M: sorted distinct keys (host, bucket, home); see `Group.destination`.
       index_U: for each key of a device (see `route.RoutedBatch`) the index into `keys_M`, int32.
       counts: how many there are of each (host, bucket).
+      slots_M: of a mapped group, the slot that each key's home has in this step: see `address.py`.
     """
 
     hosts: int
     keys_M: np.ndarray
     index_U: np.ndarray
     counts: np.ndarray
+    slots_M: np.ndarray | None = None
 
 
 def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
-    """Merges the keys (device, bucket, slot) of the devices of each host; `devices` are those of whole hosts."""
+    """Merges the keys (device, bucket, home) of the devices of each host; `devices` are those of whole hosts."""
     hosts = devices // group.per_host
     of_device = group.owners * group.rows
     keys = keys_U // (of_device * group.per_host) * of_device + keys_U % of_device
@@ -83,7 +85,7 @@ def lay_out(
     bucket_M = merged.keys_M // group.rows
     rank_M = ranks(bucket_M, merged.counts)
     slots = np.full((H * group.owners, across), group.rows, np.int32)
-    slots[bucket_M, rank_M] = merged.keys_M % group.rows
+    slots[bucket_M, rank_M] = merged.keys_M % group.rows if merged.slots_M is None else merged.slots_M
     inside = np.tile(A * across + np.arange(C, dtype=np.int32), (H * E * group.num_row_lists, 1))
     inside[list_U, rank_U] = (bucket_M % A * across + rank_M)[merged.index_U]
     wanted = inside.reshape(H, E, group.num_row_lists, C).swapaxes(1, 2)
@@ -119,13 +121,14 @@ def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array) -> jax.Array
     return all_to_all(rows_MxV.at[inside_ExC].get(mode="fill", fill_value=0), INSIDE_HOST)
 
 
-def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int) -> jax.Array:
+def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int, largest: bool = False) -> jax.Array:
     """Inside a host, brings row gradients to the relays and sums there those of equal rows.
 
     Args:
       grads_ExCxV: gradients of the rows that `scatter_within_host` brought, for each relay.
       inside_ExC: as it had it.
       rows: M, of the relay.
+      largest: take the largest of numbers that are not negative, instead of sums.
 
     Returns:
       [M, V]. The devices' gradients are added in the order of their numbers, so that repeated runs agree to the bit.
@@ -133,5 +136,7 @@ def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int)
     arrived_ExCxV = all_to_all(grads_ExCxV, INSIDE_HOST)
     sums_MxV = jnp.zeros((rows, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
     for index_C, grads_CxV in zip(inside_ExC, arrived_ExCxV, strict=True):
-        sums_MxV = sums_MxV.at[index_C].add(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
+        place = sums_MxV.at[index_C]
+        put = place.max if largest else place.add
+        sums_MxV = put(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
     return sums_MxV

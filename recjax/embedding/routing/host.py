@@ -53,6 +53,11 @@ class GroupRouting:
     handed_NxE: Any = None
     summed: int = dataclasses.field(default=0, metadata={"static": True})
 
+    def fetched_rows(self, group: Group) -> int:
+        """Returns how many rows each device fetches for itself, with padding: the index that stands for nothing."""
+        lists = self.slots_NxOxC if self.inside_NxExC is None else self.inside_NxExC
+        return group.num_row_lists * int(lists.shape[2])
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +98,12 @@ class RoutedBatch:
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
     required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
-    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, slot); see `Group.destination`
+    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, home); see `Group.destination`
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
-    inverse: dict[str, np.ndarray]  # feature name -> index of each id into its group's keys
+    inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys, -1 if not there
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
+    # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
+    slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def route_on_host(
@@ -118,24 +125,28 @@ def route_on_host(
     counts: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
     merged: dict[str, Merged] = {}
+    for lookup in bound.lookups:
+        bags = batch.bags[lookup.spec.reads]
+        if bags.lengths is not None:
+            required[lookup.name] = longest(lookup.spec, bags, b // parts)
     for group in bound.groups:
-        pieces = []
+        pieces, here = [], []
         buckets = share.count * group.owners
-        for feature in group.features:
-            bags = batch.bags[feature.reads]
-            if bags.lengths is not None:
-                required[feature.name] = longest(feature, bags, b // parts)
-            owner_L, slot_L = group.table(feature.table).locate(bags.ids.ravel().astype(np.int32, copy=False))
+        for source in group.sources:
+            bags = batch.bags[source.feature.reads]
+            owner_L, home_L, here_L = source.locate(bags.ids.ravel().astype(np.int32, copy=False))
+            here.append(here_L)
             if buckets == 1:
-                pieces.append(slot_L)
+                pieces.append(_only(home_L, here_L))
                 continue
             bucket_L = _samples(bags) // b
             if group.owners > 1:  # or all devices have every row
                 bucket_L = bucket_L * group.owners + group.destination(owner_L)
-            pieces.append(bucket_L * np.int64(group.rows) + slot_L)
+            pieces.append(_only(bucket_L * np.int64(group.rows) + home_L, here_L))
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
-        inverse.update(zip((f.name for f in group.features), np.split(inverse_L, cuts), strict=True))
+        for source, here_L, found in zip(group.sources, here, np.split(inverse_L, cuts), strict=True):
+            inverse[source.name] = _spread(found, here_L)
         if share.count * group.num_row_lists == 1:
             counts[group.name] = np.array([len(keys[group.name])])
         else:
@@ -148,6 +159,19 @@ def route_on_host(
         if group.synchronous and group.spread:
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
     return RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
+
+
+def _only(keys_L: np.ndarray, here_L: np.ndarray | None) -> np.ndarray:
+    return keys_L if here_L is None else keys_L[here_L]
+
+
+def _spread(index_L: np.ndarray, here_L: np.ndarray | None) -> np.ndarray:
+    """The inverse of `_only` for what was found of its keys: -1 where there was none."""
+    if here_L is None:
+        return index_L
+    whole_L = np.full(len(here_L), -1, np.int32)
+    whole_L[here_L] = index_L
+    return whole_L
 
 
 def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
@@ -195,6 +219,7 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
     capacity.require(capacities, routed.required_capacities)
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
+    places: dict[str, np.ndarray | None] = {}  # of each key among the device's lists * C rows; None: in its order
     for group in bound.groups:
         N, lists, C = routed.devices, group.num_row_lists, capacities[group.name]
         keys_U = routed.keys[group.name]
@@ -205,12 +230,13 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             list_U = keys_U // (group.num_peers * group.rows)  # device * lists + list, ascending
             rank_U = ranks(list_U, routed.counts[group.name])
             place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
+        places[group.name] = place_U
         if group.two_step:
             across = capacities[group.name + ACROSS]
             slots, inside = lay_out(group, routed.merged[group.name], list_U, rank_U, C, across)
         else:
             slots = np.full((N * lists, C), group.rows, np.int32)
-            slots[list_U, rank_U] = keys_U % group.rows
+            slots[list_U, rank_U] = routed.slots[group.name] if group.mapped else keys_U % group.rows
             slots = slots.reshape(N, lists, C)
         groups[group.name] = dataclasses.replace(
             true_counts(group, routed),
@@ -218,12 +244,37 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
         )
-        for feature in group.features:
-            index_L = routed.inverse[feature.name]
-            if place_U is not None:
-                index_L = place_U[index_L]
-            features[feature.name] = pack_feature(feature, routed, index_L, lists * C, capacities, dtype)
+    sizes = {group.name: group.num_row_lists * capacities[group.name] for group in bound.groups}
+    for pool in bound.pools:
+        from_groups = [fetched.group for fetched in pool.rows]
+        total = sum(sizes[name] for name in from_groups)
+        for lookup in pool.lookups:
+            inverse = [routed.inverse[source] for source in lookup.sources]
+            if len(inverse) == 1:
+                place_U = places[from_groups[0]]
+                index_L = inverse[0] if place_U is None else place_U[inverse[0]]
+            else:
+                index_L = _among(inverse, [places[name] for name in from_groups], [sizes[name] for name in from_groups])
+            features[lookup.name] = pack_feature(lookup.spec, routed, index_L, total, capacities, dtype)
     return Routing(groups, features)
+
+
+def _among(inverse: list[np.ndarray], places: list[np.ndarray | None], sizes: list[int]) -> np.ndarray:
+    """Index of each id's row among those fetched from several groups, one below the other, int32 [L].
+
+    Args:
+      inverse: for each group the index into its keys, -1 where another one has the row.
+      places: for each group the place of each key among its fetched rows; None: in its order.
+      sizes: how many rows are fetched from each.
+    """
+    index_L = np.empty(len(inverse[0]), np.int32)
+    start = 0
+    for inverse_L, place_U, size in zip(inverse, places, sizes, strict=True):
+        here_L = inverse_L >= 0
+        found = inverse_L[here_L]
+        index_L[here_L] = start + (found if place_U is None else place_U[found])
+        start += size
+    return index_L
 
 
 def true_counts(group: Group, routed: RoutedBatch) -> GroupRouting:

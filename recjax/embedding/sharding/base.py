@@ -20,81 +20,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax import kernels
-from recjax.embedding.exchange import gather_rows
+from recjax.embedding.address import homes_of
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import OptimizerContext, Slots
 from recjax.embedding.routing.host import GroupRouting
-from recjax.embedding.spec import MAX_ROWS
-from recjax.errors import ConfigError
-from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
-
-
-class FetchResiduals(NamedTuple):
-    """What `fetch` leaves for `send_gradients`: which way the gradients go.
-
-    Attributes:
-      slots_NxC: slots of this device's part of the buffer: [N, C] as all devices asked for them ([H, K] by a relay of
-        each host in two steps), or its own [1, C] if the group is replicated.
-      inside_ExC: None, or the rows that each device of its host asks of it as a relay.
-      summed: as `GroupRouting` has it.
-    """
-
-    slots_NxC: jax.Array
-    inside_ExC: jax.Array | None
-    summed: int = 0
-
-
-class SparseGradient(NamedTuple):
-    """Gradients of the rows of one device's part of a buffer, summed over the global batch.
-
-    Attributes:
-      touched: unique slots [M], ascending, those at R or beyond not in use; or, of a replicated buffer, a mask [R].
-      sums: [M, W] beside the slots; or [R, D].
-    """
-
-    touched: jax.Array
-    sums: jax.Array
-
-
-class UpdateContext(NamedTuple):
-    """What an update depends on beside rows and gradients.
-
-    Attributes:
-      scale: [], what the sums are multiplied with, for the gradients of the mean loss.
-      late_scale: [], the same made after the gradients of the dense part: for updates that send something themselves.
-      step: int32 [], steps done before this one.
-      rate: [], the schedule's factor of the learning rate.
-      seed: of the run; for the rounding of bfloat16 tables.
-    """
-
-    scale: jax.Array
-    late_scale: jax.Array
-    step: jax.Array
-    rate: jax.Array
-    seed: int = 0
-
-
-class Proposed(NamedTuple):
-    """What an update would write, before it is known whether the step counts.
-
-    Attributes:
-      rows: new rows, float; U of them: [M, W] beside `SparseGradient.touched`, or [R, W] where all rows pass through
-        the optimizer.
-      slots: new slots, [U, ...] each.
-      before: the slots that these take the place of.
-    """
-
-    rows: jax.Array
-    slots: Slots
-    before: Slots
+from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, write_all
+from recjax.parallel.mesh import ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +139,13 @@ class Sharding(abc.ABC):
         """
 
     def propose(
-        self, group: Group, table_RxW: jax.Array, slots_R: Slots, gradient: SparseGradient, context: UpdateContext
+        self,
+        group: Group,
+        table_RxW: jax.Array,
+        slots_R: Slots,
+        gradient: SparseGradient,
+        context: UpdateContext,
+        mean_U: jax.Array | None = None,
     ) -> Proposed:
         """Makes one exact optimizer update of the touched rows, and writes nothing.
 
@@ -213,25 +157,41 @@ class Sharding(abc.ABC):
           slots_R: optimizer slots, [R, ...] each.
           gradient: as `send_gradients` returned it.
           context: scale, step and rate.
+          mean_U: where the group holds some columns of its tables' rows alone, what `row_mean` of all would give.
         """
         with jax.named_scope("sparse_update"):
-            touched, grads = gradient.touched, gradient.sums * self.scale(context)
-            if group.optimizer.every_row:
-                none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
-                grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
-                return self.proposed(group, from_storage(table_RxW), slots_R, grads, context)
+            rows, grads = self.updated(group, table_RxW, gradient, context)
+            before = {name: self.updated_part(group, slot, gradient) for name, slot in slots_R.items()}
+            return self.proposed(group, rows, before, grads, context, mean_U)
 
-            def gather(x: jax.Array) -> jax.Array:
-                return x.at[touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+    def updated(
+        self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the rows that pass through the optimizer, [U, W], and their gradients: M of them, or all R."""
+        touched, grads = gradient.touched, gradient.sums * self.scale(group, context)
+        if group.optimizer.every_row:
+            none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
+            grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
+        return from_storage(self.updated_part(group, table_RxW, gradient)), grads
 
-            before = {name: gather(slot) for name, slot in slots_R.items()}
-            return self.proposed(group, from_storage(gather(table_RxW)), before, grads, context)
+    def updated_part(self, group: Group, x: jax.Array, gradient: SparseGradient) -> jax.Array:
+        """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
+        if group.optimizer.every_row:
+            return x
+        return x.at[gradient.touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
     def proposed(
-        self, group: Group, rows_UxW: jax.Array, slots_U: Slots, grads_UxW: jax.Array, context: UpdateContext
+        self,
+        group: Group,
+        rows_UxW: jax.Array,
+        slots_U: Slots,
+        grads_UxW: jax.Array,
+        context: UpdateContext,
+        mean_U: jax.Array | None = None,
     ) -> Proposed:
         """The optimizer's update of some rows with their slots."""
-        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=functools.partial(self.row_mean, group))
+        row_mean = functools.partial(self.row_mean, group) if mean_U is None else lambda _: mean_U
+        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=row_mean)
         new_UxW, new_U = group.optimizer.apply(rows_UxW.astype(grads_UxW.dtype), slots_U, grads_UxW, at)
         return Proposed(new_UxW, new_U, slots_U)
 
@@ -266,111 +226,55 @@ class Sharding(abc.ABC):
 
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
-            new_MxW = to_storage(group, proposed.rows, touched, context.seed, context.step, table_RxW.dtype)
+            homes_M = homes_of(touched, context.homes.get(group.name))
+            new_MxW = to_storage(group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
             return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
 
-    def scale(self, context: UpdateContext) -> jax.Array:
-        """Returns the factor of the gradients: the late one where `row_mean` sums over devices."""
-        return context.scale if self.column_parts == 1 else context.late_scale
+    def scale(self, group: Group, context: UpdateContext) -> jax.Array:
+        """Returns the factor of the gradients: the late one where means over rows are made from several devices'."""
+        return context.scale if self.column_parts == 1 and not group.divides_row_means else context.late_scale
 
     def row_mean(self, group: Group, x_UxW: jax.Array) -> jax.Array:
         """Means over whole rows, [U], of something that this device may hold only some columns of."""
         return jnp.mean(x_UxW, axis=-1)
 
+    def numbers_of_asked(
+        self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array
+    ) -> jax.Array:
+        """Returns a number for each row that this device was asked for, [N, C], of those of touched rows; else 0."""
+        at_NxC = jnp.searchsorted(gradient.touched, residuals.slots_NxC)
+        asked_NxC = residuals.slots_NxC < group.rows
+        return jnp.where(asked_NxC, numbers_U.at[at_NxC].get(mode="fill", fill_value=0), 0)
 
-def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: bool) -> jax.Array:
-    """The rows of this device's part that it is asked for, [*asked.shape, W]; see `Sharding.fetch` for `mean`."""
-    mean = mean and group.independent
-    if mean:
-        with jax.named_scope("replica_exchange"):
-            asked = jax.lax.all_gather(asked, ACROSS_GROUPS)
-    with jax.named_scope("gather"):
-        if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
-            rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
-        else:
-            rows = from_storage(table_RxW.at[asked].get(mode="fill", fill_value=0))
-    if mean:
-        with jax.named_scope("replica_exchange"):
-            wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
-            rows = jax.lax.psum_scatter(wide, ACROSS_GROUPS) / group.replicas
-    return rows
+    def largest_of_asked(
+        self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_NxC: jax.Array
+    ) -> jax.Array:
+        """Returns the largest number for each touched row, [U], from those for each row asked for; none is negative."""
+        at_NxC = jnp.searchsorted(gradient.touched, residuals.slots_NxC)
+        unused = gradient.touched.shape[0]
+        at_NxC = jnp.where(residuals.slots_NxC < group.rows, at_NxC, unused)
+        return jnp.zeros(unused, numbers_NxC.dtype).at[at_NxC].max(numbers_NxC, mode="drop")
 
+    @abc.abstractmethod
+    def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
+        """Sends each device one number for every row that it asked for; those of several column parts are added.
 
-def asked_rows(sharding: Sharding, routing: GroupRouting) -> tuple[jax.Array, jax.Array | None]:
-    """This device's part of a group's routing: the slots that it asks for, and what it hands out as a relay."""
-    return routing.slots_NxOxC[0], routing.inside_NxExC[0] if sharding.two_step else None
+        Args:
+          group: the table group.
+          residuals: as `fetch` returned them.
+          numbers_NxC: beside `FetchResiduals.slots_NxC`.
 
+        Returns:
+          [lists * C], beside the rows that `fetch` returned.
+        """
 
-def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
-    """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
-    slots, _, summed = residuals
-    with jax.named_scope("sparse_update"):
-        lists = len(slots) if group.dedup else slots.size  # without dedup a list may hold a slot twice
-        touched, sums = coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
-    if not group.synchronous:
-        return SparseGradient(touched, sums)
-    with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
-        touched = jax.lax.all_gather(touched[:summed], ACROSS_GROUPS, to="invarying")
-        sums = gather_rows(sums[:summed], group.exchange.backward, ACROSS_GROUPS)
-    with jax.named_scope("sparse_update"):
-        touched = jnp.minimum(touched, group.rows)
-        return SparseGradient(*coalesce(touched.reshape(-1), sums.reshape(-1, group.width), group.rows, len(touched)))
+    @abc.abstractmethod
+    def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
+        """Sends the owners of the fetched rows one number for each: the inverse of `tell_requesters`.
 
+        Of several devices that ask through one relay the largest number arrives.
+        """
 
-def write_all(
-    group: Group,
-    table_RxW: jax.Array,
-    slots_R: Slots,
-    proposed: Proposed,
-    context: UpdateContext,
-    changed_R: jax.Array,
-) -> tuple[jax.Array, Slots]:
-    """The table and its slots with the proposed values of the rows in the mask `changed_R`."""
-
-    def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
-        return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    every_R = jnp.arange(group.rows, dtype=jnp.int32)
-    new_RxW = to_storage(group, proposed.rows, every_R, context.seed, context.step, table_RxW.dtype)
-    return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
-
-
-def in_place(table_RxW: jax.Array) -> bool:
-    """Whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
-    return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
-
-
-def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) -> tuple[jax.Array, jax.Array]:
-    """Sums the gradients of equal slots.
-
-    Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
-    lets the update scatter to unique, sorted slots.
-
-    Args:
-      slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
-      grads_MxD: the entries' gradients.
-      rows: R of the buffer.
-      lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
-
-    Returns:
-      unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
-
-    Raises:
-      ConfigError: R + M exceeds int32, so that marks beyond R would wrap around to real rows.
-    """
-    M = slots_M.shape[0]
-    if rows + M > MAX_ROWS:
-        raise ConfigError(
-            f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
-            f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
-        )
-    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
-    if lists == 1:
-        return jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD
-    order_M = jnp.argsort(slots_M, stable=True)
-    sorted_M = slots_M[order_M]
-    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
-    segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
-    sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
-    unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
-    return unique_M, sums_MxD
+    def row_sum(self, group: Group, x_UxW: jax.Array) -> jax.Array:
+        """Sums over the columns of each row that this device holds, [U], without padding."""
+        return x_UxW.sum(axis=-1)

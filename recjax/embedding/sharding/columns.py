@@ -19,13 +19,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.exchange import exchange_rows
+from recjax.embedding.exchange import all_to_all, exchange_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.host import GroupRouting
-from recjax.embedding.sharding.base import (
+from recjax.embedding.sharding.base import Sharding
+from recjax.embedding.sharding.local import (
     FetchResiduals,
-    Sharding,
     SparseGradient,
     asked_rows,
     gather_local,
@@ -85,21 +85,41 @@ class ColumnSharding(Sharding):
         got_HxExCxW = got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3)
         return got_HxExCxW.reshape(self.column_parts, group.num_row_lists * C, W)
 
-    def to_relays(self, group: Group, parts: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
-        """The way back of `from_relays`, to what this relay sends to each host: [H, K, W]."""
-        (E, C), H = inside_ExC.shape, self.hosts
-        parts = parts.reshape(H, E, C, group.width).transpose(1, 2, 0, 3).reshape(E, C, H * group.width)
-        sums_MxV = reduce_within_host(parts, inside_ExC, group.num_peers * across)
-        return sums_MxV.reshape(across, H, group.width).transpose(1, 0, 2)
+    def to_relays(
+        self, group: Group, parts: jax.Array, inside_ExC: jax.Array, across: int, largest: bool = False
+    ) -> jax.Array:
+        """The way back of `from_relays`, to what this relay sends to each host: [H, K, W]; sums, or the largest."""
+        (E, C), H, W = inside_ExC.shape, self.hosts, parts.shape[-1]
+        parts = parts.reshape(H, E, C, W).transpose(1, 2, 0, 3).reshape(E, C, H * W)
+        sums_MxV = reduce_within_host(parts, inside_ExC, group.num_peers * across, largest)
+        return sums_MxV.reshape(across, H, W).transpose(1, 0, 2)
+
+    def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
+        """As `Sharding.tell_requesters`."""
+        parts = all_to_all(numbers_NxC[..., None], self.axes)
+        if residuals.inside_ExC is not None:
+            parts = self.from_relays(group, parts, residuals.inside_ExC)
+        return parts.sum(axis=0).reshape(-1)
+
+    def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
+        """As `Sharding.tell_owners`."""
+        parts = jnp.broadcast_to(numbers_F[None, :, None], (self.column_parts, len(numbers_F), 1))
+        if residuals.inside_ExC is not None:
+            parts = self.to_relays(group, parts, residuals.inside_ExC, residuals.slots_NxC.shape[1], largest=True)
+        return all_to_all(parts, self.axes)[..., 0]
 
     def row_mean(self, group: Group, x_UxW: jax.Array) -> jax.Array:
         """Sums over the devices that hold the other columns of the same rows."""
         if self.column_parts == 1:
             return super().row_mean(group, x_UxW)
+        # Along these axes all devices hold the same rows in the same order, since each was asked for all of them.
+        return jax.lax.psum(self.row_sum(group, x_UxW), self.column_axes) / group.dim
+
+    def row_sum(self, group: Group, x_UxW: jax.Array) -> jax.Array:
+        """As `Sharding.row_sum`."""
         split, part = group.columns, jax.lax.axis_index(self.column_axes)
         used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(part + 1) - split.start(part)
-        # Along these axes all devices hold the same rows in the same order, since each was asked for all of them.
-        return jax.lax.psum(jnp.where(used_W[None], x_UxW, 0).sum(axis=-1), self.column_axes) / group.dim
+        return jnp.where(used_W[None], x_UxW, 0).sum(axis=-1)
 
 
 def _join_columns(group: Group, parts_NxCxW: jax.Array) -> jax.Array:

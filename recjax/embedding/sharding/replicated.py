@@ -16,10 +16,10 @@ from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.routing.host import GroupRouting
-from recjax.embedding.sharding.base import (
+from recjax.embedding.sharding.base import Sharding
+from recjax.embedding.sharding.local import (
     FetchResiduals,
     Proposed,
-    Sharding,
     SparseGradient,
     UpdateContext,
     asked_rows,
@@ -82,12 +82,37 @@ class ReplicatedSharding(Sharding):
             sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if group.independent else BATCH_AXES)
             return SparseGradient(sums_RxE[:, -1] > 0, sums_RxE[:, :-1])
 
-    def propose(
-        self, group: Group, table_RxW: jax.Array, slots_R: Slots, gradient: SparseGradient, context: UpdateContext
-    ) -> Proposed:
-        """As `Sharding.propose`, of all rows."""
-        with jax.named_scope("sparse_update"):
-            return self.proposed(group, from_storage(table_RxW), slots_R, gradient.sums * self.scale(context), context)
+    def updated(
+        self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `Sharding.updated`: all rows."""
+        return from_storage(table_RxW), gradient.sums * self.scale(group, context)
+
+    def updated_part(self, group: Group, x: jax.Array, gradient: SparseGradient) -> jax.Array:
+        """As `Sharding.updated_part`: all of it."""
+        return x
+
+    def numbers_of_asked(
+        self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array
+    ) -> jax.Array:
+        """As `Sharding.numbers_of_asked`."""
+        return numbers_U.at[residuals.slots_NxC].get(mode="fill", fill_value=0)
+
+    def largest_of_asked(
+        self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_NxC: jax.Array
+    ) -> jax.Array:
+        """As `Sharding.largest_of_asked`, over all devices."""
+        largest_R = jnp.zeros(group.rows, numbers_NxC.dtype)
+        largest_R = largest_R.at[residuals.slots_NxC].max(numbers_NxC, mode="drop")
+        return jax.lax.pmax(largest_R, MODEL_AXES if group.independent else BATCH_AXES)
+
+    def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
+        """As `Sharding.tell_requesters`: nothing travels."""
+        return numbers_NxC.reshape(-1)
+
+    def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
+        """As `Sharding.tell_owners`: nothing travels."""
+        return numbers_F.reshape(residuals.slots_NxC.shape)
 
     def write(
         self,

@@ -24,10 +24,10 @@ from recjax.embedding.layout import Group
 from recjax.embedding.optim import RowWiseAdagrad, Slots
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.host import GroupRouting
-from recjax.embedding.sharding.base import (
+from recjax.embedding.sharding.base import Sharding
+from recjax.embedding.sharding.local import (
     FetchResiduals,
     Proposed,
-    Sharding,
     SparseGradient,
     UpdateContext,
     asked_rows,
@@ -78,12 +78,28 @@ class RowSharding(Sharding):
 
     def from_relays(self, group: Group, rows_HxKxD: jax.Array, inside_ExC: jax.Array) -> jax.Array:
         """Hands out what this device fetched as a relay, from each host: [E, C, D], a list from each relay."""
-        return scatter_within_host(rows_HxKxD.reshape(-1, group.dim), inside_ExC)
+        return scatter_within_host(rows_HxKxD.reshape(-1, rows_HxKxD.shape[-1]), inside_ExC)
 
-    def to_relays(self, group: Group, parts_ExCxD: jax.Array, inside_ExC: jax.Array, across: int) -> jax.Array:
-        """The way back of `from_relays`, to what this relay sends to each host: [H, K, D]."""
-        sums_MxD = reduce_within_host(parts_ExCxD, inside_ExC, group.num_peers * across)
-        return sums_MxD.reshape(self.hosts, across, group.dim)
+    def to_relays(
+        self, group: Group, parts_ExCxD: jax.Array, inside_ExC: jax.Array, across: int, largest: bool = False
+    ) -> jax.Array:
+        """The way back of `from_relays`, to what this relay sends to each host: [H, K, D]; sums, or the largest."""
+        sums_MxD = reduce_within_host(parts_ExCxD, inside_ExC, group.num_peers * across, largest)
+        return sums_MxD.reshape(self.hosts, across, parts_ExCxD.shape[-1])
+
+    def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
+        """As `Sharding.tell_requesters`."""
+        parts = all_to_all(numbers_NxC[..., None], self.axes)
+        if residuals.inside_ExC is not None:
+            parts = self.from_relays(group, parts, residuals.inside_ExC)
+        return parts.reshape(-1)
+
+    def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
+        """As `Sharding.tell_owners`."""
+        parts = numbers_F.reshape(group.num_row_lists, -1, 1)
+        if residuals.inside_ExC is not None:
+            parts = self.to_relays(group, parts, residuals.inside_ExC, residuals.slots_NxC.shape[1], largest=True)
+        return all_to_all(parts, self.axes)[..., 0]
 
     def write(
         self,
@@ -97,14 +113,15 @@ class RowSharding(Sharding):
     ) -> tuple[jax.Array, Slots]:
         """As `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
         rule = group.optimizer
-        if not isinstance(rule, RowWiseAdagrad) or rule.every_row or not in_place(table_RxW):
+        own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
+        if not own_mean or rule.every_row or not in_place(table_RxW):
             return super().write(group, table_RxW, slots_R, gradient, context, proposed, ok)
         with jax.named_scope("sparse_update"):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
                 table_RxW,
                 slots_R["sum_of_squares"],
                 *gradient,
-                (self.scale(context), context.rate * rule.learning_rate, ok),
+                (self.scale(group, context), context.rate * rule.learning_rate, ok),
                 eps=rule.eps,
                 l2=rule.l2,
                 weight_decay=rule.weight_decay,

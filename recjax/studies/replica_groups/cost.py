@@ -100,5 +100,5 @@ def table_bytes(bound: BoundPlan, item_bytes: int = 4) -> int:
     total = 0
     for group in bound.groups:
         slots = sum(math.prod(slot.shape) for slot in group.optimizer.slots(group.dim).values())
-        total += sum(table.spec.rows for table in group.tables) * (group.dim + slots) * item_bytes
+        total += sum(segment.band.size for segment in group.segments) * (group.dim + slots) * item_bytes
     return total

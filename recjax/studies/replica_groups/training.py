@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
-from recjax.embedding.collection import Tables
+from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.replica_groups import make_distance
 from recjax.embedding.sharded import ShardedEmbeddings

@@ -1,0 +1,109 @@
+"""Where the rows of a group's buffer lie: from slots back to tables and storage positions, on the device.
+
+A row has an owner and, in the owner's part of the buffer, a *home*: one of R numbers that its segment, band and storage
+position determine (`layout.BoundSegment.locate`). The *slot* is the row of the buffer that holds it. Two addresses:
+
+- direct: the slot is the home. Arithmetic alone; every group unless it says otherwise.
+- mapped (`Group.mapped`): any permutation of the homes of one part. The device has an int32 array with the home of each
+  slot, split as the buffer is; the host, which routes, has the way back (`SlotMap`).
+
+Whatever depends on a row (rounding, initial values, export, import, the order of a sum over rows) asks for its
+position, never for its slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax.embedding.layout import BoundPlan, Group
+
+Homes = dict[str, jax.Array]  # name of a mapped group -> int32 [versions * parts * R], the home of each slot
+
+
+def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """From homes in one part of a group's buffer back to tables and rows, on the device.
+
+    Args:
+      group: the table group.
+      owner: int32 [], which range of each segment's rows the part holds (0 if all).
+
+    Returns:
+      homes [M] -> (index into `group.segments`, storage position, whether there is such a row); position is any int32
+      where it is not.
+    """
+    segments = group.segments
+    offset_T = jnp.stack([jnp.asarray(s.offsets, jnp.int32)[owner] for s in segments])
+    first_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[0], jnp.int32) for s in segments])
+    stop_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[1], jnp.int32) for s in segments])
+
+    def locate(homes_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        t_M = jnp.searchsorted(offset_T, homes_M, side="right") - 1
+        number_M = first_T[t_M] + homes_M - offset_T[t_M]
+        used_M = number_M < stop_T[t_M]
+        position_M = number_M
+        for t, segment in enumerate(segments):
+            if segment.band.chosen is not None:
+                mine_M = (t_M == t) & used_M
+                position_M = jnp.where(mine_M, segment.band.position(jnp.where(mine_M, number_M, 0)), position_M)
+        return t_M, position_M, used_M
+
+    return locate
+
+
+def homes_of(slots_M: jax.Array, homes_R: jax.Array | None) -> jax.Array:
+    """The homes of some slots of this device's part; of slots at R or beyond numbers at R or beyond, all different.
+
+    Args:
+      slots_M: int32.
+      homes_R: int32 [R], of a mapped group; None: every slot is its own home.
+    """
+    if homes_R is None:
+        return slots_M
+    inside_M = slots_M < homes_R.shape[0]
+    return jnp.where(inside_M, homes_R.at[jnp.where(inside_M, slots_M, 0)].get(), slots_M)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotMap:
+    """The host's side of a mapped group: the slot of each home.
+
+    Attributes:
+      slots_OxR: int32, by owner (`Group.owners`) and home; a permutation of 0 to R - 1 for each owner.
+    """
+
+    slots_OxR: np.ndarray
+
+    def __post_init__(self) -> None:
+        rows = self.slots_OxR.shape[1]
+        if not np.array_equal(np.sort(self.slots_OxR, axis=1), np.broadcast_to(np.arange(rows), self.slots_OxR.shape)):
+            raise ValueError("two homes of one part share a slot, or a slot lies beyond the buffer")
+
+    def homes(self, group: Group) -> np.ndarray:
+        """Returns the home of each slot of all parts of the buffer, int32 [versions * parts * R]."""
+        of_owner = np.argsort(self.slots_OxR, axis=1).astype(np.int32)
+        owners = [int(group.place(part)[0]) for part in range(group.parts)]
+        return np.tile(of_owner[owners].ravel(), group.versions)
+
+
+def identity(bound: BoundPlan) -> dict[str, SlotMap]:
+    """Returns maps of all mapped groups in which every slot is its own home."""
+    return {
+        group.name: SlotMap(np.tile(np.arange(group.rows, dtype=np.int32), (group.owners, 1)))
+        for group in bound.groups
+        if group.mapped
+    }
+
+
+Maps = Mapping[str, SlotMap]  # by the names of mapped groups
+
+
+def make_homes(bound: BoundPlan, maps: Maps | None) -> dict[str, np.ndarray]:
+    """Returns the home of each slot for all mapped groups, as `SlotMap.homes`; None stands for `identity`."""
+    given: Any = identity(bound) if maps is None else maps
+    return {group.name: given[group.name].homes(group) for group in bound.groups if group.mapped}

@@ -1,0 +1,125 @@
+"""The groups' buffers: what they are, and their initial values.
+
+A group's buffer is one array [parts * R, width], part by part (see `layout.Group`), and of independent replica groups
+one of [versions * parts * R, width]. Optimizer slots lie beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.address import Homes, Maps, locator, make_homes
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.low_precision import nearest, storage_dtype
+from recjax.embedding.row_order import row_at
+from recjax.parallel.mesh import put, sharded
+
+Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
+GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
+CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
+
+
+def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
+    """Initial values of some rows of a table, [U, D] float32, uniform in [-scale, scale).
+
+    A function of (seed, table name, row, column) only: the counter-based generator is keyed by row.
+    """
+    return jax.vmap(lambda row: _draw(_key(seed, table), row, dim))(rows_U) * scale
+
+
+def _key(seed: int, table: str) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
+
+
+def _draw(key: jax.Array, row: jax.Array, dim: int) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(key, row), (dim,), jnp.float32, minval=-1, maxval=1)
+
+
+def initialise(
+    bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32, homes: Homes | None = None
+) -> tuple[Tables, GroupSlots]:
+    """Makes all tables and optimizer slots, in place on their devices and in chunks.
+
+    Peak memory beside the result is a few MiB a device, whatever the tables' size. `homes` is that of mapped groups.
+    """
+    tables: Tables = {}
+    slots: GroupSlots = {}
+    for group in bound.groups:
+        spec = P(group.partition_axes)
+        body = functools.partial(_initial_block, group, seed, storage_dtype(group, dtype))
+        given = [(homes or {})[group.name]] if group.mapped else []
+        made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
+        tables[group.name] = jax.jit(made)(*given)
+        sharding = sharded(mesh, group.partition_axes)
+        slots[group.name] = {
+            name: filled((group.versions * group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
+            for name, slot in group.slots().items()
+        }
+    return tables, slots
+
+
+def place_homes(bound: BoundPlan, mesh: Mesh, maps: Maps | None = None) -> Homes:
+    """Returns the homes of the slots of all mapped groups on the mesh; without `maps`, every slot's own number."""
+    by_name = {group.name: group for group in bound.groups}
+    return {
+        name: put(homes, sharded(mesh, by_name[name].partition_axes)) for name, homes in make_homes(bound, maps).items()
+    }
+
+
+def _initial_block(group: Group, seed: int, dtype: Any, homes_R: jax.Array | None = None) -> jax.Array:
+    """One device's part of a group's buffer, filled by one loop whatever the number of segments."""
+    part = group.sharding.this_part()
+    owner, column = group.place(part)
+    segments, R, W = group.segments, group.rows, group.width
+    first = group.columns.start(column)
+    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
+
+    def constants(values: list[Any]) -> jax.Array:  # one for each segment
+        return jnp.stack([jnp.asarray(v) for v in values])
+
+    keys_T = constants([_key(seed, s.spec.name) for s in segments])
+    scale_T = constants([jnp.float32(s.spec.scale) for s in segments])
+    orders = [(s.order.quotient, s.order.classes, s.order.inverse) for s in segments]
+    q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
+    locate = locator(group, owner)
+    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in segments)))
+
+    def columns_of(drawn_CxD: jax.Array, start: Any) -> jax.Array:
+        wide = jnp.pad(drawn_CxD, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
+        return jax.lax.dynamic_slice_in_dim(wide, start, W, axis=1)
+
+    def drawn(t_C: jax.Array, row_C: jax.Array) -> jax.Array:
+        if all(s.whole_rows for s in segments):
+            values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
+            return columns_of(values, first) if W < group.dim else values
+        values = jnp.zeros((chunk, W), jnp.float32)
+        for dim, start in sorted({(s.spec.dim, s.first) for s in segments}):
+            alike_T = jnp.asarray([(s.spec.dim, s.first) == (dim, start) for s in segments])
+            whole = jax.vmap(lambda key, row, dim=dim: _draw(key, row, dim))(keys_T[t_C], row_C)
+            values = jnp.where(alike_T[t_C][:, None], columns_of(whole, start + first), values)
+        return values * scale_T[t_C][:, None]
+
+    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
+        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
+        t_C, position_C, used_C = locate(slot_C if homes_R is None else homes_R[slot_C])
+        row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
+        values = drawn(t_C, row_C)
+        values = nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
+        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
+
+    chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
+
+
+def filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> jax.Array:
+    """`jnp.full` in place: that one would fill a shard on the first device, and copy it to where it belongs."""
+    made: jax.Array = jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)()
+    return made

@@ -1,0 +1,159 @@
+"""Means over rows whose columns lie in several segments: what row-wise optimizers ask for where a table is split.
+
+Row-wise Adagrad keeps one accumulator a row, of the mean square of the whole row's gradient. Each device that holds
+some columns of a row knows the sum over these alone. Whoever looked the row up asked for all its columns, and so knows
+who holds them: each holder sends its sums to all that asked, these add them up, always in the same order, and send the
+total back. No id travels, and no list is longer than in the exchange of rows. In the scope row_statistic, for each
+group that holds columns of such rows, with C rows of each of O owners as in its row_exchange:
+
+  all-to-all   of the sums      O * C * itemsize bytes a device (of column-wise segments N * C)
+  all-to-all   of the totals    the same, back
+
+and inside hosts as often again where rows travel in two steps; an all-reduce of [M] over replica groups that hold the
+same; of replicated segments one of [R] in place of both. That is two floats a row that is asked for, where W columns of
+it travelled in either direction. To send each sum straight to the other holders would take one float for each of them
+and touched row; but who holds a row together differs from row to row, the blocks of that all-to-all would all be as
+large as the largest, and a holder of a popular table would send them all.
+
+Tables whose optimizer updates every row, asked for or not, are small: one all-reduce of [rows of all of them].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from recjax.embedding.address import homes_of, locator
+from recjax.embedding.buffers import Tables
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.routing.host import Routing
+from recjax.embedding.sharding.local import FetchResiduals, SparseGradient, UpdateContext
+from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
+
+
+def row_means(
+    bound: BoundPlan,
+    tables: Tables,
+    routing: Routing,
+    residuals: Mapping[str, FetchResiduals],
+    gradients: Mapping[str, SparseGradient],
+    context: UpdateContext,
+) -> dict[str, jax.Array]:
+    """Means over whole rows of the squares of their regularised gradients.
+
+    Inside `jax.shard_map`.
+
+    Args:
+      bound: the bound plan.
+      tables: this device's parts of the buffers.
+      routing: of the batch.
+      residuals: of the fetch of its rows.
+      gradients: of these rows, summed over the batch.
+      context: of the update.
+
+    Returns:
+      name of a group that `divides_row_means` -> [U], for the rows that `Sharding.updated` gives. Every device that
+      holds columns of a row gets the same number for it, to the bit.
+    """
+    groups = [group for group in bound.groups if group.divides_row_means]
+    if not groups:
+        return {}
+    with jax.named_scope("row_statistic"):
+        sums = {}
+        for group in groups:
+            rows, grads = group.sharding.updated(group, tables[group.name], gradients[group.name], context)
+            squares = jnp.square(group.optimizer.regularised(rows.astype(grads.dtype), grads))
+            sums[group.name] = group.sharding.row_sum(group, squares)
+        every_row = [group for group in groups if group.optimizer.every_row]
+        asked = [group for group in groups if not group.optimizer.every_row]
+        totals = _of_every_row(bound, every_row, sums, context)
+        totals |= _of_asked_rows(bound, asked, sums, routing, residuals, gradients)
+        return {group.name: totals[group.name] / group.segments[0].spec.dim for group in groups}
+
+
+def _of_every_row(
+    bound: BoundPlan, groups: list[Group], sums: Mapping[str, jax.Array], context: UpdateContext
+) -> dict[str, jax.Array]:
+    """Sums over all columns of all rows, group name -> [R], from those over each device's columns."""
+    if not groups:
+        return {}
+    base: dict[str, int] = {}  # of each table in a vector of all their rows
+    size = 0
+    for group in groups:
+        for segment in group.segments:
+            if segment.spec.name not in base:
+                base[segment.spec.name] = size
+                size += segment.spec.rows
+    vector: Any = 0
+    places = {}
+    for group in groups:
+        homes_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
+        t_R, position_R, used_R = locator(group, group.place(group.sharding.this_part())[0])(homes_R)
+        base_T = jnp.asarray([base[segment.spec.name] for segment in group.segments], jnp.int32)
+        places[group.name] = jnp.where(used_R, base_T[t_R] + position_R, size)
+        sums_R = sums[group.name]
+        if not group.spread:  # all devices have them
+            sums_R = jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sums_R, 0)
+        for t in range(len(group.segments)):  # apart, as several of them may hold columns of the same rows
+            at_R = jnp.where(t_R == t, places[group.name], size)
+            vector += jnp.zeros(size, sums_R.dtype).at[at_R].add(sums_R, mode="drop")
+    # Within a replica group. If there is one alone, its number along the axis of the groups is no difference either.
+    vector = jax.lax.psum(vector, MODEL_AXES if bound.replicas > 1 else BATCH_AXES)
+    return {name: vector.at[at_R].get(mode="fill", fill_value=0) for name, at_R in places.items()}
+
+
+def _of_asked_rows(
+    bound: BoundPlan,
+    groups: list[Group],
+    sums: Mapping[str, jax.Array],
+    routing: Routing,
+    residuals: Mapping[str, FetchResiduals],
+    gradients: Mapping[str, SparseGradient],
+) -> dict[str, jax.Array]:
+    """Sums over all columns of touched rows, group name -> [U], from those over each device's columns."""
+    told = {}  # group name -> the sum of its columns for each row that this device fetched, [F]
+    for group in groups:
+        with jax.named_scope(group.name):
+            given = group.sharding.numbers_of_asked(
+                group, gradients[group.name], residuals[group.name], sums[group.name]
+            )
+            told[group.name] = group.sharding.tell_requesters(group, residuals[group.name], given)
+    places = _places(bound, told, routing)
+    of_feature: dict[str, Any] = {}
+    for group in groups:
+        for source in group.sources:
+            found_L = told[group.name].at[places[source.name]].get(mode="fill", fill_value=0)
+            of_feature[source.feature.name] = of_feature.get(source.feature.name, 0) + found_L
+    totals = {}
+    for group in groups:
+        total_F = jnp.zeros_like(told[group.name])
+        for source in group.sources:  # equal rows have equal totals, which are not negative
+            total_F = total_F.at[places[source.name]].max(of_feature[source.feature.name], mode="drop")
+        with jax.named_scope(group.name):
+            arrived = group.sharding.tell_owners(group, residuals[group.name], total_F)
+            total_U = group.sharding.largest_of_asked(group, gradients[group.name], residuals[group.name], arrived)
+            # Rows that another group of the same values alone has asked for.
+            totals[group.name] = jax.lax.pmax(total_U, ACROSS_GROUPS) if group.synchronous else total_U
+    return totals
+
+
+def _places(bound: BoundPlan, told: Mapping[str, jax.Array], routing: Routing) -> dict[str, jax.Array]:
+    """Name of a source -> the place of each id of its feature among the rows fetched from its group, int32 [L].
+
+    Where another source has the row, or there is no id, the place lies beyond these rows.
+    """
+    places: dict[str, jax.Array] = {}
+    for pool in bound.pools:
+        for lookup in pool.lookups:
+            index_L = routing.features[lookup.name].inverse.reshape(-1)
+            start = 0
+            for fetched, source in zip(pool.rows, lookup.sources, strict=True):
+                size = routing.groups[fetched.group].fetched_rows(bound.group(fetched.group))
+                if fetched.group in told and source not in places:
+                    here_L = (index_L >= start) & (index_L < start + size)
+                    places[source] = jnp.where(here_L, index_L - start, size)
+                start += size
+    return places

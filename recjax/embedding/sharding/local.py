@@ -1,0 +1,186 @@
+"""One device's block of a group's buffer: what the steps of a sharding hand on, and how rows are read and written.
+
+All functions run inside `jax.shard_map` over BATCH_AXES.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from recjax import kernels
+from recjax.embedding.address import Homes, homes_of
+from recjax.embedding.exchange import gather_rows
+from recjax.embedding.layout import Group
+from recjax.embedding.low_precision import from_storage, to_storage
+from recjax.embedding.optim import Slots
+from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.spec import MAX_ROWS
+from recjax.errors import ConfigError
+from recjax.parallel.mesh import ACROSS_GROUPS
+
+if TYPE_CHECKING:
+    from recjax.embedding.sharding.base import Sharding
+
+
+class FetchResiduals(NamedTuple):
+    """What `fetch` leaves for `send_gradients`: which way the gradients go.
+
+    Attributes:
+      slots_NxC: slots of this device's part of the buffer: [N, C] as all devices asked for them ([H, K] by a relay of
+        each host in two steps), or its own [1, C] if the group is replicated.
+      inside_ExC: None, or the rows that each device of its host asks of it as a relay.
+      summed: as `GroupRouting` has it.
+    """
+
+    slots_NxC: jax.Array
+    inside_ExC: jax.Array | None
+    summed: int = 0
+
+
+class SparseGradient(NamedTuple):
+    """Gradients of the rows of one device's part of a buffer, summed over the global batch.
+
+    Attributes:
+      touched: unique slots [M], ascending, those at R or beyond not in use; or, of a replicated buffer, a mask [R].
+      sums: [M, W] beside the slots; or [R, D].
+    """
+
+    touched: jax.Array
+    sums: jax.Array
+
+
+class UpdateContext(NamedTuple):
+    """What an update depends on beside rows and gradients.
+
+    Attributes:
+      scale: [], what the sums are multiplied with, for the gradients of the mean loss.
+      late_scale: [], the same made after the gradients of the dense part: for updates that send something themselves.
+      step: int32 [], steps done before this one.
+      rate: [], the schedule's factor of the learning rate.
+      seed: of the run; for the rounding of bfloat16 tables.
+      homes: of the slots of mapped groups, this device's parts.
+    """
+
+    scale: jax.Array
+    late_scale: jax.Array
+    step: jax.Array
+    rate: jax.Array
+    seed: int = 0
+    homes: Homes = {}  # noqa: RUF012  # nobody writes to it
+
+
+class Proposed(NamedTuple):
+    """What an update would write, before it is known whether the step counts.
+
+    Attributes:
+      rows: new rows, float; U of them: [M, W] beside `SparseGradient.touched`, or [R, W] where all rows pass through
+        the optimizer.
+      slots: new slots, [U, ...] each.
+      before: the slots that these take the place of.
+    """
+
+    rows: jax.Array
+    slots: Slots
+    before: Slots
+
+
+def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: bool) -> jax.Array:
+    """The rows of this device's part that it is asked for, [*asked.shape, W]; see `Sharding.fetch` for `mean`."""
+    mean = mean and group.independent
+    if mean:
+        with jax.named_scope("replica_exchange"):
+            asked = jax.lax.all_gather(asked, ACROSS_GROUPS)
+    with jax.named_scope("gather"):
+        if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
+            rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
+        else:
+            rows = from_storage(table_RxW.at[asked].get(mode="fill", fill_value=0))
+    if mean:
+        with jax.named_scope("replica_exchange"):
+            wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
+            rows = jax.lax.psum_scatter(wide, ACROSS_GROUPS) / group.replicas
+    return rows
+
+
+def asked_rows(sharding: Sharding, routing: GroupRouting) -> tuple[jax.Array, jax.Array | None]:
+    """This device's part of a group's routing: the slots that it asks for, and what it hands out as a relay."""
+    return routing.slots_NxOxC[0], routing.inside_NxExC[0] if sharding.two_step else None
+
+
+def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
+    """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
+    slots, _, summed = residuals
+    with jax.named_scope("sparse_update"):
+        # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order.
+        lists = len(slots) if group.dedup and not group.mapped else slots.size + 1
+        touched, sums = coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
+    if not group.synchronous:
+        return SparseGradient(touched, sums)
+    with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
+        touched = jax.lax.all_gather(touched[:summed], ACROSS_GROUPS, to="invarying")
+        sums = gather_rows(sums[:summed], group.exchange.backward, ACROSS_GROUPS)
+    with jax.named_scope("sparse_update"):
+        touched = jnp.minimum(touched, group.rows)
+        return SparseGradient(*coalesce(touched.reshape(-1), sums.reshape(-1, group.width), group.rows, len(touched)))
+
+
+def write_all(
+    group: Group,
+    table_RxW: jax.Array,
+    slots_R: Slots,
+    proposed: Proposed,
+    context: UpdateContext,
+    changed_R: jax.Array,
+) -> tuple[jax.Array, Slots]:
+    """The table and its slots with the proposed values of the rows in the mask `changed_R`."""
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
+        return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    every_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
+    new_RxW = to_storage(group, proposed.rows, every_R, context.seed, context.step, table_RxW.dtype)
+    return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
+
+
+def in_place(table_RxW: jax.Array) -> bool:
+    """Whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
+    return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
+
+
+def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) -> tuple[jax.Array, jax.Array]:
+    """Sums the gradients of equal slots.
+
+    Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
+    lets the update scatter to unique, sorted slots.
+
+    Args:
+      slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
+      grads_MxD: the entries' gradients.
+      rows: R of the buffer.
+      lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
+
+    Returns:
+      unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
+
+    Raises:
+      ConfigError: R + M exceeds int32, so that marks beyond R would wrap around to real rows.
+    """
+    M = slots_M.shape[0]
+    if rows + M > MAX_ROWS:
+        raise ConfigError(
+            f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
+            f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
+        )
+    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
+    if lists == 1:
+        return jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD
+    order_M = jnp.argsort(slots_M, stable=True)
+    sorted_M = slots_M[order_M]
+    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
+    segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
+    sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
+    unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
+    return unique_M, sums_MxD

@@ -1,0 +1,37 @@
+"""Tables in several segments by several processes: the numbers of one process, and checkpoints that it reads."""
+
+from pathlib import Path
+
+import pytest
+from support.commands import write_preset
+from support.processes import assert_equal, train_together
+
+from recjax.embedding.plan import Plan, RowIds, Segment
+
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+
+# Row-wise Adagrad, D = 8, one table of each kind of bag.
+COMMON = ["compute_dtype=float64", "data.zipf=0", "train.steps=24", "train.checkpoint_every=0", "train.eval_every=24"]
+HOT, LEFT, RIGHT = RowIds((0, 3, 4, 17)), (0, 4), (4, 8)
+PLAN = Plan(
+    {
+        "sparse_0": (Segment("table_wise", columns=LEFT, owners=1), Segment("row_wise", columns=RIGHT)),
+        "sparse_1": (Segment("data_parallel", HOT), Segment("row_wise", "rest")),
+        "sparse_2": (
+            Segment("row_wise", HOT, owners=(1, 0)),
+            Segment("table_wise", "rest", columns=LEFT),
+            Segment("row_wise", "rest", columns=RIGHT),
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("processes", "how"), [(2, ["mesh.hosts=2"]), (4, ["mesh.replicas=2"])], ids=["two hosts", "two replica groups"]
+)
+def test_each_process_saves_what_it_holds_of_every_segment(processes: int, how: list[str], tmp_path: Path) -> None:
+    preset, plan = write_preset(tmp_path), tmp_path / "plan.json"
+    plan.write_text(PLAN.to_json())
+    train_together(1, tmp_path / "alone", preset, [*COMMON, "mesh.devices=2", "plan=row_wise"])
+    train_together(processes, tmp_path / "run", preset, [*COMMON, f"plan={plan}", "mesh.devices=4", *how])
+    assert_equal(tmp_path / "alone", tmp_path / "run", 1e-9)
