@@ -24,7 +24,8 @@ def default_out(config: RunConfig) -> Path:
     """
     apart = config.train.replica_sync != "exact" and config.mesh.replicas > 1  # the one part of a mesh that counts
     groups = f"-{config.mesh.replicas}-replicas" if apart else ""
-    run = f"{config.data.kind}-{config.model.kind}-{run_hash(config, FREE_ON_RESUME)}"
+    elsewhere = [key for key in FREE_ON_RESUME if key != "data.from"]  # other files are other data
+    run = f"{config.data.kind}-{config.model.kind}-{run_hash(config, elsewhere)}"
     return Path("runs") / (run + groups)
 
 

@@ -126,6 +126,7 @@ FREE_ON_RESUME = (
     "mesh",
     "plan",
     "data.path",
+    "data.from",
     "data.cache",
     "embedding.tables.*.placement",
     "embedding.dedup",

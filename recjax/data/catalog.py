@@ -15,12 +15,14 @@ from typing import Any
 
 from recjax import settings
 from recjax.data import own, statistics
-from recjax.data.datasets import avazu, criteo, movielens, movietweetings, taobao, tfds, yelp
+from recjax.data.arrow.reader import TableReader
+from recjax.data.datasets import avazu, criteo, movielens, movietweetings, own_table, taobao, tfds, yelp
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.datasets.options import prepare_as
+from recjax.data.datasets.own_table import Table, prepare_table
 from recjax.data.datasets.prepared import Prepared
 from recjax.data.datasets.ratings import RatingsReader, prepare_ratings
 from recjax.data.datasets.taobao import Taobao
@@ -44,6 +46,7 @@ Dataset = (
     | Taobao
     | Yelp
     | Tfds
+    | Table
     | Synthetic
     | ZipfStream
     | Prepared
@@ -63,6 +66,7 @@ _OPEN_RAW: dict[str, Callable[..., Reader]] = {
     Taobao.kind: taobao.open_raw,
     Yelp.kind: yelp.open_raw,
     Tfds.kind: tfds.open_raw,
+    Table.kind: own_table.open_raw,
 }
 
 
@@ -127,12 +131,16 @@ def prepare(
             f"{out} is object storage. Prepare to a folder of this machine and copy it there as it is, or prepare with "
             "--beam, which writes there."
         )
+    if beam is not None and isinstance(config, Table):
+        raise ConfigError("a table is prepared in this process, in two passes with bounded memory: leave out --beam.")
     if beam is not None:
         from recjax.data.prepare.beam import prepare_on_beam
 
         made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
     elif isinstance(reader := open_raw(config, source), RatingsReader):
         made = prepare_ratings(config, reader, out, overwrite=overwrite)
+    elif isinstance(reader, TableReader) and isinstance(config, Table):
+        made = prepare_table(config, reader, out, overwrite=overwrite)
     else:
         made = prepare_as(config, reader, out, overwrite=overwrite)
     return {

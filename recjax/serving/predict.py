@@ -188,7 +188,7 @@ def _batches(
             f"{input}: the data of this run ({trainer.source.name}) do not say how raw rows become ids. {_ENCODE}"
         )
     encoder = open_encoder(trainer.source.path)
-    found = rows.read(input, trainer.source.name, encoder, faults, carry)
+    found = rows.read(input, trainer.source.name, encoder, faults, carry, trainer.source.about.get("table"))
 
     def encode(part: Unlabelled) -> _Part:
         scores.refuse_columns(list(part.carried))

@@ -1,6 +1,7 @@
 """Files of raw rows to predict on, read in their own order, with or without labels.
 
-Two formats: the text of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
+Of a table of one's own: files of the formats that it may have, and JSON Lines. Of other datasets two formats: the text
+of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
 dataset but Avazu that was prepared from raw rows: an object a line that holds each raw column by name.
 
 A value that a row lacks (null; nothing between two separators) gets what training had for it: the row of missing values
@@ -29,6 +30,7 @@ from recjax.data.prepare.encoder import Encoder
 from recjax.data.text.criteo_lines import CATEGORIES, DENSE, FIELDS, fault, parse
 from recjax.data.text.source_files import open_bytes
 from recjax.errors import ConfigError, DataError
+from recjax.serving import table_rows
 from recjax.serving.faults import RowFaults
 from recjax.utils import strict_json
 
@@ -43,7 +45,12 @@ _UNKNOWN: dict[str, Mapping[str, int]] = {MovieTweetings.kind: ratings.UNKNOWN, 
 
 
 def read(
-    file: Path, dataset: str, encoder: Encoder, faults: RowFaults, carry: Sequence[str] | None = ()
+    file: Path,
+    dataset: str,
+    encoder: Encoder,
+    faults: RowFaults,
+    carry: Sequence[str] | None = (),
+    table: Mapping[str, Any] | None = None,
 ) -> Iterator[Unlabelled]:
     """The rows of a file in its order.
 
@@ -53,6 +60,7 @@ def read(
       encoder: of the data that the model was trained on.
       faults: told of malformed rows.
       carry: columns to hand on as they are given, whether the model knows them or not; None: all that there are.
+      table: of a table of one's own what the prepared data say of its columns; Parquet, CSV and Arrow are read then.
 
     Raises:
       ConfigError: the dataset has no text format that could be told row by row.
@@ -68,7 +76,9 @@ def read(
             )
         return read_unlabelled(file, faults, carry)
     if lines_of_json:
-        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}))
+        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}), table)
+    if table is not None:
+        return table_rows.read(file, table, faults, carry)
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
         return criteo(file, faults, carry)
     raise ConfigError(
@@ -170,6 +180,7 @@ def json_lines(
     faults: RowFaults,
     carry: Sequence[str] | None = (),
     unknown: Mapping[str, int] | None = None,
+    table: Mapping[str, Any] | None = None,
 ) -> Iterator[Unlabelled]:
     """Objects with the raw columns: a value, null where it is missing; a list of values for a feature with bags.
 
@@ -179,6 +190,7 @@ def json_lines(
       faults: told of malformed rows.
       carry: keys to hand on, null in rows without them; None: those of the first row.
       unknown: raw column -> what stands for null.
+      table: as for `read`.
     """
     lines = ((first + i, line) for first, text in _pieces(file) for i, line in enumerate(text.split(b"\n")[:-1]))
     reader = _RowReader(encoder, unknown or {})
@@ -189,7 +201,10 @@ def json_lines(
         for line, text in batch:
             try:
                 row = _object(text)
-                values.append(reader.values(row))
+                if table is None:
+                    values.append(reader.values(row))
+                elif what := table_rows.fault_of(row, table):
+                    raise _WrongRowError(what)
             except _WrongRowError as wrong:
                 faults.report(file, line, "row", str(wrong))
                 continue
@@ -206,7 +221,10 @@ def json_lines(
                 f"carried. The first of them has {', '.join(objects[0])}."
             )
         carried = {name: [row.get(name) for row in objects] for name in names}
-        yield Unlabelled(reader.chunk(values), np.array(numbers, np.int64), carried)
+        if table is None:
+            yield Unlabelled(reader.chunk(values), np.array(numbers, np.int64), carried)
+        else:
+            yield from table_rows.of_objects(file, objects, np.array(numbers, np.int64), table, carried, faults)
 
 
 class _RowReader:

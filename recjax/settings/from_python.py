@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.errors import ConfigError
+from recjax.settings.tree import key_of
 
 _FORMS = '"train.epochs=2", {"train.epochs": 2}, {"train": {"epochs": 2}}, or lists of these'
 PRESET_OR_DATA = (
@@ -55,7 +56,7 @@ def _assignments(key: Any, value: Any) -> Iterator[str]:
             if name not in kind:
                 yield from _assignments(f"{key}.{name}" if isinstance(name, str) else name, inner)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {key_of(field.name): getattr(value, field.name) for field in dataclasses.fields(value)}
         yield from _assignments(key, {"kind": getattr(value, "kind", None), **fields} if _kind(value) else fields)
     else:
         yield f"{key}={_written(value, key)}"

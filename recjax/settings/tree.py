@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import keyword
 import typing
 from typing import Any
 
@@ -19,33 +20,43 @@ class Node:
 
     Attributes:
       cls: the dataclass to build again, or Named[X].
-      values: field name -> leaf value, or Node for a nested config.
+      values: key of a field -> leaf value, or Node for a nested config.
     """
 
     cls: Any
     values: dict[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """Field name (of a Named: name of an entry) -> annotation."""
+        """Key of a field (of a Named: name of an entry) -> annotation."""
         entry = entry_class(self.cls)
         return annotations_of(self.cls) if entry is None else dict.fromkeys(self.values, entry)
 
 
+def key_of(field: str) -> str:
+    """The key of a field: its name; `from` for `from_`, which Python could not write as a name."""
+    return field[:-1] if field.endswith("_") and keyword.iskeyword(field[:-1]) else field
+
+
+def field_of(key: str) -> str:
+    """The inverse of `key_of`."""
+    return f"{key}_" if keyword.iskeyword(key) else key
+
+
 @functools.cache
 def annotations_of(cls: Any) -> dict[str, Any]:
-    """Field name -> resolved annotation, in the order of the fields."""
+    """Key of a field -> resolved annotation, in the order of the fields."""
     hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    return {key_of(field.name): hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
-    """Field name -> its default, a leaf value or Node; fields that have none are left out."""
+    """Key of a field -> its default, a leaf value or Node; fields that have none are left out."""
     values = {}
     for field in dataclasses.fields(cls):
         if field.init and field.default is not dataclasses.MISSING:
-            values[field.name] = field.default
+            values[key_of(field.name)] = field.default
         elif field.init and field.default_factory is not dataclasses.MISSING:
-            values[field.name] = field.default_factory()
+            values[key_of(field.name)] = field.default_factory()
     annotations = annotations_of(cls)
     return {name: _opened(value, annotations[name], name) for name, value in values.items()}
 
@@ -59,7 +70,7 @@ def take_apart(config: object, key: str = "") -> Node:
     """Takes a config apart; ConfigError if a value does not fit its annotation."""
     node = Node(type(config), {})
     for name, annotation in annotations_of(node.cls).items():
-        node.values[name] = _opened(getattr(config, name), annotation, join(key, name))
+        node.values[name] = _opened(getattr(config, field_of(name)), annotation, join(key, name))
     return node
 
 
@@ -89,7 +100,9 @@ def build(node: Node, key: str = "") -> object:
     """Builds the config, innermost first, so that a failing check is reported with the config's own path."""
     values = {name: build(v, join(key, name)) if isinstance(v, Node) else v for name, v in node.values.items()}
     try:
-        return node.cls(**values) if entry_class(node.cls) is None else Named(values)
+        if entry_class(node.cls) is not None:
+            return Named(values)
+        return node.cls(**{field_of(name): value for name, value in values.items()})
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}" if key else str(error)) from error
 

@@ -50,6 +50,10 @@ def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_dat
             )
         data: Any = config.data  # not every kind has a path
         config = dataclasses.replace(config, data=dataclasses.replace(data, path=str(there)))
+    if needs_data and (source := _raw_files(config)):
+        there = _found("data.from", source, run, report)
+        raw: Any = config.data
+        config = dataclasses.replace(config, data=dataclasses.replace(raw, from_=str(there)))
     if is_file(config.plan):
         there = _found("plan", config.plan, run, report, copy=run / PLAN)
         if there.exists():  # else the message is of what was given
@@ -63,7 +67,7 @@ def keep(config: RunConfig, used: RunConfig, run: Path) -> None:
     Raises:
       TrainingError: no permission, no space.
     """
-    pairs = {_data_path(config): _data_path(used), config.plan: used.plan}
+    pairs = {_data_path(config): _data_path(used), config.plan: used.plan, _raw_files(config): _raw_files(used)}
     known = {given: there for given, there in pairs.items() if given != there and _relative(given)}
     if known or (run / FILE).exists():
         write_json(run / FILE, known)
@@ -73,6 +77,12 @@ def _data_path(config: RunConfig) -> str:
     """The path of the data on this machine, "" if there is none."""
     path = getattr(config.data, "path", "")
     return "" if is_remote(path) else path
+
+
+def _raw_files(config: RunConfig) -> str:
+    """The raw files on this machine that the data are prepared from by themselves, "" if there are none."""
+    source = "" if _data_path(config) else getattr(config.data, "from_", "")
+    return "" if is_remote(source) else source
 
 
 def _relative(given: str) -> bool:

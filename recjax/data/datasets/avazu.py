@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -142,8 +142,10 @@ def read_unlabelled(file: Path, faults: Faults, carry: Sequence[str] | None = ()
         raw = {name: rows.raw(column) for name, column in carried.items()}
         missing = {name: rows.missing(name) for name in (*_INTEGERS, *_HASHES)}
         chunk, _ = _features(rows)
+        columns_read: dict[str, Any] = dict(chunk.columns)
         for name, absent in missing.items():
-            chunk.columns[name] = dataclasses.replace(chunk.columns[name], missing=absent[rows.ok])
+            columns_read[name] = dataclasses.replace(columns_read[name], missing=absent[rows.ok])
+        chunk = dataclasses.replace(chunk, columns=columns_read)
         of_ok = {name: list(itertools.compress(values, rows.ok)) for name, values in raw.items()}
         yield Unlabelled(chunk, rows.lines[rows.ok] - 1, of_ok)
 

@@ -17,6 +17,8 @@ from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.errors import DataError
 from recjax.settings.values import written
 
+_PLACES = ("path", "from", "cache")  # keys that say where data are, and nothing of how they are prepared
+
 
 class PathConfig(Protocol):
     """The config of a dataset that is prepared from raw files."""
@@ -35,8 +37,8 @@ class PathConfig(Protocol):
 
 
 def options_of(config: PathConfig) -> dict[str, Any]:
-    """What of a config shapes the prepared data: JSON values by dotted key, all but `path` and `cache`."""
-    options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", "path", "cache")}
+    """What of a config shapes the prepared data: JSON values by dotted key, all but where data are."""
+    options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", *_PLACES)}
     return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
 
 
@@ -108,6 +110,6 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
 def prepare_command(config: PathConfig) -> str:
     """The command that prepares data for a config."""
     default = type(config)()
-    differing = [(key, value) for key, _, value in settings.diff(default, config) if key not in ("path", "cache")]
+    differing = [(key, value) for key, _, value in settings.diff(default, config) if key not in _PLACES]
     changed = [f"{key}={written(value)}" for key, value in differing]
     return " ".join(["recjax data prepare", config.kind, "--from PATH --out DIR", *map(shlex.quote, changed)])

@@ -52,13 +52,28 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True)
+class Coded:
+    """The same, dictionary coded: what all later stages work on, so that they cost per distinct value and not per row.
+
+    Attributes:
+      values: the D distinct values, ascending, [D].
+      codes: index into `values` of every entry, D where it is missing; unsigned [n], or [L] if jagged.
+      lengths: int32 [n] if jagged, else None.
+    """
+
+    values: np.ndarray
+    codes: np.ndarray
+    lengths: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Chunk:
     """n raw rows in the order of the files; some 10,000 to 1,000,000 rows keep all stages efficient.
 
     Attributes:
       labels: float32 [n], 0 or 1.
       dense: float32 or float64 [n, K] in the order of the reader's `dense`; NaN is a missing value.
-      columns: feature name -> Column, for every feature of the reader.
+      columns: feature name -> its values, for every feature of the reader.
       split: uint8 [n], index into `recjax.data.source.SPLITS`.
       weights: float32 [n] or None for ones.
       skipped: what `on_error=skip` left out of this chunk: kind of fault -> lines.
@@ -67,7 +82,7 @@ class Chunk:
 
     labels: np.ndarray
     dense: np.ndarray
-    columns: dict[str, Column]
+    columns: Mapping[str, Column | Coded]
     split: np.ndarray
     weights: np.ndarray | None = None
     skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -176,19 +191,24 @@ def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) 
         )
     for feature in features:
         column = chunk.columns.get(feature.name)
+        keys = column.values if isinstance(column, Coded) else None if column is None else column.keys
         kinds, wanted = ("S", "bytes") if feature.values == "text" else ("iu", "integers")
-        if column is None or column.keys.ndim != 1 or column.keys.dtype.kind not in kinds:
+        if column is None or keys is None or keys.ndim != 1 or keys.dtype.kind not in kinds:
             raise DataError(f"{name}: column {feature.name!r} ({feature.values}) needs keys [n] of {wanted}.")
+        if isinstance(column, Coded):
+            held, missing = len(column.codes), column.codes == len(column.values)
+        else:
+            held, missing = len(column.keys), column.missing
         entries = n if column.lengths is None else int(column.lengths.sum(dtype=np.int64))
-        if (column.lengths is None) == feature.jagged or len(column.keys) != entries:
+        if (column.lengths is None) == feature.jagged or held != entries:
             raise DataError(
-                f"{name}: column {feature.name!r} (jagged={feature.jagged}) has {len(column.keys)} keys where {n} rows "
+                f"{name}: column {feature.name!r} (jagged={feature.jagged}) has {held} keys where {n} rows "
                 f"ask for {entries}."
             )
-        if column.missing is not None and column.missing.shape != column.keys.shape:
-            raise DataError(f"{name}: column {feature.name!r} has {len(column.missing)} marks for {entries} keys.")
+        if missing is not None and missing.shape != (held,):
+            raise DataError(f"{name}: column {feature.name!r} has {len(missing)} marks for {entries} keys.")
         may = feature.optional or feature.name in may_miss
-        if column.missing is not None and column.missing.any() and not may:
+        if missing is not None and missing.any() and not may:
             raise DataError(f"{name}: column {feature.name!r} has no value in a row, but every row must have one.")
         if feature.name in dense and not _same(chunk.dense[:, dense.index(feature.name)], column):
             raise DataError(
@@ -197,7 +217,9 @@ def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) 
             )
 
 
-def _same(dense: np.ndarray, column: Column) -> bool:
+def _same(dense: np.ndarray, column: Column | Coded) -> bool:
+    if isinstance(column, Coded):
+        column = Column(np.append(column.values, 0)[column.codes], None, column.codes == len(column.values))
     if column.keys.dtype.kind == "S":
         return False
     keys = column.keys if column.missing is None else np.where(column.missing, np.nan, column.keys)

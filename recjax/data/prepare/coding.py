@@ -9,22 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from recjax.data.prepare.chunk import Chunk, Column
-
-
-@dataclasses.dataclass(frozen=True)
-class Coded:
-    """A column for n rows.
-
-    Attributes:
-      values: the D distinct values, ascending, [D].
-      codes: index into `values` of every entry, D where it is missing; unsigned [n], or [L] if jagged.
-      lengths: int32 [n] if jagged, else None.
-    """
-
-    values: np.ndarray
-    codes: np.ndarray
-    lengths: np.ndarray | None
+from recjax.data.prepare.chunk import Chunk, Coded, Column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +38,7 @@ class CodedChunk:
 
 def code_chunk(chunk: Chunk) -> CodedChunk:
     """The same rows with coded columns."""
-    columns = {name: code(column) for name, column in chunk.columns.items()}
+    columns = {name: c if isinstance(c, Coded) else code(c) for name, c in chunk.columns.items()}
     return CodedChunk(chunk.labels, chunk.dense, columns, chunk.split, chunk.weights)
 
 
@@ -65,8 +50,8 @@ def code(column: Column) -> Coded:
     else:
         values, found = _distinct(column.keys if column.missing is None else column.keys[~column.missing])
     if column.missing is None:
-        return Coded(values, found.astype(_codes_dtype(len(values)), copy=False), column.lengths)
-    codes = np.full(len(column.keys), len(values), _codes_dtype(len(values)))
+        return Coded(values, found.astype(codes_dtype(len(values)), copy=False), column.lengths)
+    codes = np.full(len(column.keys), len(values), codes_dtype(len(values)))
     codes[~column.missing] = found
     return Coded(values, codes, column.lengths)
 
@@ -79,8 +64,9 @@ def counts(column: Coded, train: np.ndarray) -> np.ndarray:
     return np.bincount(codes, minlength=len(column.values) + 1)[:-1]
 
 
-def _codes_dtype(count: int) -> np.dtype:
-    return np.min_scalar_type(count)  # the code `count` stands for "missing"
+def codes_dtype(count: int) -> np.dtype:
+    """The type of the codes of `count` values, and of one more that stands for "missing"."""
+    return np.min_scalar_type(count)
 
 
 def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +76,6 @@ def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     coded = pyarrow.array(keys).dictionary_encode()
     found, codes = coded.dictionary.to_numpy(), coded.indices.to_numpy()
     order = np.argsort(found)
-    rank = np.empty(len(found), _codes_dtype(len(found)))
+    rank = np.empty(len(found), codes_dtype(len(found)))
     rank[order] = np.arange(len(found), dtype=rank.dtype)
     return found[order], rank[codes]

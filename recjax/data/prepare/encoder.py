@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.prepare.chunk import Chunk, RawFeature, check_chunk
-from recjax.data.prepare.coding import Coded, CodedChunk, code_chunk
+from recjax.data.prepare.chunk import Chunk, Coded, RawFeature, check_chunk
+from recjax.data.prepare.coding import CodedChunk, code_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Line
 from recjax.data.prepare.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_map
 from recjax.data.storage.blocks import open_prepared

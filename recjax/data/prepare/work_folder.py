@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from recjax.data.prepare.coding import Coded, CodedChunk, counts
+from recjax.data.prepare.chunk import Coded
+from recjax.data.prepare.coding import CodedChunk, counts
 from recjax.data.prepare.counting import Run
 from recjax.data.prepare.dense_columns import DenseStats
 from recjax.data.source import SPLITS

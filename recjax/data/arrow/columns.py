@@ -1,0 +1,150 @@
+"""Rows of Arrow columns as the raw columns of a chunk, the same for training and for rows that are only scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from recjax.data.arrow import convert
+from recjax.data.arrow.convert import Kind
+from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.prepare.chunk import Coded
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Values of a column that it may not hold.
+
+    Attributes:
+      column: its name.
+      rows: where they are: bool [n].
+      what: what a value must be, and what to do.
+    """
+
+    column: str
+    rows: np.ndarray
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RawColumns:
+    """The columns of n rows.
+
+    Attributes:
+      dense: float64 [n, K], NaN where missing.
+      columns: feature -> its values.
+      weights: float32 [n]; None without a column of weights.
+      faults: what is wrong with them; such values are as if missing.
+    """
+
+    dense: np.ndarray
+    columns: dict[str, Coded]
+    weights: np.ndarray | None
+    faults: list[Fault]
+
+
+_WHAT = {
+    "boolean": "neither true nor false",
+    "integer": "not an integer of 64 bits",
+    "unsigned": "not an integer from 0 to 2^64 - 1",
+    "text": f"no text (UTF-8 without NUL, at most {convert.MOST_BYTES:,} bytes)",
+    "float": "not a finite number",
+    "time": "not a time (ISO 8601, such as 2026-11-22 20:30:00)",
+}
+
+
+def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: int) -> RawColumns:
+    """The columns of rows.
+
+    Args:
+      arrays: Arrow array of each column.
+      specs: the columns, in the order of the schema.
+      rows: n.
+    """
+    faults: list[Fault] = []
+    dense: list[np.ndarray] = []
+    columns: dict[str, Coded] = {}
+    weights = None
+
+    def note(spec: ColumnSpec, wrong: np.ndarray | None, what: str) -> None:
+        if wrong is not None and wrong.any():
+            faults.append(Fault(spec.name, wrong, what))
+
+    for spec in specs:
+        array = convert.plain(arrays[spec.name])
+        kind = cast(Kind, spec.kind)
+        if spec.role == "id":
+            coded, wrong = convert.code(array, kind)
+            note(spec, wrong, _WHAT[kind])
+            columns[spec.name] = coded
+        elif spec.role == "jagged":
+            if not convert.is_list(array) and convert.kind_of(array) not in ("text", "none"):
+                note(spec, ~convert.null(array), "not a list")
+                array = array.slice(0, 0)
+                lengths = np.zeros(rows, np.int32)
+            else:
+                array, lengths = convert.bags(array, spec.separator)
+            coded, wrong = convert.code(array, kind)
+            note(spec, convert.of_rows(wrong, lengths), f"a list with an entry that is {_WHAT[kind]}")
+            columns[spec.name] = dataclasses.replace(coded, lengths=lengths)
+        elif spec.role == "vector":
+            matrix, wrong = _matrix(array, spec.width, rows)
+            note(spec, wrong, f"not a list of {spec.width} finite numbers")
+            dense.append(matrix)
+        else:
+            numbers, wrong = convert.numbers(array, kind)
+            if spec.role == "weight":
+                bad = np.isnan(numbers) | (numbers < 0) | (numbers > np.finfo(np.float32).max)
+                note(spec, bad, "not a weight, a finite number from 0 on")
+                weights = np.where(bad, 0, numbers).astype(np.float32)
+            else:
+                note(spec, wrong, _WHAT[kind])
+                dense.append(numbers[:, None])
+    return RawColumns(np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0)), columns, weights, faults)
+
+
+def _matrix(array: Any, width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of numbers as float64 [rows, width], NaN where a list is null; and where one has another width."""
+    absent = convert.null(array)
+    if not convert.is_list(array):
+        return np.full((rows, width), np.nan), ~absent
+    entries, lengths = convert.bags(array)
+    values, wrong = convert.numbers(entries)
+    bad = ~absent & (lengths != width)
+    if (marks := convert.of_rows(wrong, lengths)) is not None:
+        bad |= marks
+    fine = lengths == width
+    matrix = np.full((rows, width), np.nan)
+    matrix[fine] = values[np.repeat(fine, lengths)].reshape(-1, width)
+    return matrix, bad
+
+
+def first(faults: Sequence[Fault]) -> tuple[int, Fault] | None:
+    """The first row that has a fault, and that; None if there are none."""
+    found = [(int(np.argmax(fault.rows)), fault) for fault in faults if fault.rows.any()]
+    return min(found, key=lambda pair: pair[0], default=None)
+
+
+def shown(value: Any) -> str:
+    """An Arrow value as an error message shows it."""
+    value = value.as_py()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    return "null" if value is None else repr(value)[:80]
+
+
+def sliced(arrays: Mapping[str, Any], keep: np.ndarray) -> dict[str, Any]:
+    """The rows of all arrays where `keep` (bool [n]) is true."""
+    import pyarrow as pa
+
+    return {name: array.filter(pa.array(keep)) for name, array in arrays.items()}
+
+
+def each(specs: Sequence[ColumnSpec]) -> Iterator[str]:
+    """Names of the dense columns, in their order."""
+    for spec in specs:
+        if spec.role in ("dense", "vector"):
+            yield from spec.dense_names

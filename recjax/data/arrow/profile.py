@@ -1,0 +1,165 @@
+"""What a pass over the rows finds out about each column: its kind, what is missing, extremes, distinct values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from recjax.data.arrow import convert
+from recjax.data.arrow.convert import EXACT, Kind
+from recjax.data.prepare.ids import stable_hash
+
+COUNTED_ROWS = 2**20  # distinct values are counted within the first so many rows
+
+_ORDER: tuple[Kind, ...] = ("none", "boolean", "integer", "unsigned", "float")  # each can hold the ones before it
+
+
+class ColumnProfile:
+    """One column, whose arrays are added one after the other.
+
+    Attributes:
+      rows: of all arrays.
+      missing: entries without a value, at any kind of column.
+      lists: whether the rows are lists; False as long as all are null.
+      least_width: of the lists, those that are null left out.
+      most_width: likewise.
+      least: the least number; infinity if there is none.
+      most: the greatest one.
+      whole: whether all numbers are integers that floats hold exactly.
+      counted_rows: rows in which distinct values were counted.
+    """
+
+    def __init__(self, separator: str = "", csv: bool = False) -> None:
+        """Of no rows yet.
+
+        Args:
+          separator: what text is cut at, as of a jagged column; "": it is not.
+          csv: text tells its kind by what it looks like: numbers, times, booleans or nothing of these.
+        """
+        self._separator, self._csv = separator, csv
+        self.rows = self.missing = self._words = 0
+        self.lists, self.least_width, self.most_width = False, 2**31, 0
+        self.least, self.most, self.whole = math.inf, -math.inf, True
+        self._kind: Kind = "none"
+        self._looks: set[Kind] = {"boolean", "integer", "float", "time"} if csv else set()
+        self._seen = np.zeros(0, np.uint64)
+        self.counted_rows = 0
+
+    @property
+    def kind(self) -> Kind:
+        """What the values are; of lists, their entries."""
+        if not self._csv or self._kind != "text":
+            kind = self._kind
+        else:
+            kind = next((kind for kind in ("integer", "boolean", "float", "time") if kind in self._looks), "text")
+        if kind == "unsigned" or kind == "integer" and self.most >= 2**63:
+            return "integer" if self.most < 2**63 else "unsigned" if self.least >= 0 and self.most < 2**64 else "text"
+        return kind
+
+    @property
+    def optional(self) -> bool:
+        """Whether a value is missing in some row."""
+        return self.missing > 0 or self._words > 0 and self.kind != "text"
+
+    @property
+    def distinct(self) -> int:
+        """Distinct values within `counted_rows`."""
+        return len(self._seen)
+
+    def add(self, array: Any, count: bool = False) -> None:
+        """Takes in the values of further rows; counts distinct ones if asked to."""
+        array = convert.plain(array)
+        self.rows += len(array)
+        if convert.is_list(array) or self._separator and convert.kind_of(array) == "text":
+            self.lists = True
+            absent = convert.null(array)
+            array, lengths = convert.bags(array, self._separator)
+            if (there := lengths[~absent]).size:
+                self.least_width = min(self.least_width, int(there.min()))
+                self.most_width = max(self.most_width, int(there.max()))
+        values, at = convert.distinct(array)
+        found = convert.kind_of(values)
+        self._kind = self._joined(found)
+        if found == "float":
+            values = values.filter(_mask(~np.isnan(values.to_numpy())))
+        at = at[at >= 0]
+        occurrences = np.bincount(at, minlength=len(values)) if found != "float" else None
+        if found == "text":
+            empty = convert.missing(values, "text")
+            words = convert.missing(values, "float") & ~empty
+            assert occurrences is not None
+            present = int(occurrences[~empty].sum())
+            self._words += int(occurrences[words].sum())
+            if self._looks:
+                self._look(values.filter(_mask(~empty & ~words)))
+        elif found == "float":
+            present = len(array) - int(np.isnan(convert.numbers(array)[0]).sum())
+            self._extremes(values.to_numpy())
+        else:
+            present = len(at)
+            if found in ("integer", "unsigned"):
+                self._extremes(values.to_numpy(zero_copy_only=False))
+        self.missing += len(array) - present
+        if count and self.rows <= COUNTED_ROWS and found != "other":
+            self.counted_rows = self.rows
+            self._seen = np.union1d(self._seen, _hashes(values, found))
+
+    def _joined(self, found: Kind) -> Kind:
+        """The kind that holds what there was and what came."""
+        kinds = {self._kind, found} - {"none"}
+        if len(kinds) < 2:
+            return next(iter(kinds), "none")
+        return max(kinds, key=_ORDER.index) if kinds <= set(_ORDER) else "other"
+
+    def _extremes(self, numbers: np.ndarray) -> None:
+        if not len(numbers):
+            return
+        least, most = numbers.min().item(), numbers.max().item()
+        self.least, self.most = min(self.least, least), max(self.most, most)
+        if numbers.dtype.kind == "f":
+            self.whole &= -EXACT < least and most < EXACT and bool((numbers == np.floor(numbers)).all())
+
+    def _look(self, words: Any) -> None:
+        """Narrows what the text of CSV may be."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not len(words):
+            return
+        if "integer" in self._looks:
+            if pc.all(pc.match_substring_regex(words, convert.INTEGER)).as_py():
+                short = pc.all(pc.less(pc.binary_length(words), 19)).as_py()
+                text = words.cast(pa.string())
+                whole = pc.cast(text, pa.int64()).to_numpy() if short else [int(v) for v in text.to_pylist()]
+                self.least, self.most = min(self.least, int(min(whole))), max(self.most, int(max(whole)))
+            else:
+                self._looks.discard("integer")
+        if "boolean" in self._looks and not {v.lower() for v in words[:3].to_pylist()} <= {b"true", b"false"}:
+            self._looks.discard("boolean")
+        if "boolean" in self._looks and not {v.lower() for v in words.to_pylist()} <= {b"true", b"false"}:
+            self._looks.discard("boolean")
+        if "float" in self._looks:
+            numbers, wrong = convert.numbers(words)
+            if wrong is not None or "boolean" in self._looks:
+                self._looks.discard("float")
+            else:
+                self._extremes(numbers)
+        if "time" in self._looks and (self._looks & {"integer", "float"} or not convert.times(words)[1].all()):
+            self._looks.discard("time")
+
+
+def _mask(keep: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return pa.array(keep)
+
+
+def _hashes(values: Any, kind: Kind) -> np.ndarray:
+    if kind in ("text", "integer", "unsigned", "boolean"):
+        keys, _ = convert.code(values, "text" if kind == "text" else "unsigned" if kind == "unsigned" else "integer")
+        return stable_hash(keys.values)
+    if kind == "none":
+        return np.zeros(0, np.uint64)
+    return np.unique(convert.numbers(values)[0].view(np.uint64))

@@ -1,0 +1,385 @@
+"""The reader of tables: two passes over their files, one to know the columns and one that hands on their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.arrow import columns as arrow_columns
+from recjax.data.arrow import convert, roles, scan, splits
+from recjax.data.arrow.label import Label, LabelProfile
+from recjax.data.arrow.profile import ColumnProfile
+from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow.splits import ROWS, Split
+from recjax.data.prepare.chunk import Chunk
+from recjax.data.prepare.ids import stable_hash
+from recjax.data.prepare.progress import PrepareProgress
+from recjax.data.source import SPLITS, split_called
+from recjax.data.text.source_files import sha256
+from recjax.errors import ConfigError, DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What is asked of the rows of a table.
+
+    Attributes:
+      label: the label.
+      columns: as `roles.parse` takes them.
+      split: how rows that no file of its own decides are split.
+      seed: of split=random.
+      time: column that orders the rows, for split=time and split=last.
+      group: column whose values are the groups of split=last.
+      split_column: column that names the split of each row, for split=column.
+    """
+
+    label: Label
+    columns: tuple[str, ...]
+    split: Split
+    seed: int
+    time: str
+    group: str
+    split_column: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Consecutive rows of one file.
+
+    Attributes:
+      file: the file.
+      start: number of the first row in the file, from 0.
+      batch: the rows, a record batch.
+    """
+
+    file: TableFile
+    start: int
+    batch: Any
+
+    def where(self, row: int) -> str:
+        """A row in words; rows are counted from 1, without the header."""
+        return f"{self.file} row {self.start + row + 1:,}"
+
+
+class TableReader:
+    """Hands the rows of tables to the preparation (a `recjax.data.prepare.chunk.Reader`).
+
+    Attributes:
+      specs: the columns, in the order of the schema.
+      proposals: what `columns=auto` made of each column it was to judge, and why.
+    """
+
+    name = "table"
+
+    def __init__(self, files: Mapping[str, Sequence[TableFile]], choices: Choices) -> None:
+        """Opens the files and passes over their rows once.
+
+        Args:
+          files: split -> its files; those of "train" are split by `choices.split`, the others are that split.
+          choices: what is asked of them.
+
+        Raises:
+          ConfigError: a column that is not there, or two uses of one that exclude each other.
+          DataError: the files or their values are at fault: with file, row and column.
+        """
+        self._files = [(file, SPLITS.index(split)) for split, group in files.items() for file in group]
+        self._choices = choices
+        self.label = str(choices.label)
+        apart = [split for split in files if split != "train"]
+        self.splits = splits.in_words(
+            choices.split, choices.seed, choices.time, choices.group, choices.split_column, apart
+        )
+        auto, asked = roles.parse(choices.columns)
+        judged = self._check_names(auto, asked)
+        profiles = self._look(asked, judged)
+        self.proposals: dict[str, tuple[roles.Role, str]] = {}
+        for name in judged:
+            self.proposals[name] = roles.propose(name, profiles[name])
+        wanted = {name: roles.Asked(role) for name, (role, _) in self.proposals.items()} | asked
+        order = [
+            name for name in (self._names if auto else asked) if wanted.get(name, roles.Asked("skip")).role != "skip"
+        ]
+        self.specs = [roles.spec_of(name, wanted[name], profiles[name]) for name in order]
+        if not self.specs or all(spec.role == "weight" for spec in self.specs):
+            raise ConfigError(
+                f"no column of {self._files[0][0]} is left as a feature. Name some: columns=user:id,price:dense."
+            )
+        self.features = [spec.feature for spec in self.specs if spec.role in ("id", "jagged")]
+        self.dense = tuple(arrow_columns.each(self.specs))
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256 of every file."""
+        paths = [str(file.path) for file, _ in self._files]
+        common = os.path.commonpath([os.path.dirname(path) for path in paths]) if "://" not in paths[0] else ""
+        names = [file.title or (os.path.relpath(path, common) if common else path)
+                 for (file, _), path in zip(self._files, paths, strict=True)]  # fmt: skip
+        return {name: sha256(Path(file.path)) for name, (file, _) in zip(names, self._files, strict=True)}
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Chunk number `start` and all later ones."""
+        needed = list(dict.fromkeys([*(spec.name for spec in self.specs), *self._needed_always]))
+        row = 0
+        for number, pieces in enumerate(_regular(self._pieces(needed))):
+            count = sum(piece.batch.num_rows for piece in pieces)
+            if number >= start:
+                yield self._chunk(pieces, row, count)
+            row += count
+
+    def _chunk(self, pieces: Sequence[_Piece], row: int, count: int) -> Chunk:
+        arrays = _joined(pieces)
+        found = arrow_columns.raw_columns(arrays, self.specs, count)
+        labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
+        faults = found.faults
+        if wrong is not None:
+            faults.append(arrow_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
+        if (first := arrow_columns.first(faults)) is not None:
+            at, fault = first
+            raise DataError(
+                f"{_where(pieces)(at)}: column {fault.column!r} is "
+                f"{arrow_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
+                f"another role ({fault.column}:skip leaves it out)."
+            )
+        return Chunk(labels, found.dense, found.columns, self._split[row : row + count], found.weights,
+                     done=(row + count) / len(self._split))  # fmt: skip
+
+    @property
+    def _needed_always(self) -> tuple[str, ...]:
+        return (self._choices.label.column,)
+
+    def _check_names(self, auto: bool, asked: Mapping[str, roles.Asked]) -> list[str]:
+        """Checks that all columns that are named are there; returns those that are to be judged."""
+        choices = self._choices
+        first = self._files[0][0]
+        self._names = scan.schema(first).names
+        named = {
+            "label": choices.label.column,
+            "time": choices.time if choices.split.way in ("time", "last") else "",
+            "group": choices.group if choices.split.way == "last" else "",
+            "split_column": choices.split_column if choices.split.way == "column" else "",
+        }
+        need = {"time": ["time"], "last": ["group"], "column": ["split_column"]}.get(choices.split.way, [])
+        for key in need:
+            if not named[key]:
+                raise ConfigError(f"split={choices.split.way} needs {key}=COLUMN. The columns are {self._listed()}.")
+        if not named["label"]:
+            raise ConfigError(
+                f"a table needs label=COLUMN, the column that holds 0 and 1 (or with threshold=X any numbers). The "
+                f"columns of {first} are {self._listed()}."
+            )
+        for key, name in [*named.items(), *(("columns", name) for name in asked)]:
+            if name and name not in self._names:
+                near = difflib.get_close_matches(name, self._names, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{key}: {first} has no column {name!r}.{hint} Its columns are {self._listed()}.")
+        if named["label"] in asked and asked[named["label"]].role != "skip":
+            raise ConfigError(f"columns: {named['label']!r} is the label, so it cannot be a feature. Leave it out.")
+        used = [name for name in named.values() if name]
+        judged = [name for name in self._names if name not in asked and name not in used] if auto else []
+        if auto and named["group"] and named["group"] not in asked:
+            judged.append(named["group"])  # a group is known before its rows, as a user is
+        self._used = used
+        everything = [*judged, *asked, *used]
+        for file, _ in self._files[1:]:
+            names = scan.schema(file).names
+            if absent := [name for name in everything if name not in names]:
+                raise DataError(
+                    f"{file} has no column {absent[0]!r}, but {first} has. All files need the same columns."
+                )
+            if auto and (more := [name for name in names if name not in self._names]):
+                raise DataError(
+                    f"{file} has a column {more[0]!r}, but {first} has none. Give all files the same columns, or name "
+                    "those that are to be used in columns=."
+                )
+        return [name for name in self._names if name in judged]
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, self._names[:30])) + (", ..." if len(self._names) > 30 else "")
+
+    def _look(self, asked: Mapping[str, roles.Asked], judged: Sequence[str]) -> dict[str, ColumnProfile]:
+        """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""
+        csv = self._files[0][0].form == "csv"
+        wanted = [*judged, *(name for name, each in asked.items() if each.role != "skip")]
+        profiles = {
+            name: ColumnProfile(asked[name].separator if name in asked and asked[name].role == "jagged" else "", csv)
+            for name in wanted
+        }
+        label, splitter = LabelProfile(self._choices.label), _Splitter(self._choices)
+        progress, row = PrepareProgress(), 0
+        progress.stage("looking")
+        numbers = {file: number for file, number in self._files}
+        for piece in self._pieces(list(dict.fromkeys([*wanted, *self._used]))):
+            arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
+            for name, profile in profiles.items():
+                profile.add(arrays[name], count=name in judged)
+            label.add(arrays[self._choices.label.column], piece.where)
+            splitter.add(arrays, numbers[piece.file], row, piece.where)
+            row += piece.batch.num_rows
+            progress.update(row, None)
+        progress.close()
+        if not row:
+            raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
+        label.check()
+        self._split = splitter.splits()
+        if not (self._split == 0).any():
+            raise DataError(f"none of {row:,} rows is left to train on ({self.splits}). Choose another split.")
+        return profiles
+
+    def _pieces(self, names: list[str]) -> Iterator[_Piece]:
+        """All rows of all files, with these columns."""
+        for file, _ in self._files:
+            start = 0
+            for batch in scan.batches(file, names):
+                if batch.num_rows:
+                    yield _Piece(file, start, batch)
+                start += batch.num_rows
+
+
+class _Splitter:
+    """Gathers what decides the split of each row."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._known: list[np.ndarray] = []  # uint8 of each piece; 255: of the main files, to be decided
+        self._times: list[np.ndarray] = []
+        self._groups: list[np.ndarray] = []
+
+    def add(self, arrays: Mapping[str, Any], number: int, row: int, where: Callable[[int], str]) -> None:
+        """Takes in rows of a file of split `number`; those of split 0 are split as the choices say."""
+        choices = self._choices
+        count = len(arrays[choices.label.column])
+        if number:
+            self._known.append(np.full(count, number, np.uint8))
+            return
+        way = choices.split.way
+        if way == "random":
+            self._known.append(splits.at_random(choices.split, choices.seed, row, count))
+            return
+        if way == "column":
+            self._known.append(self._named(arrays[choices.split_column], where))
+            return
+        self._known.append(np.full(count, 255, np.uint8))
+        if choices.time:
+            array = arrays[choices.time]
+            times, wrong = convert.numbers(array)
+            if wrong is not None and convert.kind_of(array) == "text":
+                times, wrong = convert.numbers(array, "time")
+            wrong = np.isnan(times) if wrong is None else wrong | np.isnan(times)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise DataError(
+                    f"{where(at)}: column {choices.time!r} is {arrow_columns.shown(array[at])}, not a number or a time "
+                    "(ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
+                )
+            self._times.append(times)
+        if way == "last":
+            coded, wrong = convert.code(arrays[choices.group], _key_kind(arrays[choices.group]))
+            if (missing := coded.codes == len(coded.values)).any() or wrong is not None:
+                at = int(np.argmax(missing))
+                raise DataError(
+                    f"{where(at)}: column {choices.group!r} is {arrow_columns.shown(arrays[choices.group][at])}, so "
+                    "the row is of no group. Correct it, or split otherwise."
+                )
+            self._groups.append(stable_hash(coded.values)[coded.codes] if len(coded.values) else np.zeros(0, np.uint64))
+
+    def splits(self) -> np.ndarray:
+        """The split of every row: uint8, see SPLITS."""
+        found = np.concatenate(self._known)
+        mine = found == 255
+        if not mine.any():
+            return found
+        times = np.concatenate(self._times) if self._times else None
+        if self._choices.split.way == "last":
+            found[mine] = splits.last_of_group(self._choices.split, np.concatenate(self._groups), times)
+        else:
+            assert times is not None
+            found[mine] = splits.by_time(self._choices.split, times)
+        return found
+
+    def _named(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
+        values, at = convert.distinct(array)
+        called = [arrow_columns.shown(value).strip("'\"") for value in values]
+        codes = [SPLITS.index(split) if (split := split_called(name)) else 255 for name in called]
+        found = np.array([*codes, 255], np.uint8)[at]
+        if (found == 255).any():
+            row = int(np.argmax(found == 255))
+            raise DataError(
+                f"{where(row)}: column {self._choices.split_column!r} is {arrow_columns.shown(array[row])}, which "
+                f"names no split. They are {', '.join(SPLITS)} (valid, val and dev are validation)."
+            )
+        return found
+
+
+def _key_kind(array: Any) -> convert.Kind:
+    kind = convert.kind_of(array)
+    return kind if kind in ("text", "unsigned") else "integer"
+
+
+def _regular(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """The same rows in lists of pieces of ROWS rows together; the last may have fewer."""
+    held: list[_Piece] = []
+    count = 0
+    for piece in pieces:
+        while piece.batch.num_rows:
+            taken = min(ROWS - count, piece.batch.num_rows)
+            held.append(_Piece(piece.file, piece.start, piece.batch.slice(0, taken)))
+            piece = _Piece(piece.file, piece.start + taken, piece.batch.slice(taken))
+            count += taken
+            if count == ROWS:
+                yield held
+                held, count = [], 0
+    if held:
+        yield held
+
+
+def _joined(pieces: Sequence[_Piece]) -> dict[str, Any]:
+    """The columns of all pieces, as one array each."""
+    import pyarrow as pa
+
+    names = pieces[0].batch.schema.names
+    if len(pieces) == 1:
+        return {name: pieces[0].batch[name] for name in names}
+    joined = {}
+    for name in names:
+        parts = [convert.plain(piece.batch[name]) for piece in pieces]
+        kinds = {part.type for part in parts}
+        joined[name] = pa.concat_arrays(parts if len(kinds) == 1 else _alike(parts))
+    return joined
+
+
+def _alike(parts: Sequence[Any]) -> list[Any]:
+    """Arrays of several types, as files of one folder may have them, as arrays of the one that holds all."""
+    import pyarrow as pa
+
+    schema = pa.unify_schemas([pa.schema([("x", part.type)]) for part in parts], promote_options="permissive")
+    return [part.cast(schema.field("x").type) for part in parts]
+
+
+def _where(pieces: Sequence[_Piece]) -> Callable[[int], str]:
+    def where(row: int) -> str:
+        for piece in pieces:
+            if row < piece.batch.num_rows:
+                return piece.where(row)
+            row -= piece.batch.num_rows
+        raise IndexError(row)
+
+    return where
+
+
+def describe(reader: TableReader) -> dict[str, Any]:
+    """What prepared data keep of the columns, as JSON values; see `specs_of`."""
+    return {
+        "columns": [dataclasses.asdict(spec) for spec in reader.specs],
+        "proposed": {name: [role, why] for name, (role, why) in reader.proposals.items()},
+    }
+
+
+def specs_of(described: Mapping[str, Any]) -> list[ColumnSpec]:
+    """The columns that `describe` described."""
+    return [ColumnSpec(**column) for column in described["columns"]]

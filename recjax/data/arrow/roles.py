@@ -1,0 +1,238 @@
+"""What each column is to the model: the grammar of `columns=`, and the roles that `auto` proposes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+from recjax.data.arrow.convert import EXACT
+from recjax.data.arrow.profile import ColumnProfile
+from recjax.data.prepare.chunk import RawFeature
+from recjax.data.prepare.dense_columns import DenseTransform
+from recjax.errors import ConfigError, DataError
+
+Role = Literal["id", "jagged", "dense", "vector", "weight", "skip"]
+AUTO = "auto"
+SEPARATOR = "|"  # of the entries of a jagged column that is text
+ROLES = get_args(Role)
+_TRANSFORMS = get_args(DenseTransform)
+_EXAMPLE = "columns=user:id,tags:jagged,price:dense, or columns=auto"
+_NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
+_LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
+_TIMES = ((631_152_000, 4_102_444_800), (631_152_000_000, 4_102_444_800_000))  # 1990 to 2100 in s and ms since 1970
+_UNIQUE, _UNIQUE_ROWS = 0.95, 100  # share of rows with a value of their own, from so many rows on
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A role with its options, as `columns=` gives them.
+
+    Attributes:
+      role: the role.
+      transform: of a dense or vector column; "": that of the data.
+      separator: of a jagged column.
+      min_count: of an id or jagged column: values that training holds fewer times share the row of unknown ones.
+    """
+
+    role: Role
+    transform: DenseTransform | Literal[""] = ""
+    separator: str = SEPARATOR
+    min_count: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnSpec:
+    """A column as the data were prepared with it: all that reading it once more needs; JSON values.
+
+    Attributes:
+      name: of the column.
+      role: see `Role`; never "skip".
+      kind: of the keys ("boolean", "integer", "unsigned", "text"), or how text is read as numbers ("float", "time").
+      optional: of id and jagged: whether values are missing.
+      width: of a vector.
+      separator: of jagged.
+      min_count: see `Asked`.
+      transform: likewise.
+    """
+
+    name: str
+    role: str
+    kind: str
+    optional: bool = False
+    width: int = 0
+    separator: str = SEPARATOR
+    min_count: int = 1
+    transform: str = ""
+
+    @property
+    def feature(self) -> RawFeature:
+        """The feature of an id or jagged column."""
+        text: Literal["integer", "text"] = "text" if self.kind == "text" else "integer"
+        return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """The dense columns of a dense or vector column."""
+        return (self.name,) if self.role == "dense" else tuple(f"{self.name}[{i}]" for i in range(self.width))
+
+
+def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
+    """Whether roles are proposed for all columns that are not named; and column -> what is asked of it.
+
+    Raises:
+      ConfigError: a text that is neither "auto" nor "column:role" with options of that role, or a column twice.
+    """
+    asked: dict[str, Asked] = {}
+    for text in columns:
+        if text == AUTO:
+            continue
+        parts = text.split(":")
+        at = max((i for i, part in enumerate(parts) if i and part in ROLES), default=0)
+        name = ":".join(parts[:at])
+        if not name or name in asked:
+            near = difflib.get_close_matches(parts[-1], ROLES, n=1)
+            hint = f" Did you mean {parts[0]}:{near[0]}?" if near and len(parts) > 1 else ""
+            raise ConfigError(
+                f"columns: {text!r} is not COLUMN:ROLE with a role of {', '.join(ROLES)}, each column once.{hint} "
+                f"Write for example {_EXAMPLE}."
+            )
+        asked[name] = _options(text, parts[at], parts[at + 1 :])
+    if sum(each.role == "weight" for each in asked.values()) > 1:
+        raise ConfigError("columns: there are several of role weight. Name one.")
+    return AUTO in columns, asked
+
+
+def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
+    found = Asked(role)
+    for option in options:
+        key, _, value = option.partition("=")
+        if role in ("dense", "vector") and option in _TRANSFORMS:
+            found = dataclasses.replace(found, transform=cast(DenseTransform, option))
+        elif role in ("id", "jagged") and key == "min_count" and value.isdecimal() and 0 < int(value) < 2**31:
+            found = dataclasses.replace(found, min_count=int(value))
+        elif role == "jagged" and key == "split" and value:
+            found = dataclasses.replace(found, separator=value)
+        else:
+            known = {"id": "min_count=N", "jagged": "min_count=N, split=TEXT"}
+            raise ConfigError(
+                f"columns: {text!r} has no option {option!r}. Those of {role} are "
+                f"{known.get(role, ', '.join(_TRANSFORMS) if role in ('dense', 'vector') else 'none')}."
+            )
+    return found
+
+
+def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
+    """The column as it will be prepared.
+
+    Raises:
+      DataError: it cannot have the role; the message says what it holds.
+    """
+    role, kind = asked.role, profile.kind
+    if kind == "none" and not (role == "jagged" and profile.lists):
+        raise DataError(
+            f"column {name!r} has no value in any of {profile.rows:,} rows, so it can be no {role}. Leave it out "
+            f"({name}:skip), or look at how the file was written."
+        )
+    if profile.lists and role not in ("jagged", "vector"):
+        raise DataError(
+            f"column {name!r} holds lists, so it cannot be {role}. Give it as {name}:jagged or {name}:vector."
+        )
+    if not profile.lists and role in ("jagged", "vector"):
+        other = "id" if role == "jagged" else "dense"
+        raise DataError(
+            f"column {name!r} holds {_A[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
+        )
+    if kind == "other" or role in ("id", "jagged") and kind == "time":
+        raise DataError(f"column {name!r} holds {_A[kind]}, which cannot be {role}. Leave it out: {name}:skip.")
+    if role in ("id", "jagged"):
+        if kind == "float" and not profile.whole:
+            raise DataError(
+                f"column {name!r} holds numbers with fractions or beyond 2^53, which are no ids: two that print alike "
+                f"may differ. Give it as {name}:dense, or store it as integers or text."
+            )
+        kept = "integer" if kind in ("float", "none") else kind
+        return ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count)
+    width = 0
+    if role == "vector":
+        width = profile.most_width
+        if profile.least_width != width or not width:
+            raise DataError(
+                f"column {name!r} holds lists of {profile.least_width} to {profile.most_width} numbers; those of a "
+                f"vector are equally long. Give it as {name}:jagged if they are ids."
+            )
+        if kind == "text":
+            raise DataError(f"column {name!r} holds lists of text, so it cannot be vector. Give it as {name}:jagged.")
+    return ColumnSpec(name, role, "time" if kind == "time" else "float", False, width, "", 1, asked.transform)
+
+
+_A = {
+    "none": "nothing",
+    "boolean": "true and false",
+    "integer": "integers",
+    "unsigned": "integers",
+    "float": "numbers",
+    "time": "times",
+    "text": "text",
+    "other": "structures, durations or mixed types",
+}  # kind -> its values in words
+
+
+def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
+    """The role that a column most likely has, and why.
+
+    Text, booleans, and integers that look like names of things are ids; other numbers are dense; lists of numbers with
+    fractions are vectors and other lists bags. Left out is what no model can learn from as it stands: times, nested
+    values, a single value, and values that nearly every row has for itself.
+    """
+    kind, distinct, rows = profile.kind, profile.distinct, profile.counted_rows
+    number = kind in ("integer", "unsigned", "float") and profile.whole
+    what = f"{distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
+    if name == "":
+        return "skip", "has no name, like the index that pandas writes"
+    if kind == "none":
+        return "skip", "has no value"
+    if kind == "other":
+        return "skip", _A[kind]
+    if profile.lists:
+        if kind == "float" and not profile.whole:
+            same = profile.least_width == profile.most_width
+            return ("vector", f"{profile.most_width} numbers each") if same else ("skip", "lists of unequal length")
+        return ("skip", "lists of times") if kind == "time" else ("jagged", f"lists, {what}")
+    if kind == "time":
+        return "skip", "times; split=time can order the rows by them"
+    if distinct < 2 and not profile.optional:
+        return "skip", "one value"
+    if (kind == "text" or number) and rows >= _UNIQUE_ROWS and distinct > _UNIQUE * rows:
+        if kind == "text" or _NAMED_ID.search(name) or profile.most - profile.least < 1.05 * rows:
+            return "skip", f"{what}: nearly every row has one of its own"
+    if kind in ("text", "boolean"):
+        return "id", f"{'text' if kind == 'text' else 'true and false'}, {what}"
+    if not number:
+        return "dense", "numbers"
+    if _NAMED_ID.search(name):
+        return "id", f"named like one, {what}"
+    if distinct > _LEVELS and any(least <= profile.least and profile.most <= most for least, most in _TIMES):
+        return "skip", "times, as seconds or milliseconds since 1970; split=time can order the rows by them"
+    if max(-profile.least, profile.most) >= EXACT:
+        return "id", f"large integers, {what}"
+    if distinct <= _LEVELS:
+        return "id", f"integers, {what}"
+    if distinct > _LEAST_RANGE and profile.most - profile.least + 1 < 2 * distinct:
+        return "id", f"integers nearly without gaps, {what}"
+    return "dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}"
+
+
+def to_text(proposals: Mapping[str, tuple[Role, str]]) -> str:
+    """Proposals as lines to print, and as the override that gives the same."""
+    width = max(map(len, proposals), default=0)
+    lines = [
+        f"  {name:{width}}  {'left out' if role == 'skip' else role:8}  {why}"
+        for name, (role, why) in proposals.items()
+    ]
+    taken = ",".join(f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip")
+    return "\n".join(
+        ["columns=auto takes the columns so:", *lines, f"to have it otherwise, start from columns={taken}"]
+    )

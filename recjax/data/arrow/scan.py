@@ -1,0 +1,264 @@
+"""Files of tables as Arrow batches, in their order and with bounded memory: Parquet, CSV, Arrow IPC (Feather).
+
+pyarrow is imported inside the functions, for it is slow to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from recjax.data.storage.uris import is_remote, place
+from recjax.data.text.source_files import unreadable
+from recjax.errors import ConfigError, DataError
+
+Form = Literal["parquet", "csv", "arrow"]
+FORMS: dict[str, Form] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".feather": "arrow",
+    ".arrow": "arrow",
+    ".ipc": "arrow",
+}
+PACKED = (".gz", ".bz2", ".zst")  # of CSV; the others compress inside
+DELIMITERS = ",\t;|"  # that a first line is searched for
+_NEEDS = "Parquet (.parquet), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
+_BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
+_BATCH_ROWS = 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """One file.
+
+    Attributes:
+      path: where it is.
+      form: its format.
+      delimiter: between the fields of a CSV file; "": as the first line has it.
+      title: what messages call it; "": its path.
+    """
+
+    path: Path
+    form: Form
+    delimiter: str = ""
+    title: str = ""
+
+    def __str__(self) -> str:
+        return self.title or str(self.path)
+
+
+def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]:
+    """The files that a path means, by name: a file, all files of a folder and of those in it, or a pattern (* ? []).
+
+    Raises:
+      ConfigError: a name of no known format.
+      DataError: there is none, or they are of several formats.
+    """
+    text = os.fspath(source)
+    whole = place(text)
+    if whole.is_dir():
+        paths = [path for path in sorted(whole.rglob("*")) if _is_table(path, whole)]
+        if not paths:
+            raise DataError(f"{whole} holds no table. Give a file, a pattern or a folder of {_NEEDS}.")
+        if parted := [path for path in paths if any("=" in part for part in path.relative_to(whole).parts[:-1])]:
+            raise DataError(
+                f"{parted[0]}: the name of its folder holds values of a column (NAME=VALUE), which are not read. Write "
+                "the rows into files that have that column."
+            )
+    elif whole.exists() or not glob.has_magic(text):
+        paths = [whole]
+    elif is_remote(whole):
+        paths = sorted(place(text[: text.rindex("/")]).glob(text[text.rindex("/") + 1 :]))
+    else:
+        paths = [place(path) for path in sorted(glob.glob(os.path.expanduser(text), recursive=True))]
+    if not paths or not all(path.exists() for path in paths):
+        raise DataError(f"{text} does not exist. Give a file, a pattern or a folder of {_NEEDS}.")
+    files = []
+    for path in paths:
+        form = form_of(path)
+        if form is None:
+            raise ConfigError(
+                f"{path}: a table is read from {_NEEDS}, as the name's ending tells. Rename or convert it."
+            )
+        if not path.is_file():
+            raise DataError(f"{path} is no regular file. Give {_NEEDS}.")
+        files.append(TableFile(path, form, delimiter))
+    if len({file.form for file in files}) > 1:
+        raise DataError(f"{text} means files of several formats, {files[0].path} and others. Give one format.")
+    return files
+
+
+def form_of(path: PurePath) -> Form | None:
+    """The format that a name tells; None if it tells none."""
+    inner = PurePath(path.stem) if path.suffix.lower() in PACKED else path
+    form = FORMS.get(inner.suffix.lower())
+    return form if form == "csv" or inner is path else None
+
+
+def _is_table(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+    return not hidden and path.is_file() and form_of(path) is not None
+
+
+def schema(file: TableFile) -> Any:
+    """The Arrow schema of a file; every column of CSV is binary.
+
+    Raises:
+      DataError: it cannot be read, is empty, or has two columns of one name.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _reading(file), _opened(file) as stream:
+        if file.form == "parquet":
+            found = pq.ParquetFile(stream).schema_arrow
+        elif file.form == "arrow":
+            found = _ipc(stream).schema
+        else:
+            found = pa.schema([(name, pa.binary()) for name in _csv(file, stream).schema.names])
+    if twice := [name for name in found.names if found.names.count(name) > 1 and name]:
+        raise DataError(f"{file} has two columns {twice[0]!r}. Rename one of them.")
+    return found
+
+
+def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
+    """The rows of a file as record batches of these columns, in this order, of any number of rows each.
+
+    Raises:
+      DataError: it cannot be read to its end; of CSV with the line.
+    """
+    import pyarrow.parquet as pq
+
+    columns = list(columns)
+    with _reading(file), _opened(file) as stream:
+        if file.form == "parquet":
+            reader = pq.ParquetFile(stream)
+            for batch in reader.iter_batches(_BATCH_ROWS, columns=columns):
+                yield batch.select(columns)
+        elif file.form == "arrow":
+            source = _ipc(stream)
+            count = getattr(source, "num_record_batches", None)  # of a file; a stream is read to its end
+            read = source if count is None else map(source.get_batch, range(count))
+            for batch in read:
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield batch.slice(start, _BATCH_ROWS).select(columns)
+        else:
+            yield from _rows_of_csv(file, stream, columns)
+
+
+def _ipc(stream: Any) -> Any:
+    """An Arrow IPC file, or else stream, opened."""
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_file(stream)
+    except pa.ArrowInvalid:
+        stream.seek(0)
+        return pa.ipc.open_stream(stream)
+
+
+def _rows_of_csv(file: TableFile, stream: Any, columns: list[str]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    malformed: list[Any] = []
+    last = schema(file).names[-1]
+    batch = None
+    try:
+        for batch in _csv(file, stream, [*columns, last], malformed):
+            yield batch.select(columns)
+    except pa.ArrowInvalid:
+        if not malformed:
+            raise
+        row = malformed[0]
+        raise DataError(
+            f"{file}{'' if row.number is None else f':{row.number}'}: the line has {row.actual_columns} field(s), "
+            f"but the header {row.expected_columns}: {row.text[:80]!r}. Mend the line; a field that holds the "
+            "delimiter must stand in double quotes."
+        ) from None
+    # An open quote swallows all that follows it. In another column than the last that gives too few fields.
+    if batch is not None and batch.num_rows and (batch[last][-1].as_py() or b"").endswith(b"\n"):
+        raise DataError(
+            f"{file}: column {last!r} of the last row ends with a line end, as after a double quote that is not "
+            "closed. Close it, so that the rows after it are rows again."
+        )
+
+
+def _csv(file: TableFile, stream: Any, columns: Sequence[str] | None = None, malformed: list[Any] | None = None) -> Any:
+    """A streaming reader of CSV. Without columns only its names are of use; malformed lines are appended."""
+    import pyarrow.csv as csv
+
+    def refuse(row: Any) -> str:  # may not raise: Arrow would only print that
+        if malformed is None:
+            return "skip"
+        malformed.append(row)
+        return "error"
+
+    parse = csv.ParseOptions(
+        delimiter=file.delimiter or _delimiter(file), newlines_in_values=True, invalid_row_handler=refuse
+    )
+    read = csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)  # with threads a line has no number
+    convert = csv.ConvertOptions(check_utf8=False)  # convert.py says where text is not UTF-8
+    if columns is not None:
+        wanted = list(dict.fromkeys(columns))
+        convert = csv.ConvertOptions(
+            check_utf8=False, column_types=dict.fromkeys(wanted, _binary()), include_columns=wanted
+        )
+    return csv.open_csv(stream, read, parse, convert)
+
+
+def _binary() -> Any:
+    import pyarrow as pa
+
+    return pa.binary()
+
+
+def _delimiter(file: TableFile) -> str:
+    """The delimiter that stands most often in the first line."""
+    with _opened(file) as stream:
+        first = stream.read(2**16).partition(b"\n")[0].decode("utf-8", "replace")
+    return max(DELIMITERS, key=first.count)
+
+
+@contextlib.contextmanager
+def _opened(file: TableFile) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with contextlib.ExitStack() as stack:
+        if is_remote(file.path):
+            stream = stack.enter_context(pa.PythonFile(stack.enter_context(file.path.open("rb")), "r"))
+        else:
+            stream = stack.enter_context(pa.OSFile(str(file.path)))
+        if file.form == "csv" and file.path.suffix.lower() in PACKED:
+            stream = stack.enter_context(pa.CompressedInputStream(stream, {".bz2": "bz2", ".zst": "zstd"}.get(
+                file.path.suffix.lower(), "gzip")))  # fmt: skip
+        yield stream
+
+
+@contextlib.contextmanager
+def _reading(file: TableFile) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, EOFError, ValueError) as error:
+        if "Empty CSV file" in str(error):
+            raise DataError(f"{file} is empty. CSV has a line that names its columns, and rows below it.") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise DataError(f"{file} is not UTF-8 text ({error}). Save it as UTF-8.") from None
+        what = {"parquet": "Parquet", "csv": "CSV", "arrow": "Arrow"}[file.form]
+        raise DataError(
+            f"{file} cannot be read as {what} ({' '.join(str(error).split())[:200].rstrip('.')}). Write or copy it "
+            "again."
+        ) from None
+    except OSError as error:
+        if error.errno is None:  # Arrow's, of the content
+            what = " ".join(str(error).split())[:200].rstrip(".")
+            raise DataError(f"{file} cannot be read ({what}). Write or copy it again.") from None
+        raise unreadable(file.path, error) from None

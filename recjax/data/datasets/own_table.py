@@ -1,0 +1,151 @@
+"""A table of a person's own: Parquet, CSV or Arrow files, whose columns get roles by name or by what they look like."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import PurePath
+from typing import ClassVar
+
+from recjax.data.arrow import roles, scan, splits
+from recjax.data.arrow.label import Label
+from recjax.data.arrow.reader import Choices, TableReader, describe
+from recjax.data.arrow.scan import TableFile
+from recjax.data.datasets.options import open_as, options_of, prepare_as, prepare_command
+from recjax.data.prepare.dense_columns import DenseTransform
+from recjax.data.prepare.ids import Frequency, Hash, Modulo
+from recjax.data.storage.blocks import PreparedSource, open_prepared, verify
+from recjax.data.storage.manifest import FORMAT
+from recjax.data.storage.remote import cache_folder
+from recjax.data.text.source_files import sha256
+from recjax.errors import ConfigError, DataError
+from recjax.settings.values import check_ranges
+
+_VERSION = 1  # raise it when the same files and options start to give other data
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Config of tables of one's own."""
+
+    kind: ClassVar[str] = "table"
+
+    path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
+    from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, CSV or Arrow
+    label: str = ""  # column of the label
+    threshold: float | None = None  # label 1 means that the column is at least this; none: see positive
+    positive: str = ""  # label 1 means that the column is this; empty: the column holds 0 and 1
+    # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), weight, skip. auto: what the
+    # other columns look like
+    columns: tuple[str, ...] = (roles.AUTO,)
+    split: str = ""  # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: random
+    split_seed: int = 0  # of split=random
+    time: str = ""  # column of split=time, and of the order of split=last
+    group: str = ""  # column of the groups of split=last
+    split_column: str = ""  # column of split=column: train, validation or test in each row
+    validation: str = ""  # files that validate, as `from`; empty: rows of `from` do
+    test: str = ""  # files that are the test, as `from`; empty: rows of `from` are
+    delimiter: str = ""  # of CSV; empty: comma, tab, semicolon or bar, as the first line has it
+    ids: Frequency | Hash | Modulo = Frequency()  # how values become rows of tables
+    dense: DenseTransform = "standard"  # of the dense columns; see recjax.data.prepare.dense_columns
+    missing_indicators: bool = False  # as many dense columns more: 1 where the value is missing
+    cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
+
+    def __post_init__(self) -> None:
+        check_ranges(self, split_seed=(0, 2**32 - 1))
+        roles.parse(self.columns)
+        splits.parse(self.split, self.apart)
+        if self.threshold is not None and self.positive:
+            raise ConfigError("threshold and positive both say which labels are 1. Give one of them.")
+        if len(self.delimiter) > 1:
+            raise ConfigError(f"delimiter is {self.delimiter!r}; it must be one character.")
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The splits that have files of their own."""
+        return tuple(split for split in ("validation", "test") if getattr(self, split))
+
+    def open(self) -> PreparedSource:
+        """The prepared data; those of `from` are prepared first, unless the cache has them.
+
+        Raises:
+          ConfigError: what `open_raw` raises.
+          DataError: neither `path` nor `from`; `path` holds no intact data of these options; or the files are at fault.
+          TrainingError: the cache folder cannot be written.
+        """
+        if self.path:
+            return open_as(self)
+        if not self.from_:
+            raise DataError(
+                "a table needs its file: give data.from=FILE data.label=COLUMN. Or prepare it once with: "
+                f"{prepare_command(self)} and give that folder as data.path=DIR."
+            )
+        folder = cache_folder() / f"table-{_stem(self.from_)}-{self._key()}"
+        try:
+            verify(folder)
+            return open_prepared(folder, self.kind)
+        except DataError:  # not there yet, or damaged: the cache can always be made again
+            return prepare_table(self, open_raw(self, self.from_), folder, overwrite=True)
+
+    def _key(self) -> str:
+        """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
+        digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, options_of(self)], sort_keys=True).encode())
+        for split, files in _files(self, self.from_).items():
+            digest.update("".join([split, *(sha256(file.path) for file in files)]).encode())
+        return digest.hexdigest()[:16]
+
+
+def open_raw(config: Table, source: str | os.PathLike[str] | None) -> TableReader:
+    """The reader of the tables, after a pass over them.
+
+    Args:
+      config: the options.
+      source: as `Table.from_`; None: that.
+
+    Raises:
+      ConfigError: there is no source, or a column or format that is not known.
+      DataError: the files are at fault.
+    """
+    source = source or config.from_
+    if not source:
+        raise ConfigError("a table does not ship with recjax. Give its file with --from FILE, and label=COLUMN.")
+    return open_files(config, _files(config, source))
+
+
+def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
+    """The reader of these files of each split."""
+    choices = Choices(
+        Label(config.label, config.threshold, config.positive),
+        config.columns,
+        splits.parse(config.split, config.apart),
+        config.split_seed,
+        config.time,
+        config.group,
+        config.split_column,
+    )
+    reader = TableReader(files, choices)
+    if reader.proposals:
+        print(roles.to_text(reader.proposals), file=sys.stderr)
+    return reader
+
+
+def prepare_table(
+    config: Table, reader: TableReader, out: str | os.PathLike[str], *, overwrite: bool = False
+) -> PreparedSource:
+    """`prepare_as`, with a description of the columns by which raw rows are read later."""
+    return prepare_as(config, reader, out, more={"table": describe(reader)}, overwrite=overwrite)
+
+
+def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
+    places = {"train": source} | {split: getattr(config, split) for split in config.apart}
+    return {split: scan.find(place, config.delimiter) for split, place in places.items()}
+
+
+def _stem(source: str) -> str:
+    """A short name for the data of a file."""
+    name = PurePath(source).name.partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40].strip("-") or "files"

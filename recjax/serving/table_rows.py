@@ -1,0 +1,169 @@
+"""Rows to score of a table of one's own: files as those that trained, or JSON Lines, by the columns as they trained."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.data.arrow import columns as arrow_columns
+from recjax.data.arrow import convert, scan
+from recjax.data.arrow.reader import specs_of
+from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.prepare.chunk import Chunk, Unlabelled
+from recjax.errors import ConfigError, DataError
+from recjax.serving.faults import RowFaults
+
+
+def read(
+    file: Path, described: Mapping[str, Any], faults: RowFaults, carry: Sequence[str] | None = (), delimiter: str = ""
+) -> Iterator[Unlabelled]:
+    """The rows of a Parquet, CSV or Arrow file, in its order.
+
+    Args:
+      file: the file.
+      described: what the prepared data say of their columns.
+      faults: told of values that a column may not hold, by the row's number from 1.
+      carry: columns to hand on; None: all that there are.
+      delimiter: of CSV; "": as the first line has it.
+
+    Raises:
+      ConfigError: a name of another format.
+      DataError: the file cannot be read, lacks a column, or what `faults` raises.
+    """
+    form = scan.form_of(file)
+    if form is None:
+        raise ConfigError(
+            f"{file}: rows of a table are read from Parquet (.parquet), CSV (.csv, .tsv, also .gz), Arrow (.feather, "
+            ".arrow) or JSON Lines (.jsonl, also .gz), as the name's ending tells. Rename or convert it."
+        )
+    table = scan.TableFile(file, form, delimiter)
+    specs = features(described)
+    there = scan.schema(table).names
+    for name in [*(spec.name for spec in specs), *(carry or ())]:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise DataError(
+                f"{file} has no column {name!r}.{hint} It has {', '.join(map(repr, there))[:300]}. Rows to score need "
+                "the columns that trained (the label may be missing)."
+            )
+    handed = [name for name in there if name] if carry is None else list(carry)
+    names = list(dict.fromkeys([*(spec.name for spec in specs), *handed]))
+    row = 0
+    for batch in scan.batches(table, names):
+        arrays = {name: convert.plain(batch[name]) for name in names}
+        carried = {name: [_jsonable(value) for value in batch[name].to_pylist()] for name in handed}
+        numbers = np.arange(row + 1, row + batch.num_rows + 1)
+        row += batch.num_rows
+        yield from unlabelled(file, arrays, specs, numbers, carried, faults)
+
+
+def of_objects(
+    file: Path,
+    objects: Sequence[Mapping[str, Any]],
+    numbers: np.ndarray,
+    described: Mapping[str, Any],
+    carried: Mapping[str, Sequence[Any]],
+    faults: RowFaults,
+) -> Iterator[Unlabelled]:
+    """The same of rows as JSON has them: objects with each column by name."""
+    import pyarrow as pa
+
+    specs = features(described)
+    arrays = {}
+    for spec in specs:
+        lists = spec.role in ("jagged", "vector")
+        kind = pa.list_(pa.string()) if lists else pa.string()
+        values = [row[spec.name] for row in objects]
+        if lists and any(isinstance(value, str) for value in values):  # entries with a separator between them
+            values = [value.split(spec.separator) if isinstance(value, str) else value for value in values]
+        arrays[spec.name] = pa.array([_texts(value) if lists else _text(value) for value in values], kind)
+    return unlabelled(file, arrays, specs, numbers, carried, faults)
+
+
+def fault_of(row: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
+    """What keeps an object from being a row, a missing key or a value of the wrong shape; None if nothing does."""
+    for spec in features(described):
+        if spec.name not in row:
+            near = difflib.get_close_matches(spec.name, row, n=1)
+            hint = f"Is it {near[0]!r}? " if near else ""
+            return (
+                f"the key {spec.name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. {hint}Add it, with "
+                "null where there is no value."
+            )
+        value = row[spec.name]
+        if spec.role in ("jagged", "vector"):
+            entries = value if isinstance(value, list) else []
+            if not (value is None or isinstance(value, (list, str))) or any(
+                isinstance(e, (list, dict)) for e in entries
+            ):
+                return f"{spec.name!r} is {json.dumps(value)[:80]}, not a list of values. Write it as one."
+        elif isinstance(value, (list, dict)):
+            return f"{spec.name!r} is {json.dumps(value)[:80]}, not one value. Write it as one."
+    return None
+
+
+def features(described: Mapping[str, Any]) -> list[ColumnSpec]:
+    """The columns that a score depends on."""
+    return [spec for spec in specs_of(described) if spec.role != "weight"]
+
+
+def unlabelled(
+    file: Path,
+    arrays: Mapping[str, Any],
+    specs: Sequence[ColumnSpec],
+    numbers: np.ndarray,
+    carried: Mapping[str, Sequence[Any]],
+    faults: RowFaults,
+) -> Iterator[Unlabelled]:
+    """The rows of these arrays without those that have a fault, which `faults` is told of."""
+    found = arrow_columns.raw_columns(arrays, specs, len(numbers))
+    if found.faults:
+        wrong = np.zeros(len(numbers), bool)
+        for fault in found.faults:
+            for row in np.flatnonzero(fault.rows & ~wrong).tolist():
+                value = arrow_columns.shown(arrays[fault.column][row])
+                what = f"row {numbers[row]:,}: column {fault.column!r} is {value}, {fault.what}. Correct the value."
+                faults.report(file, int(numbers[row]), "value", what)
+            wrong |= fault.rows
+        keep = ~wrong
+        numbers, arrays = numbers[keep], arrow_columns.sliced(arrays, keep)
+        carried = {name: [v for v, good in zip(values, keep, strict=True) if good] for name, values in carried.items()}
+        found = arrow_columns.raw_columns(arrays, specs, len(numbers))
+    if n := len(numbers):
+        chunk = Chunk(np.zeros(n, np.float32), found.dense, found.columns, np.zeros(n, np.uint8))
+        yield Unlabelled(chunk, numbers, carried)
+
+
+def _texts(value: Any) -> list[str | None] | None:
+    return None if value is None else [_text(entry) for entry in value]
+
+
+def _text(value: Any) -> str | None:
+    """A JSON value as CSV would write it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (datetime.timedelta, decimal.Decimal)):
+        return str(value)
+    if isinstance(value, list):
+        return [_jsonable(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _jsonable(entry) for name, entry in value.items()}
+    return None if isinstance(value, float) and value != value else value
