@@ -27,7 +27,6 @@ class ColumnProfile:
       most_width: likewise.
       least: the least number; infinity if there is none.
       most: the greatest one.
-      whole: whether all numbers are integers that floats hold exactly.
       counted_rows: rows in which distinct values were counted.
     """
 
@@ -41,22 +40,30 @@ class ColumnProfile:
         self._separator, self._csv = separator, csv
         self.rows = self.missing = self._words = 0
         self.lists, self.least_width, self.most_width = False, 2**31, 0
-        self.least, self.most, self.whole = math.inf, -math.inf, True
+        self.least, self.most = math.inf, -math.inf
+        self._no_fractions = True
         self._kind: Kind = "none"
         self._looks: set[Kind] = {"boolean", "integer", "float", "time"} if csv else set()
+        self._looked = False
         self._seen = np.zeros(0, np.uint64)
         self.counted_rows = 0
 
     @property
     def kind(self) -> Kind:
         """What the values are; of lists, their entries."""
-        if not self._csv or self._kind != "text":
-            kind = self._kind
-        else:
+        kind = self._kind
+        if self._csv and kind == "text":
+            kind = "none"
+        if self._looked:
             kind = next((kind for kind in ("integer", "boolean", "float", "time") if kind in self._looks), "text")
         if kind == "unsigned" or kind == "integer" and self.most >= 2**63:
             return "integer" if self.most < 2**63 else "unsigned" if self.least >= 0 and self.most < 2**64 else "text"
         return kind
+
+    @property
+    def whole(self) -> bool:
+        """Whether all numbers are integers that floats hold exactly."""
+        return self._no_fractions and -EXACT < self.least and self.most < EXACT
 
     @property
     def optional(self) -> bool:
@@ -119,7 +126,7 @@ class ColumnProfile:
         least, most = numbers.min().item(), numbers.max().item()
         self.least, self.most = min(self.least, least), max(self.most, most)
         if numbers.dtype.kind == "f":
-            self.whole &= -EXACT < least and most < EXACT and bool((numbers == np.floor(numbers)).all())
+            self._no_fractions &= bool((numbers == np.floor(numbers)).all())
 
     def _look(self, words: Any) -> None:
         """Narrows what the text of CSV may be."""
@@ -128,6 +135,7 @@ class ColumnProfile:
 
         if not len(words):
             return
+        self._looked = True
         if "integer" in self._looks:
             if pc.all(pc.match_substring_regex(words, convert.INTEGER)).as_py():
                 short = pc.all(pc.less(pc.binary_length(words), 19)).as_py()
@@ -142,9 +150,11 @@ class ColumnProfile:
             self._looks.discard("boolean")
         if "float" in self._looks:
             numbers, wrong = convert.numbers(words)
-            if wrong is not None or "boolean" in self._looks:
+            named = pc.any(pc.match_substring_regex(words, "(?i)^(true|false)$")).as_py()
+            zeros = pc.any(pc.match_substring_regex(words, "^[-+]?0[0-9]")).as_py()  # which no number would give back
+            if wrong is not None or zeros or named:
                 self._looks.discard("float")
-            else:
+            elif "integer" not in self._looks:  # whose extremes are exact
                 self._extremes(numbers)
         if "time" in self._looks and (self._looks & {"integer", "float"} or not convert.times(words)[1].all()):
             self._looks.discard("time")

@@ -90,6 +90,12 @@ class TableReader:
           DataError: the files or their values are at fault: with file, row and column.
         """
         self._files = [(file, SPLITS.index(split)) for split, group in files.items() for file in group]
+        paths = [file.path for file, _ in self._files]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise ConfigError(
+                f"{twice[0]} is to be read for two splits, so what is tested would be known from training. Give each "
+                "split files of its own."
+            )
         self._choices = choices
         self.label = str(choices.label)
         apart = [split for split in files if split != "train"]
@@ -213,7 +219,7 @@ class TableReader:
         label, splitter = LabelProfile(self._choices.label), _Splitter(self._choices)
         progress, row = PrepareProgress(), 0
         progress.stage("looking")
-        numbers = {file: number for file, number in self._files}
+        numbers = dict(self._files)
         for piece in self._pieces(list(dict.fromkeys([*wanted, *self._used]))):
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():

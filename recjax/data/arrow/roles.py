@@ -188,7 +188,7 @@ def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
     values, a single value, and values that nearly every row has for itself.
     """
     kind, distinct, rows = profile.kind, profile.distinct, profile.counted_rows
-    number = kind in ("integer", "unsigned", "float") and profile.whole
+    number = kind in ("integer", "unsigned") or kind == "float" and profile.whole
     what = f"{distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
     if name == "":
         return "skip", "has no name, like the index that pandas writes"

@@ -48,6 +48,8 @@ def parse(text: str, apart: Sequence[str] = ()) -> Split:
     problem = f"split={text} is not understood."
     if way not in WAYS:
         raise ConfigError(f"{problem} {_FORMS}")
+    if way == "column" and colon:
+        raise ConfigError(f"{problem} Name the column apart: split=column split_column={given or 'COLUMN'}.")
     try:
         amounts = tuple(float(part) for part in given.split(",")) if colon else ()
     except ValueError:
@@ -69,8 +71,6 @@ def parse(text: str, apart: Sequence[str] = ()) -> Split:
         )
     if way == "last" and (len(amounts) != 2 or any(amount != int(amount) for amount in amounts)):
         raise ConfigError(f"{problem} Give the validation and the test rows of each group: split=last:1,1.")
-    if way == "column" and amounts:
-        raise ConfigError(f"{problem} split=column takes no shares; split_column=NAME names the column.")
     return Split(cast(Way, way), amounts)
 
 

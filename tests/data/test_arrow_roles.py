@@ -1,0 +1,212 @@
+"""Roles of columns: what a column is by what it holds, what is proposed for it, and what may be asked of it."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recjax.data.arrow import roles
+from recjax.data.arrow.profile import ColumnProfile
+from recjax.data.arrow.roles import Asked
+from recjax.errors import ConfigError, DataError
+
+N = 1000
+DAY = datetime.datetime(2026, 1, 1)
+
+
+def profile(*arrays, csv=False, separator=""):
+    found = ColumnProfile(separator, csv)
+    for array in arrays:
+        found.add(array if isinstance(array, pa.Array) else pa.array(array), count=True)
+    return found
+
+
+def words(*values):
+    """A column of CSV."""
+    return profile(pa.array([v.encode() for v in values], pa.binary()), csv=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "optional"),
+    [
+        (words("1", "-20", "0"), "integer", False),
+        (words("1", "", "3"), "integer", True),
+        (words("1", "NA", "3"), "integer", True),
+        (words("1", "007"), "text", False),  # of an integer 007 would not come back
+        (words("1.0", "2.0"), "float", False),
+        (words("1", "1e5"), "float", False),
+        (words("18446744073709551615", "1"), "unsigned", False),
+        (words("9223372036854775807", "1"), "integer", False),
+        (words("18446744073709551616", "1"), "text", False),
+        (words("-1", "9223372036854775808"), "text", False),
+        (words("true", "False"), "boolean", False),
+        (words("true", "", "False"), "boolean", True),
+        (words("2026-01-01", "2026-12-31"), "time", False),
+        (words("2026-01-01 10:00:00", "soon"), "text", False),
+        (words("NA", "x"), "text", False),  # Namibia
+        (words("", "x"), "text", True),
+        (words("1", "x"), "text", False),
+        (words("true", "1"), "text", False),
+        (words("", ""), "none", True),
+        (words("NA", ""), "none", True),
+        (words("é", "\0"), "text", False),
+        (profile([1, 2]), "integer", False),
+        (profile([1], [None]), "integer", True),
+        (profile(pa.array([], pa.int64()), [None]), "integer", True),
+        (profile([1], [0.5]), "float", False),
+        (profile([1.5, float("nan")]), "float", True),
+        (profile(pa.array([2**63], pa.uint64())), "unsigned", False),
+        (profile(pa.array([5], pa.uint64())), "integer", False),
+        (profile(pa.array([2**63], pa.uint64()), [-1]), "text", False),
+        (profile([True], [1]), "integer", False),
+        (profile(["a"], [1]), "other", False),
+        (profile(["a", ""]), "text", True),
+        (profile([None, None]), "none", True),
+        (profile([DAY]), "time", False),
+        (profile([{"x": 1}]), "other", False),
+        (profile([[1, 2], []]), "integer", False),
+        (profile([[1, None], None]), "integer", True),
+        (profile(["a|b", ""], separator="|"), "text", False),
+    ],
+    ids=str,
+)
+def test_what_a_column_is(column, kind, optional):
+    assert (column.kind, column.optional) == (kind, optional)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.none() | st.integers(-3, 3) | st.floats(-2, 2), max_size=8), st.integers(0, 8))
+def test_figures_as_plain_python(values, cut):
+    values = [None if v is None else float(v) for v in values]
+    found = profile(*(pa.array(part, pa.float64()) for part in (values[:cut], values[cut:])))
+    there = [v for v in values if v is not None]
+    assert (found.rows, found.missing, found.distinct) == (len(values), len(values) - len(there), len(set(there)))
+    assert found.whole == all(v.is_integer() for v in there)
+    if there:
+        assert (found.least, found.most) == (min(there), max(there))
+
+
+RNG = np.random.default_rng(0)
+WORD = [f"w{i % 50}" for i in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "role", "why"),
+    [
+        ("city", WORD, "id", "text, 50 values"),
+        ("comment", [f"text {i}" for i in range(N)], "skip", "nearly every row has one of its own"),
+        ("paid", [i % 2 == 0 for i in range(N)], "id", "true and false"),
+        ("price", RNG.normal(size=N), "dense", "numbers"),
+        ("price", np.arange(N) % 7 + 0.5, "dense", "numbers"),
+        ("stars", np.arange(N) % 5, "id", "integers, 5 values"),
+        ("stars", [None if i % 9 == 0 else float(i % 5) for i in range(N)], "id", "integers, 5 values"),  # of pandas
+        ("age", 18 + np.arange(N) % 60, "dense", "integers from 18 to 77"),
+        ("count", (RNG.pareto(1, N) * 10).astype(int), "dense", "integers from 0 to"),
+        ("user", np.arange(N) % 700, "id", "integers nearly without gaps, 700 values"),
+        ("user_id", 10**10 + np.arange(N) % 60 * 999, "id", "named like one"),
+        ("userId", np.arange(N) % 60 * 999, "id", "named like one"),
+        ("width", np.arange(N) % 60 * 999, "dense", "integers from 0"),
+        ("token", RNG.integers(0, 2**63, 50)[np.arange(N) % 50], "id", "large integers, 50 values"),
+        ("id", np.arange(N), "skip", "nearly every row has one of its own"),
+        ("row", np.arange(N), "skip", "nearly every row has one of its own"),
+        ("ts", 1_600_000_000 + 100 * np.arange(N), "skip", "seconds or milliseconds since 1970"),
+        ("ts", 1_600_000_000_000 + 100 * np.arange(N), "skip", "seconds or milliseconds since 1970"),
+        ("when", [DAY + datetime.timedelta(i) for i in range(N)], "skip", "times; split=time"),
+        ("one", ["x"] * N, "skip", "one value"),
+        ("one", ["x"] * 5 + [None] * 5, "id", "text, 1 values"),
+        ("none", [None] * N, "skip", "has no value"),
+        ("", np.arange(N) % 50, "skip", "has no name"),
+        ("tags", [[i % 3, i % 5] for i in range(N)], "jagged", "lists, 5 values"),
+        ("vector", [[0.5, i / 3] for i in range(N)], "vector", "2 numbers each"),
+        ("uneven", [[0.5] * (i % 3) for i in range(N)], "skip", "lists of unequal length"),
+        ("nested", [{"x": 1}] * N, "skip", "structures"),
+    ],
+)
+def test_what_is_proposed(name, values, role, why):
+    found, reason = roles.propose(name, profile(values))
+    assert found == role and why in reason
+
+
+def test_few_rows_are_no_reason_to_leave_ids_out():
+    assert roles.propose("user", profile([f"u{i}" for i in range(99)]))[0] == "id"
+    assert roles.propose("user", profile([f"u{i}" for i in range(100)]))[0] == "skip"
+
+
+def test_proposals_as_text_that_gives_the_same():
+    text = roles.to_text(
+        {"user": ("id", "text, 2 values"), "note": ("skip", "one value"), "price": ("dense", "numbers")}
+    )
+    assert text.splitlines() == [
+        "columns=auto takes the columns so:",
+        "  user   id        text, 2 values",
+        "  note   left out  one value",
+        "  price  dense     numbers",
+        "to have it otherwise, start from columns=user:id,price:dense",
+    ]
+
+
+def test_the_grammar():
+    auto, asked = roles.parse(("user:id", "a:b:id", "tags:jagged:split=;:min_count=2", "price:dense:log1p", "w:weight"))
+    assert not auto and asked == {
+        "user": Asked("id"), "a:b": Asked("id"), "tags": Asked("jagged", separator=";", min_count=2),
+        "price": Asked("dense", "log1p"), "w": Asked("weight"),
+    }  # fmt: skip
+    assert roles.parse(("auto", "zip:id", "note:skip")) == (True, {"zip": Asked("id"), "note": Asked("skip")})
+    assert roles.parse(("id:id",)) == (False, {"id": Asked("id")})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("user",), "'user' is not COLUMN:ROLE with a role of id, jagged, dense, vector, weight, skip"),
+        (("user:ids",), "Did you mean user:id?"),
+        ((":id",), "is not COLUMN:ROLE"),
+        (("a:id", "a:dense"), "'a:dense' is not COLUMN:ROLE .* each column once"),
+        (("a:id:log1p",), "'a:id:log1p' has no option 'log1p'. Those of id are min_count=N"),
+        (("a:dense:min_count=3",), "has no option 'min_count=3'. Those of dense are log1p"),
+        (("a:id:min_count=0",), "has no option 'min_count=0'"),
+        (("a:jagged:split=",), "has no option 'split='"),
+        (("a:weight", "b:weight"), "several of role weight"),
+    ],
+)
+def test_what_the_grammar_refuses(columns, message):
+    with pytest.raises(ConfigError, match=message):
+        roles.parse(columns)
+
+
+@pytest.mark.parametrize(
+    ("role", "values", "message"),
+    [
+        ("id", [0.5, 1.0], "fractions or beyond 2.53, which are no ids.*x:dense"),
+        ("id", [2.0**53], "beyond 2.53"),
+        ("id", [[1]], "holds lists, so it cannot be id. Give it as x:jagged"),
+        ("id", [DAY], "holds times, which cannot be id"),
+        ("id", [{"x": 1}], "holds structures.*x:skip"),
+        ("id", [None, None], "no value in any of 2 rows"),
+        ("dense", [None, None], "no value in any of 2 rows"),
+        ("dense", [[1]], "holds lists"),
+        ("jagged", ["a"], "holds text, not lists, so it cannot be jagged. Give it as x:id"),
+        ("jagged", [[0.5]], "fractions"),
+        ("vector", [1.0], "holds numbers, not lists, so it cannot be vector. Give it as x:dense"),
+        ("vector", [[1.0], [1.0, 2.0]], "lists of 1 to 2 numbers; those of a vector are equally long"),
+        ("vector", [["a"]], "lists of text"),
+        ("weight", [None], "no value"),
+    ],
+)
+def test_roles_that_a_column_cannot_have(role, values, message):
+    with pytest.raises(DataError, match=message):
+        roles.spec_of("x", Asked(role), profile(values))
+
+
+def test_a_column_as_it_will_be_prepared():
+    spec = roles.spec_of("x", Asked("id"), profile([1.0, None, 3.0]))
+    assert (spec.kind, spec.optional, spec.feature.values, spec.feature.optional) == ("integer", True, "integer", True)
+    spec = roles.spec_of("x", Asked("jagged", min_count=3), profile([["a"], []]))
+    assert spec.feature.jagged and spec.feature.values == "text" and spec.feature.min_count == 3
+    assert roles.spec_of("x", Asked("vector"), profile([[1, 2], None])).dense_names == ("x[0]", "x[1]")
+    assert roles.spec_of("x", Asked("dense"), profile([DAY])).kind == "time"
+    assert roles.spec_of("x", Asked("id"), words("true", "false")).kind == "boolean"
+    assert roles.spec_of("x", Asked("jagged"), profile([[], None])).kind == "integer"
