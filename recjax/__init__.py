@@ -67,6 +67,42 @@ def override(config: RunConfig, *overrides: Overrides, **settings: Any) -> RunCo
     return changed
 
 
+def prepare(
+    data: Any,
+    label: str,
+    out: Path | str,
+    *overrides: Overrides,
+    validation: Any = None,
+    test: Any = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Prepares a table of one's own, and returns its folder, fingerprint and rows of each split.
+
+        recjax.prepare(frame, label="clicked", out="prepared/", columns="user:id,tags:jagged,price:dense")
+        recjax.fit(recjax.load("table", {"data.path": "prepared/"}), out="runs/first")
+
+    Args:
+      data: whatever has `__arrow_c_stream__` (pandas, polars, DuckDB, HF datasets, tables and readers of pyarrow); a
+        dict from column names to NumPy arrays, [n], or [n, width] for a vector; or the path of Parquet, CSV or Arrow.
+      label: column of the label.
+      out: the folder to make.
+      *overrides: changes to the settings of `recjax.data.datasets.own_table.Table`, see above.
+      validation: another such table, whose rows validate; None takes rows of `data`.
+      test: likewise the test.
+      overwrite: replace prepared data of other content.
+      **settings: settings as keywords: columns="auto", split="time:0.8,0.1,0.1", time="day".
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax.data import catalog
+    from recjax.settings.from_python import texts
+
+    more = {"validation": validation, "test": test, "overwrite": overwrite}
+    return catalog.prepare_object(data, label, out, texts(*overrides, **settings), **more)
+
+
 def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides, **settings: Any) -> dict[str, Any]:
     """Trains, and returns what summary.json holds.
 
@@ -130,7 +166,7 @@ def evaluate(
 
 def predict(
     out: Path | str,
-    input: Path | str,
+    input: Any,
     scores: Path | str,
     *overrides: Overrides,
     split: str = "test",
@@ -144,7 +180,8 @@ def predict(
 
     Args:
       out: the run folder, which is all that is needed.
-      input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data.
+      input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data; of a table of one's own also
+        Parquet, CSV or Arrow, and a table in Python as `prepare` takes it.
       scores: the file to write, .csv or .jsonl.
       *overrides: see above, for example another "mesh.devices"; on_error="skip" leaves malformed rows out.
       split: of a folder.
@@ -157,16 +194,15 @@ def predict(
     Raises:
       RecjaxError: see recjax.errors for the kinds.
     """
+    from recjax.data.arrow.spool import is_table
     from recjax.errors import ConfigError
     from recjax.serving import predict
     from recjax.settings.from_python import short, texts
 
     for name, value in (("out", out), ("input", input), ("scores", scores)):
-        if not isinstance(value, (str, Path)):
-            raise ConfigError(
-                f"predict needs the path of a file or folder as {name}, not {short(value)}. From pandas: "
-                'frame.to_json("rows.jsonl", orient="records", lines=True).'
-            )
+        if not isinstance(value, (str, Path)) and not (name == "input" and is_table(value)):
+            raise ConfigError(f"predict needs the path of a file or folder as {name}, not {short(value)}.")
     changes = texts(*overrides, **settings)
     how = (changes, split, step, columns, overwrite)
-    return predict.predict(out, input, scores, *how, trust_code=trust_code)
+    run = predict.predict if isinstance(input, (str, Path)) else predict.predict_table
+    return run(out, input, scores, *how, trust_code=trust_code)

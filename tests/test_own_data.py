@@ -50,12 +50,12 @@ def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
 def test_a_table_where_a_preset_or_a_dataset_should_be(tmp_path, monkeypatch, name):
     """Whether it exists or not."""
     monkeypatch.chdir(tmp_path)
-    how = (
-        r"recjax\.data\.storage\.blocks\.write_prepared", "`Your own data` in the README",
-        "data=prepared data.path=FOLDER",
-    )  # fmt: skip
+    how = ("`recjax train table data.from=.* data.label=COLUMN`", "`Your own data` in the README")
+    named = (
+        ("Write the table as Parquet or CSV first",) if name.endswith(".jsonl") else (f"data.from={name} data.label",)
+    )
     for _ in range(2):
-        refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how)
+        refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how, *named)
         assert "movietweetings" not in refused
         assert_refused(inside("data", "prepare", name, "--out", "new"), 2, f"unknown dataset '{name}'", *how)
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -136,7 +136,7 @@ def naive_bayes(source: BlockSource) -> dict[str, float]:
     weights = np.concatenate([block.weights for block in tests])
     if any(not weights[labels == label].sum() for label in (0, 1)):
         return {}
-    return {"naive Bayes": auc(labels, np.concatenate(scores), weights)}
+    return {"naive Bayes": auc(labels, np.round(np.concatenate(scores), 9), weights)}
 
 
 def _lengths(bags: Bags) -> np.ndarray:

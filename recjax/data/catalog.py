@@ -143,6 +143,32 @@ def prepare(
         made = prepare_table(config, reader, out, overwrite=overwrite)
     else:
         made = prepare_as(config, reader, out, overwrite=overwrite)
+    return described(made)
+
+
+def prepare_object(
+    data: Any, label: str, out: str | os.PathLike[str], overrides: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """A table from Python to prepared blocks.
+
+    Args:
+      data: the table, or a path as `Table.from_` takes it.
+      label: column of the label.
+      out: the folder to make.
+      overrides: changes to the default `Table`.
+      **more: the other arguments of `own_table.prepare_object`.
+
+    Returns:
+      As `prepare`.
+    """
+    config = settings.override(Table(label=label), overrides)
+    if isinstance(data, (str, os.PathLike)) and more["validation"] is None and more["test"] is None:
+        return prepare(config, data, out, overwrite=more["overwrite"])
+    return described(own_table.prepare_object(config, data, out, **more))
+
+
+def described(made: PreparedSource) -> dict[str, Any]:
+    """What was prepared, as JSON values; see `prepare`."""
     return {
         "dataset": made.name,
         "path": str(made.path),

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-_TABLES = (
-    "csv",
-    "tsv",
-    "txt",
-    "parquet",
-    "feather",
-    "arrow",
-    "json",
-    "jsonl",
-    "xlsx",
-    "pkl",
-    "npz",
-    "pandas",
-    "libsvm",
-)
+_READ = ("csv", "tsv", "parquet", "pq", "feather", "arrow", "ipc")
+_OTHERS = ("txt", "json", "jsonl", "xlsx", "pkl", "npz", "libsvm")
+_PYTHON = ("pandas", "polars", "duckdb", "numpy")
+_TRAIN = "`recjax train table data.from=FILE data.label=COLUMN`"
 HOW = (
-    "Tables of one's own are first turned into prepared data, by a few lines of Python that call "
-    "recjax.data.storage.blocks.write_prepared (`Your own data` in the README has them); then `recjax train synthetic "
-    "data=prepared data.path=FOLDER` trains on them."
+    f"A table of one's own (Parquet, CSV or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a frame. "
+    "See `Your own data` in the README."
 )
 
 
 def hint(name: str) -> str:
-    """Returns `HOW` and a space if `name` is a file of a tabular format, or such a format; else ""."""
-    file = PurePath(name.lower())
-    file = file.with_suffix("") if file.suffix in (".gz", ".zip", ".zst") else file
-    return f"{HOW} " if (file.suffix or file.name).removeprefix(".") in _TABLES else ""
+    """Returns advice and a space if `name` is a file of a tabular format, or such a format; else ""."""
+    file = PurePath(name)
+    inner = file.with_suffix("") if file.suffix.lower() in (".gz", ".zip", ".zst", ".bz2") else file
+    form = (inner.suffix or inner.name).removeprefix(".").lower()
+    if form in _OTHERS:
+        return f"Write the table as Parquet or CSV first. {HOW} "
+    if form in _READ and inner.suffix:
+        return f"To train on this table: {_TRAIN.replace('FILE', name)}. See `Your own data` in the README. "
+    return f"{HOW} " if form in (*_READ, *_PYTHON) else ""

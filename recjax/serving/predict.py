@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from recjax.data.arrow.spool import folder_beside, spool
 from recjax.data.batch import Batch, Schema, validate
 from recjax.data.pipeline import batches
 from recjax.data.prepare.chunk import Unlabelled
@@ -115,6 +116,13 @@ def predict(
             raise DataError(f"{input} has no row. Give a file with a row a line, below the header if it has one.")
     described = {"step": step, "input": str(input), "out": str(out), "rows": done, "skipped": faults.count}
     return described | {"mean_probability": total / done}
+
+
+def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, trust_code: bool = False) -> dict[str, Any]:
+    """`predict` for a table in Python; what it raises calls the table by the name of a file for the time being."""
+    with folder_beside(expanded(out)) as folder:
+        spool(table, folder / "rows.arrow", "the table")
+        return predict(run, folder / "rows.arrow", out, *how, trust_code=trust_code) | {"input": "the table"}
 
 
 def _carried(columns: str | Sequence[str]) -> list[str] | None:

@@ -1,8 +1,8 @@
 """Files of raw rows to predict on, read in their own order, with or without labels.
 
-Of a table of one's own: files of the formats that it may have, and JSON Lines. Of other datasets two formats: the text
-of the dataset itself where that is one file of rows (Criteo, Avazu), and JSON Lines for every
-dataset but Avazu that was prepared from raw rows: an object a line that holds each raw column by name.
+JSON Lines for every dataset but Avazu that was prepared from raw rows: an object a line that holds each raw column by
+name. Beside it the text of the dataset itself where that is one file of rows (Criteo, Avazu), and of a table of one's
+own the formats that it may have.
 
 A value that a row lacks (null; nothing between two separators) gets what training had for it: the row of missing values
 of an optional feature, else that of values which the vocabulary does not hold.
@@ -14,9 +14,9 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from recjax.serving import table_rows
 from recjax.serving.faults import RowFaults
 from recjax.utils import strict_json
 
+_T = TypeVar("_T")
 _PIECE_BYTES = 1 << 21  # of text read at once
 _JSON_ROWS = 8192  # lines in a chunk
 _HEX = re.compile("[0-9a-fA-F]{1,8}")
@@ -75,10 +76,10 @@ def read(
                 "column click may be missing. Give them so, in a file whose name does not end in .jsonl."
             )
         return read_unlabelled(file, faults, carry)
-    if lines_of_json:
-        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}), table)
     if table is not None:
-        return table_rows.read(file, table, faults, carry)
+        return (json_lines_of_table if lines_of_json else table_rows.read)(file, table, faults, carry)
+    if lines_of_json:
+        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}))
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
         return criteo(file, faults, carry)
     raise ConfigError(
@@ -180,7 +181,6 @@ def json_lines(
     faults: RowFaults,
     carry: Sequence[str] | None = (),
     unknown: Mapping[str, int] | None = None,
-    table: Mapping[str, Any] | None = None,
 ) -> Iterator[Unlabelled]:
     """Objects with the raw columns: a value, null where it is missing; a list of values for a feature with bags.
 
@@ -190,10 +190,30 @@ def json_lines(
       faults: told of malformed rows.
       carry: keys to hand on, null in rows without them; None: those of the first row.
       unknown: raw column -> what stands for null.
-      table: as for `read`.
     """
-    lines = ((first + i, line) for first, text in _pieces(file) for i, line in enumerate(text.split(b"\n")[:-1]))
     reader = _RowReader(encoder, unknown or {})
+    for _, values, numbers, carried in _objects(file, faults, carry, reader.values):
+        yield Unlabelled(reader.chunk(values), numbers, carried)
+
+
+def json_lines_of_table(
+    file: Path, table: Mapping[str, Any], faults: RowFaults, carry: Sequence[str] | None = ()
+) -> Iterator[Unlabelled]:
+    """The same of a table of one's own; `table` is what the prepared data say of its columns."""
+
+    def check(row: Mapping[str, Any]) -> None:
+        if what := table_rows.fault_of(row, table):
+            raise _WrongRowError(what)
+
+    for objects, _, numbers, carried in _objects(file, faults, carry, check):
+        yield from table_rows.of_objects(file, objects, numbers, table, carried, faults)
+
+
+def _objects(
+    file: Path, faults: RowFaults, carry: Sequence[str] | None, take: Callable[[dict[str, Any]], _T]
+) -> Iterator[tuple[list[dict[str, Any]], list[_T], np.ndarray, dict[str, list[Any]]]]:
+    """Yields objects, what `take` makes of each, their lines, int64, and what is carried of them."""
+    lines = ((first + i, line) for first, text in _pieces(file) for i, line in enumerate(text.split(b"\n")[:-1]))
     names: Sequence[str] | None = None
     strange: list[str] = []
     while batch := list(itertools.islice(lines, _JSON_ROWS)):
@@ -201,10 +221,7 @@ def json_lines(
         for line, text in batch:
             try:
                 row = _object(text)
-                if table is None:
-                    values.append(reader.values(row))
-                elif what := table_rows.fault_of(row, table):
-                    raise _WrongRowError(what)
+                values.append(take(row))
             except _WrongRowError as wrong:
                 faults.report(file, line, "row", str(wrong))
                 continue
@@ -221,10 +238,7 @@ def json_lines(
                 f"carried. The first of them has {', '.join(objects[0])}."
             )
         carried = {name: [row.get(name) for row in objects] for name in names}
-        if table is None:
-            yield Unlabelled(reader.chunk(values), np.array(numbers, np.int64), carried)
-        else:
-            yield from table_rows.of_objects(file, objects, np.array(numbers, np.int64), table, carried, faults)
+        yield objects, values, np.array(numbers, np.int64), carried
 
 
 class _RowReader:

@@ -15,8 +15,8 @@ from recjax.settings.tree import key_of
 
 _FORMS = '"train.epochs=2", {"train.epochs": 2}, {"train": {"epochs": 2}}, or lists of these'
 PRESET_OR_DATA = (
-    'A preset says what is trained: recjax.load("synthetic", {"data": "prepared", "data.path": FOLDER}) trains on data '
-    "that recjax.data.storage.blocks.write_prepared wrote; see `Your own data` in the README."
+    'A preset says what is trained: recjax.prepare(table, label="clicked", out=FOLDER), then recjax.load("table", '
+    '{"data.path": FOLDER}), trains on a table of your own; see `Your own data` in the README.'
 )
 
 
@@ -89,8 +89,8 @@ def _written(value: Any, key: str) -> str:
     own_data = ""
     if key.split(".")[0] == "data":
         own_data = (
-            " Data of one's own are written once, by recjax.data.storage.blocks.write_prepared, and named by their "
-            "folder: data=prepared data.path=FOLDER; see `Your own data` in the README."
+            " A table of one's own is written once, by recjax.prepare(table, label=..., out=FOLDER), and named by its "
+            "folder: data=table data.path=FOLDER; see `Your own data` in the README."
         )
     raise ConfigError(
         f"{key} is {short(value)}, which no setting can be: give a number, text, true or false, None, or a list of "

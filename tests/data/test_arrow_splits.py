@@ -32,6 +32,20 @@ def test_what_the_setting_means(text, apart, way, amounts):
     assert splits.parse(text, apart) == Split(way, amounts)
 
 
+def test_a_column_that_is_named_chooses_the_way():
+    for named, way in (
+        (["time"], "time"),
+        (["group"], "last"),
+        (["group", "time"], "last"),
+        (["split_column"], "column"),
+    ):
+        assert splits.parse("", (), named).way == way
+    assert splits.parse("", ("test",), ["time"]) == Split("time", (0.9, 0.1, 0))
+    for text, named in (("random", ["time"]), ("time", ["time", "group"]), ("", ["time", "split_column"])):
+        with pytest.raises(ConfigError, match="names a column, which split=.* does not use"):
+            splits.parse(text, (), named)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -22,7 +22,7 @@ import numpy as np
 
 from recjax import settings
 from recjax.config import presets
-from recjax.data.datasets import avazu, criteo, movielens, movietweetings, taobao, yelp
+from recjax.data.datasets import avazu, criteo, movielens, movietweetings, own_table, taobao, yelp
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.work_folder import WorkFolder
 from recjax.data.storage import manifest
@@ -41,7 +41,7 @@ from recjax.train import origins
 from recjax.train.checkpoint import manifest as checkpoints
 from recjax.train.run.folder import read_config
 from support import damage_at_random as damage
-from support import shop
+from support import shop, tables
 from support import yelp as yelp_support
 from support.criteo import random_rows, text
 from support.machines import MACHINE
@@ -247,6 +247,17 @@ def write_journal(folder: Path) -> None:
     (folder / "journal.jsonl").write_text(json.dumps(line | {"dense": dense}) + "\n")
 
 
+def write_table(form: str, lists: bool = True) -> Callable[[Path], object]:
+    """Clicks as a file of this format."""
+    return lambda folder: tables.write(tables.clicks(40, lists=lists), folder / f"t.{form}")
+
+
+def read_table(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):  # which may have another name by now
+        for _ in own_table.open_raw(own_table.Table(label="clicked"), path).chunks(0):
+            pass
+
+
 def read_json_rows(folder: Path) -> None:
     encoder = _encoder()
     for part in rows.json_lines(folder / "rows.jsonl", encoder, RowFaults(), None):
@@ -300,6 +311,9 @@ TARGETS: dict[str, Target] = {
     "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
     "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
     "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
+    "table, CSV": Target(write_table("csv", lists=False), read_table, zipped=True),
+    "table, Parquet": Target(write_table("parquet"), read_table),
+    "table, Arrow": Target(write_table("feather"), read_table),
     "rows, JSON lines": Target(write_json_rows, read_json_rows, pipes=False),
     "rows, Criteo": Target(
         texts({"rows.txt": CRITEO}),

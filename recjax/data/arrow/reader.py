@@ -206,7 +206,7 @@ class TableReader:
         return [name for name in self._names if name in judged]
 
     def _listed(self) -> str:
-        return ", ".join(map(repr, self._names[:30])) + (", ..." if len(self._names) > 30 else "")
+        return (", ".join(map(repr, self._names[:30])) or "none") + (", ..." if len(self._names) > 30 else "")
 
     def _look(self, asked: Mapping[str, roles.Asked], judged: Sequence[str]) -> dict[str, ColumnProfile]:
         """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""

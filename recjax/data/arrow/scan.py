@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -32,6 +33,7 @@ DELIMITERS = ",\t;|"  # that a first line is searched for
 _NEEDS = "Parquet (.parquet), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
 _BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
 _BATCH_ROWS = 2**16
+_MALFORMED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")  # what Arrow says of a line of CSV
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,23 +167,10 @@ def _ipc(stream: Any) -> Any:
 
 
 def _rows_of_csv(file: TableFile, stream: Any, columns: list[str]) -> Iterator[Any]:
-    import pyarrow as pa
-
-    malformed: list[Any] = []
     last = schema(file).names[-1]
     batch = None
-    try:
-        for batch in _csv(file, stream, [*columns, last], malformed):
-            yield batch.select(columns)
-    except pa.ArrowInvalid:
-        if not malformed:
-            raise
-        row = malformed[0]
-        raise DataError(
-            f"{file}{'' if row.number is None else f':{row.number}'}: the line has {row.actual_columns} field(s), "
-            f"but the header {row.expected_columns}: {row.text[:80]!r}. Mend the line; a field that holds the "
-            "delimiter must stand in double quotes."
-        ) from None
+    for batch in _csv(file, stream, [*columns, last]):
+        yield batch.select(columns)
     # An open quote swallows all that follows it. In another column than the last that gives too few fields.
     if batch is not None and batch.num_rows and (batch[last][-1].as_py() or b"").endswith(b"\n"):
         raise DataError(
@@ -190,26 +179,18 @@ def _rows_of_csv(file: TableFile, stream: Any, columns: list[str]) -> Iterator[A
         )
 
 
-def _csv(file: TableFile, stream: Any, columns: Sequence[str] | None = None, malformed: list[Any] | None = None) -> Any:
-    """A streaming reader of CSV. Without columns only its names are of use; malformed lines are appended."""
+def _csv(file: TableFile, stream: Any, columns: Sequence[str] = ()) -> Any:
+    """A streaming reader of CSV; without columns only its names are of use."""
     import pyarrow.csv as csv
 
-    def refuse(row: Any) -> str:  # may not raise: Arrow would only print that
-        if malformed is None:
-            return "skip"
-        malformed.append(row)
-        return "error"
-
-    parse = csv.ParseOptions(
-        delimiter=file.delimiter or _delimiter(file), newlines_in_values=True, invalid_row_handler=refuse
-    )
+    parse = csv.ParseOptions(delimiter=file.delimiter or _delimiter(file), newlines_in_values=True)
     read = csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)  # with threads a line has no number
-    convert = csv.ConvertOptions(check_utf8=False)  # convert.py says where text is not UTF-8
-    if columns is not None:
-        wanted = list(dict.fromkeys(columns))
-        convert = csv.ConvertOptions(
-            check_utf8=False, column_types=dict.fromkeys(wanted, _binary()), include_columns=wanted
-        )
+    wanted = list(dict.fromkeys(columns))
+    convert = csv.ConvertOptions(
+        check_utf8=False,  # convert.py says where text is not UTF-8
+        column_types=dict.fromkeys(wanted, _binary()),
+        include_columns=wanted,
+    )
     return csv.open_csv(stream, read, parse, convert)
 
 
@@ -250,6 +231,11 @@ def _reading(file: TableFile) -> Iterator[None]:
     except (pa.ArrowException, EOFError, ValueError) as error:
         if "Empty CSV file" in str(error):
             raise DataError(f"{file} is empty. CSV has a line that names its columns, and rows below it.") from None
+        if line := _MALFORMED.search(str(error)):
+            raise DataError(
+                f"{file}:{line[1]}: the line has {line[3]} field(s), but the header {line[2]}: {line[4][:80]!r}. "
+                "Mend the line; a field that holds the delimiter must stand in double quotes."
+            ) from None
         if isinstance(error, UnicodeDecodeError):
             raise DataError(f"{file} is not UTF-8 text ({error}). Save it as UTF-8.") from None
         what = {"parquet": "Parquet", "csv": "CSV", "arrow": "Arrow"}[file.form]

@@ -15,6 +15,12 @@ from recjax.errors import ConfigError, DataError
 Way = Literal["random", "time", "last", "column"]
 WAYS = get_args(Way)
 ROWS = 2**16  # rows that are drawn together; part of what a seed means
+_USES: dict[str, tuple[str, ...]] = {  # way -> the settings by which it needs, or takes, a column
+    "random": (),
+    "time": ("time",),
+    "last": ("group", "time"),
+    "column": ("split_column",),
+}
 _PURPOSE = 0x7AB1E  # of the random numbers
 _SHARES = (0.8, 0.1, 0.1)
 _LAST = (1.0, 1.0)
@@ -34,20 +40,26 @@ class Split:
     amounts: tuple[float, ...]
 
 
-def parse(text: str, apart: Sequence[str] = ()) -> Split:
-    """The meaning of `split=`: "random:0.8,0.1,0.1", "time:0.8,0.1,0.1", "last:1,1", "column"; "" is random.
+def parse(text: str, apart: Sequence[str] = (), named: Sequence[str] = ()) -> Split:
+    """The meaning of `split=`: "random:0.8,0.1,0.1", "time:0.8,0.1,0.1", "last:1,1", "column"; "" is by what is named.
 
     Args:
       text: the setting.
       apart: the splits that have files of their own, which "" leaves to them.
+      named: those of "time", "group" and "split_column" for which a column is named.
 
     Raises:
-      ConfigError: another form, shares that are not 1 together, or no training rows.
+      ConfigError: another form, shares that are not 1 together, no training rows, or a column without a use.
     """
-    way, colon, given = (text or "random").partition(":")
+    by_name = next((way for way in ("column", "last", "time") if _USES[way][0] in named), "random")
+    way, colon, given = (text or by_name).partition(":")
     problem = f"split={text} is not understood."
     if way not in WAYS:
         raise ConfigError(f"{problem} {_FORMS}")
+    if idle := [name for name in named if name not in _USES[way]]:
+        raise ConfigError(
+            f"{idle[0]} names a column, which split={way} does not use. Leave it out, or split otherwise."
+        )
     if way == "column" and colon:
         raise ConfigError(f"{problem} Name the column apart: split=column split_column={given or 'COLUMN'}.")
     try:

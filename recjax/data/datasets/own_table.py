@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from pathlib import PurePath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from recjax.data.arrow import roles, scan, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.reader import Choices, TableReader, describe
 from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow.spool import folder_beside, spool
 from recjax.data.datasets.options import open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
@@ -24,6 +25,7 @@ from recjax.data.storage.remote import cache_folder
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError
 from recjax.settings.values import check_ranges
+from recjax.utils.paths import located
 
 _VERSION = 1  # raise it when the same files and options start to give other data
 
@@ -42,7 +44,9 @@ class Table:
     # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), weight, skip. auto: what the
     # other columns look like
     columns: tuple[str, ...] = (roles.AUTO,)
-    split: str = ""  # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: random
+    split: str = (
+        ""  # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: by what is named below, or random
+    )
     split_seed: int = 0  # of split=random
     time: str = ""  # column of split=time, and of the order of split=last
     group: str = ""  # column of the groups of split=last
@@ -58,7 +62,7 @@ class Table:
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
         roles.parse(self.columns)
-        splits.parse(self.split, self.apart)
+        splits.parse(self.split, self.apart, self._named)
         if self.threshold is not None and self.positive:
             raise ConfigError("threshold and positive both say which labels are 1. Give one of them.")
         if len(self.delimiter) > 1:
@@ -69,6 +73,11 @@ class Table:
         """The splits that have files of their own."""
         return tuple(split for split in ("validation", "test") if getattr(self, split))
 
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """The settings of the split that name a column."""
+        return tuple(name for name in ("time", "group", "split_column") if getattr(self, name))
+
     def open(self) -> PreparedSource:
         """The prepared data; those of `from` are prepared first, unless the cache has them.
 
@@ -77,6 +86,8 @@ class Table:
           DataError: neither `path` nor `from`; `path` holds no intact data of these options; or the files are at fault.
           TrainingError: the cache folder cannot be written.
         """
+        if self.path and options_of(self) == options_of(Table()):  # nothing is asked of the data: they tell
+            return open_prepared(self.path, self.kind, self.cache)
         if self.path:
             return open_as(self)
         if not self.from_:
@@ -121,7 +132,7 @@ def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
     choices = Choices(
         Label(config.label, config.threshold, config.positive),
         config.columns,
-        splits.parse(config.split, config.apart),
+        splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,
         config.time,
         config.group,
@@ -138,6 +149,39 @@ def prepare_table(
 ) -> PreparedSource:
     """`prepare_as`, with a description of the columns by which raw rows are read later."""
     return prepare_as(config, reader, out, more={"table": describe(reader)}, overwrite=overwrite)
+
+
+def prepare_object(
+    config: Table,
+    data: Any,
+    out: str | os.PathLike[str],
+    *,
+    validation: Any = None,
+    test: Any = None,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares a table that Python holds.
+
+    Args:
+      config: the options.
+      data: as for `recjax.data.arrow.spool.spool`.
+      out: as for `prepare_data`, which also says what is raised.
+      validation: a table of rows that validate; None: as the config says.
+      test: likewise of the test.
+      overwrite: likewise.
+    """
+    given = {"train": data, "validation": validation, "test": test}
+    given = {split: table for split, table in given.items() if table is not None or split == "train"}
+    if both := [split for split in given if split in config.apart]:
+        raise ConfigError(f"{both[0]} is given as a table and as files. Give one of them.")
+    place = located(out)
+    with folder_beside(place) as folder:
+        files = {}
+        for split, table in given.items():
+            title = "the table" if split == "train" else f"the {split} table"
+            files[split] = [spool(table, folder / f"{split}.arrow", title)]
+        files |= {split: scan.find(getattr(config, split), config.delimiter) for split in config.apart}
+        return prepare_table(config, open_files(config, files), place, overwrite=overwrite)
 
 
 def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
