@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import columns as arrow_columns
-from recjax.data.arrow import convert, scan
-from recjax.data.arrow.reader import specs_of
+from recjax.data.arrow import convert, roles, scan
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
@@ -112,7 +111,7 @@ def fault_of(row: Mapping[str, Any], described: Mapping[str, Any]) -> str | None
 
 def features(described: Mapping[str, Any]) -> list[ColumnSpec]:
     """The columns that a score depends on."""
-    return [spec for spec in specs_of(described) if spec.role != "weight"]
+    return [spec for spec in roles.from_json(described) if spec.role != "weight"]
 
 
 def unlabelled(

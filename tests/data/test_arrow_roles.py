@@ -154,6 +154,9 @@ def test_the_grammar():
         "user": Asked("id"), "a:b": Asked("id"), "tags": Asked("jagged", separator=";", min_count=2),
         "price": Asked("dense", "log1p"), "w": Asked("weight"),
     }  # fmt: skip
+    assert roles.parse(("age:id:bucket=10", "tags:jagged:hash=1000:min_count=3"))[1] == {
+        "age": Asked("id", buckets=10), "tags": Asked("jagged", hashed=1000, min_count=3),
+    }  # fmt: skip
     assert roles.parse(("auto", "zip:id", "note:skip")) == (True, {"zip": Asked("id"), "note": Asked("skip")})
     assert roles.parse(("id:id",)) == (False, {"id": Asked("id")})
 
@@ -168,6 +171,10 @@ def test_the_grammar():
         (("a:id:log1p",), "'a:id:log1p' has no option 'log1p'. Those of id are min_count=N"),
         (("a:dense:min_count=3",), "has no option 'min_count=3'. Those of dense are log1p"),
         (("a:id:min_count=0",), "has no option 'min_count=0'"),
+        (("a:id:hash=x",), "has no option 'hash=x'"),
+        (("a:id:bucket=1",), "has no option 'bucket=1'"),
+        (("a:jagged:bucket=9",), "has no option 'bucket=9'. Those of jagged are min_count=N, hash=N, split=TEXT"),
+        (("a:id:bucket=9:hash=5",), "Leave hash out"),
         (("a:jagged:split=",), "has no option 'split='"),
         (("a:weight", "b:weight"), "several of role weight"),
     ],
@@ -199,6 +206,18 @@ def test_what_the_grammar_refuses(columns, message):
 def test_roles_that_a_column_cannot_have(role, values, message):
     with pytest.raises(DataError, match=message):
         roles.spec_of("x", Asked(role), profile(values))
+
+
+def test_what_has_no_buckets():
+    for values, message in (
+        (["a"], "holds text, which has no buckets"),
+        ([[1]], "holds lists"),
+        ([{"x": 1}], "structures"),
+    ):
+        with pytest.raises(DataError, match=message):
+            roles.spec_of("x", Asked("id", buckets=4), profile(values))
+    assert roles.spec_of("x", Asked("id", buckets=4), profile([0.5, DAY.year])).kind == "float"
+    assert roles.spec_of("x", Asked("id", buckets=4), profile([DAY])).kind == "time"
 
 
 def test_a_column_as_it_will_be_prepared():

@@ -59,6 +59,15 @@ def test_transforms_by_hand(transform, expected):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_a_transform_for_each_column():
+    """As the same one for all columns gives it, of that column."""
+    for names in (("standard", "none"), ("log1p", "log_shift"), ("none", "none")):
+        found = encoder(names).encode(DENSE)
+        assert found.dtype == np.float32
+        for column, name in enumerate(names):
+            np.testing.assert_array_equal(found[:, column], encoder(name).encode(DENSE)[:, column])
+
+
 def test_lines_by_hand():
     by = encoder((Line(zero=1, unit=2), Line(zero=-2, unit=4, least=-1, most=2)), indicators=True)
     np.testing.assert_array_equal(by.encode(DENSE), [[1, 0, 0, 1], [0, 0.5, 1, 0], [-0.5, 0, 0, 1], [0, 1, 0, 0]])

@@ -15,9 +15,11 @@ from support import tables
 from recjax import settings as machinery
 from recjax.data.arrow import columns as arrow_columns
 from recjax.data.arrow import reader as readers
+from recjax.data.arrow import roles
 from recjax.data.datasets.own_table import Table, open_raw, prepare_table
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.ids import Hash, stable_hash
 from recjax.data.source import SPLITS
 from recjax.data.storage.blocks import open_prepared
 from recjax.errors import ConfigError, DataError
@@ -151,15 +153,18 @@ def test_how_values_are_stored_makes_no_difference(table, source, tmp_path, chan
 
 
 def test_raw_rows_are_encoded_as_the_prepared_ones(table, source):
+    check_raw_rows(source, table, np.array(splits_of(CLICKS, source.path.parent / "t.parquet")))
+
+
+def check_raw_rows(source, table, split):
     """By the columns that the data keep, without the reader that prepared them."""
-    specs = readers.specs_of(open_prepared(source.path).about["table"])
+    specs = roles.from_json(open_prepared(source.path).about["table"])
     raw = arrow_columns.raw_columns({name: table[name] for name in table.schema.names}, specs, table.num_rows)
     assert raw.faults == []
     rows = table.num_rows
     batch = open_encoder(source.path).encode(
         Chunk(np.zeros(rows, np.float32), raw.dense, raw.columns, np.zeros(rows, np.uint8))
     )
-    split = open_raw(CLICKS, source.path.parent / "t.parquet")._split
     for number, name in enumerate(SPLITS):
         truth, keep = tables.whole(source, name), split == number
         np.testing.assert_array_equal(batch.dense[keep], truth.dense)
@@ -202,6 +207,58 @@ def test_one_preparation_serves_until_the_file_or_an_option_changes(table, tmp_p
     shutil.rmtree(first.path / "vocabulary")
     tables.write(table, path)
     assert config.open().path == first.path and (first.path / "vocabulary").is_dir()
+
+
+def test_transforms_of_single_columns_against_plain_python(tmp_path):
+    """And the same for raw rows that are read later."""
+    rng = np.random.default_rng(3)
+    data = {
+        "y": [0, 1] * 200, "a": rng.lognormal(size=400), "b": rng.normal(size=400), "c": rng.normal(3, 2, 400),
+        "age": [None if i % 40 == 7 else float(v) for i, v in enumerate(rng.integers(0, 50, 400))],
+        "word": [f"w{i}" for i in rng.integers(0, 300, 400)],
+        "bag": [[int(i), int(i) + 1] for i in rng.integers(0, 9, 400)],
+    }  # fmt: skip
+    path = small(tmp_path, **data)
+    columns = ("a:dense:log1p", "b:dense:none", "c:dense", "age:id:bucket=4", "word:id:hash=10", "bag:jagged:hash=3")
+    config = Table(label="y", columns=columns, split="random:0.7,0.1,0.2")
+    source = prepared(config, path, tmp_path / "out")
+    encoder, split = open_encoder(source.path), np.array(splits_of(config, path))
+    ages = np.array([np.nan if age is None else age for age in data["age"]])
+    edges = np.quantile(ages[(split == 0) & ~np.isnan(ages)], [0.25, 0.5, 0.75])
+    words = stable_hash(np.array(data["word"], np.bytes_)) % np.uint64(10)
+    found = tables.original(source, encoder)
+    for number, name in enumerate(SPLITS):
+        rows = np.flatnonzero(split == number)
+        assert len(rows) == len(found[name]) > 20
+        for row, got in zip(rows, found[name], strict=True):
+            assert got["age"] == (None if np.isnan(ages[row]) else sum(ages[row] >= edge for edge in edges))
+            assert got["word"] == words[row]
+            assert got["bag"] == [int(h) for h in stable_hash(np.array(data["bag"][row])) % np.uint64(3)]
+            assert got["a"] == pytest.approx(math.log1p(data["a"][row]), rel=1e-6)
+            assert got["b"] == pytest.approx(data["b"][row], rel=1e-6)
+            train = data["c"][split == 0]
+            assert got["c"] == pytest.approx((data["c"][row] - train.mean()) / train.std(), rel=1e-4, abs=1e-6)
+    occurrences = np.bincount([got["age"] for got in found["train"] if got["age"] is not None])
+    assert len(occurrences) == 4 and occurrences.min() > 0.15 * sum(occurrences)
+    assert source.schema.feature("word").rows == 11 and source.schema.feature("bag").rows == 4
+    check_raw_rows(source, pa.table(data), split)
+
+
+def test_quantiles_of_a_sample(tmp_path, monkeypatch):
+    """Of 1,000 training rows every tenth is looked at, from the first on, whatever the batches."""
+    monkeypatch.setattr(readers, "_SAMPLE_ROWS", 100)
+    path = small(tmp_path, y=[0, 1] * 500, x=np.arange(1000) * 1.0)
+    reader = open_raw(Table(label="y", columns=("x:id:bucket=2",), split="random:1,0,0"), path)
+    assert reader.specs[0].edges == (495.0,)
+
+
+def test_values_that_are_rare_in_one_column_alone(tmp_path):
+    path = small(tmp_path, y=[0, 1] * 4, a=list("aaaabbcd"), b=list("aaaabbcd"))
+    config = Table(label="y", columns=("a:id:min_count=3", "b:id"), split="random:1,0,0")
+    source = prepared(config, path, tmp_path / "out")
+    assert [feature.rows for feature in source.schema.features] == [2, 5]
+    with pytest.raises(ConfigError, match="min_count counts values, and ids=hash does not"):
+        Table(label="y", columns=("a:id:min_count=3",), ids=Hash())
 
 
 def small(tmp_path, **columns):

@@ -12,6 +12,8 @@ from recjax.data.arrow import convert
 from recjax.data.arrow.convert import Kind
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import Coded
+from recjax.data.prepare.coding import codes_dtype
+from recjax.data.prepare.ids import stable_hash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +78,14 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
     for spec in specs:
         array = convert.plain(arrays[spec.name])
         kind = cast(Kind, spec.kind)
-        if spec.role == "id":
+        if spec.role == "id" and spec.edges is not None:
+            numbers, wrong = convert.numbers(array, kind)
+            note(spec, wrong, _WHAT[kind])
+            columns[spec.name] = _bucketed(numbers, spec.edges)
+        elif spec.role == "id":
             coded, wrong = convert.code(array, kind)
             note(spec, wrong, _WHAT[kind])
-            columns[spec.name] = coded
+            columns[spec.name] = _hashed(coded, spec.hashed)
         elif spec.role == "jagged":
             if not convert.is_list(array) and convert.kind_of(array) not in ("text", "none"):
                 note(spec, ~convert.null(array), "not a list")
@@ -89,7 +95,7 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
                 array, lengths = convert.bags(array, spec.separator)
             coded, wrong = convert.code(array, kind)
             note(spec, convert.of_rows(wrong, lengths), f"a list with an entry that is {_WHAT[kind]}")
-            columns[spec.name] = dataclasses.replace(coded, lengths=lengths)
+            columns[spec.name] = dataclasses.replace(_hashed(coded, spec.hashed), lengths=lengths)
         elif spec.role == "vector":
             matrix, wrong = _matrix(array, spec.width, rows)
             note(spec, wrong, f"not a list of {spec.width} finite numbers")
@@ -104,6 +110,23 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
                 note(spec, wrong, _WHAT[kind])
                 dense.append(numbers[:, None])
     return RawColumns(np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0)), columns, weights, faults)
+
+
+def _hashed(coded: Coded, rows: int) -> Coded:
+    """The same entries with `stable_hash(value) % rows` as values; as they are if rows is 0."""
+    if not rows:
+        return coded
+    values, back = np.unique((stable_hash(coded.values) % np.uint64(rows)).astype(np.int64), return_inverse=True)
+    return Coded(values, np.append(back, len(values)).astype(codes_dtype(len(values)))[coded.codes], None)
+
+
+def _bucketed(numbers: np.ndarray, edges: Sequence[float]) -> Coded:
+    """The buckets of numbers, [n]; none for NaN."""
+    present = ~np.isnan(numbers)
+    values, back = np.unique(np.searchsorted(edges, numbers[present], "right"), return_inverse=True)
+    codes = np.full(len(numbers), len(values), codes_dtype(len(values)))
+    codes[present] = back
+    return Coded(values.astype(np.int64), codes, None)
 
 
 def _matrix(array: Any, width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:

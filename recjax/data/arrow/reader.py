@@ -7,46 +7,25 @@ import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from recjax.data.arrow import columns as arrow_columns
 from recjax.data.arrow import convert, roles, scan, splits
-from recjax.data.arrow.label import Label, LabelProfile
+from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.profile import ColumnProfile
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
-from recjax.data.arrow.splits import ROWS, Split
+from recjax.data.arrow.splits import ROWS
+from recjax.data.arrow.splitter import Choices, Splitter
 from recjax.data.prepare.chunk import Chunk
-from recjax.data.prepare.ids import stable_hash
 from recjax.data.prepare.progress import PrepareProgress
-from recjax.data.source import SPLITS, split_called
+from recjax.data.source import SPLITS
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError
 
-
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """What is asked of the rows of a table.
-
-    Attributes:
-      label: the label.
-      columns: as `roles.parse` takes them.
-      split: how rows that no file of its own decides are split.
-      seed: of split=random.
-      time: column that orders the rows, for split=time and split=last.
-      group: column whose values are the groups of split=last.
-      split_column: column that names the split of each row, for split=column.
-    """
-
-    label: Label
-    columns: tuple[str, ...]
-    split: Split
-    seed: int
-    time: str
-    group: str
-    split_column: str
+_SAMPLE_ROWS = 2**20  # that quantiles are taken of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +96,7 @@ class TableReader:
             raise ConfigError(
                 f"no column of {self._files[0][0]} is left as a feature. Name some: columns=user:id,price:dense."
             )
+        self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
         self.features = [spec.feature for spec in self.specs if spec.role in ("id", "jagged")]
         self.dense = tuple(arrow_columns.each(self.specs))
 
@@ -216,7 +196,7 @@ class TableReader:
             name: ColumnProfile(asked[name].separator if name in asked and asked[name].role == "jagged" else "", csv)
             for name in wanted
         }
-        label, splitter = LabelProfile(self._choices.label), _Splitter(self._choices)
+        label, splitter = LabelProfile(self._choices.label), Splitter(self._choices)
         progress, row = PrepareProgress(), 0
         progress.stage("looking")
         numbers = dict(self._files)
@@ -237,6 +217,35 @@ class TableReader:
             raise DataError(f"none of {row:,} rows is left to train on ({self.splits}). Choose another split.")
         return profiles
 
+    def _with_edges(self, buckets: Mapping[str, int]) -> list[ColumnSpec]:
+        """The columns; those in `buckets` (name -> how many) with edges at quantiles of the training rows.
+
+        Of more than 2^20 training rows every second, third, ... is looked at.
+        """
+        if not buckets:
+            return self.specs
+        step = -(-int((self._split == 0).sum()) // _SAMPLE_ROWS)
+        kinds = {spec.name: spec.kind for spec in self.specs}
+        found: dict[str, list[np.ndarray]] = {name: [] for name in buckets}
+        row = seen = 0
+        for piece in self._pieces(list(buckets)):
+            train = np.flatnonzero(self._split[row : row + piece.batch.num_rows] == 0)
+            chosen = train[-seen % step :: step]
+            row, seen = row + piece.batch.num_rows, seen + len(train)
+            for name, parts in found.items():
+                numbers, _ = convert.numbers(convert.plain(piece.batch[name]), cast(convert.Kind, kinds[name]))
+                parts.append(numbers[chosen])
+        specs = []
+        for spec in self.specs:
+            if spec.name in found:
+                numbers = np.concatenate(found[spec.name])
+                numbers = numbers[~np.isnan(numbers)]
+                shares = np.arange(1, buckets[spec.name]) / buckets[spec.name]
+                edges = np.unique(np.quantile(numbers, shares)) if len(numbers) else np.zeros(0)
+                spec = dataclasses.replace(spec, edges=tuple(edges.tolist()))
+            specs.append(spec)
+        return specs
+
     def _pieces(self, names: list[str]) -> Iterator[_Piece]:
         """All rows of all files, with these columns."""
         for file, _ in self._files:
@@ -245,86 +254,6 @@ class TableReader:
                 if batch.num_rows:
                     yield _Piece(file, start, batch)
                 start += batch.num_rows
-
-
-class _Splitter:
-    """Gathers what decides the split of each row."""
-
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
-        self._known: list[np.ndarray] = []  # uint8 of each piece; 255: of the main files, to be decided
-        self._times: list[np.ndarray] = []
-        self._groups: list[np.ndarray] = []
-
-    def add(self, arrays: Mapping[str, Any], number: int, row: int, where: Callable[[int], str]) -> None:
-        """Takes in rows of a file of split `number`; those of split 0 are split as the choices say."""
-        choices = self._choices
-        count = len(arrays[choices.label.column])
-        if number:
-            self._known.append(np.full(count, number, np.uint8))
-            return
-        way = choices.split.way
-        if way == "random":
-            self._known.append(splits.at_random(choices.split, choices.seed, row, count))
-            return
-        if way == "column":
-            self._known.append(self._named(arrays[choices.split_column], where))
-            return
-        self._known.append(np.full(count, 255, np.uint8))
-        if choices.time:
-            array = arrays[choices.time]
-            times, wrong = convert.numbers(array)
-            if wrong is not None and convert.kind_of(array) == "text":
-                times, wrong = convert.numbers(array, "time")
-            wrong = np.isnan(times) if wrong is None else wrong | np.isnan(times)
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                raise DataError(
-                    f"{where(at)}: column {choices.time!r} is {arrow_columns.shown(array[at])}, not a number or a time "
-                    "(ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
-                )
-            self._times.append(times)
-        if way == "last":
-            coded, wrong = convert.code(arrays[choices.group], _key_kind(arrays[choices.group]))
-            if (missing := coded.codes == len(coded.values)).any() or wrong is not None:
-                at = int(np.argmax(missing))
-                raise DataError(
-                    f"{where(at)}: column {choices.group!r} is {arrow_columns.shown(arrays[choices.group][at])}, so "
-                    "the row is of no group. Correct it, or split otherwise."
-                )
-            self._groups.append(stable_hash(coded.values)[coded.codes] if len(coded.values) else np.zeros(0, np.uint64))
-
-    def splits(self) -> np.ndarray:
-        """The split of every row: uint8, see SPLITS."""
-        found = np.concatenate(self._known)
-        mine = found == 255
-        if not mine.any():
-            return found
-        times = np.concatenate(self._times) if self._times else None
-        if self._choices.split.way == "last":
-            found[mine] = splits.last_of_group(self._choices.split, np.concatenate(self._groups), times)
-        else:
-            assert times is not None
-            found[mine] = splits.by_time(self._choices.split, times)
-        return found
-
-    def _named(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
-        values, at = convert.distinct(array)
-        called = [arrow_columns.shown(value).strip("'\"") for value in values]
-        codes = [SPLITS.index(split) if (split := split_called(name)) else 255 for name in called]
-        found = np.array([*codes, 255], np.uint8)[at]
-        if (found == 255).any():
-            row = int(np.argmax(found == 255))
-            raise DataError(
-                f"{where(row)}: column {self._choices.split_column!r} is {arrow_columns.shown(array[row])}, which "
-                f"names no split. They are {', '.join(SPLITS)} (valid, val and dev are validation)."
-            )
-        return found
-
-
-def _key_kind(array: Any) -> convert.Kind:
-    kind = convert.kind_of(array)
-    return kind if kind in ("text", "unsigned") else "integer"
 
 
 def _regular(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
@@ -376,16 +305,3 @@ def _where(pieces: Sequence[_Piece]) -> Callable[[int], str]:
         raise IndexError(row)
 
     return where
-
-
-def describe(reader: TableReader) -> dict[str, Any]:
-    """What prepared data keep of the columns, as JSON values; see `specs_of`."""
-    return {
-        "columns": [dataclasses.asdict(spec) for spec in reader.specs],
-        "proposed": {name: [role, why] for name, (role, why) in reader.proposals.items()},
-    }
-
-
-def specs_of(described: Mapping[str, Any]) -> list[ColumnSpec]:
-    """The columns that `describe` described."""
-    return [ColumnSpec(**column) for column in described["columns"]]

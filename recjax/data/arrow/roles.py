@@ -18,6 +18,7 @@ Role = Literal["id", "jagged", "dense", "vector", "weight", "skip"]
 AUTO = "auto"
 SEPARATOR = "|"  # of the entries of a jagged column that is text
 ROLES = get_args(Role)
+_MOST_BUCKETS = 10_000
 _TRANSFORMS = get_args(DenseTransform)
 _EXAMPLE = "columns=user:id,tags:jagged,price:dense, or columns=auto"
 _NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
@@ -35,12 +36,16 @@ class Asked:
       transform: of a dense or vector column; "": that of the data.
       separator: of a jagged column.
       min_count: of an id or jagged column: values that training holds fewer times share the row of unknown ones.
+      hashed: likewise: rows that the values are hashed to; 0: a row for each value.
+      buckets: of an id column that holds numbers: how many, of equally many training rows; 0: it holds ids.
     """
 
     role: Role
     transform: DenseTransform | Literal[""] = ""
     separator: str = SEPARATOR
     min_count: int = 1
+    hashed: int = 0
+    buckets: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +61,8 @@ class ColumnSpec:
       separator: of jagged.
       min_count: see `Asked`.
       transform: likewise.
+      hashed: likewise.
+      edges: of an id column in buckets: a value is in bucket i if it reaches i of them.
     """
 
     name: str
@@ -66,11 +73,13 @@ class ColumnSpec:
     separator: str = SEPARATOR
     min_count: int = 1
     transform: str = ""
+    hashed: int = 0
+    edges: tuple[float, ...] | None = None
 
     @property
     def feature(self) -> RawFeature:
         """The feature of an id or jagged column."""
-        text: Literal["integer", "text"] = "text" if self.kind == "text" else "integer"
+        text: Literal["integer", "text"] = "text" if self.kind == "text" and not self.hashed else "integer"
         return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count)
 
     @property
@@ -111,17 +120,26 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
         key, _, value = option.partition("=")
         if role in ("dense", "vector") and option in _TRANSFORMS:
             found = dataclasses.replace(found, transform=cast(DenseTransform, option))
-        elif role in ("id", "jagged") and key == "min_count" and value.isdecimal() and 0 < int(value) < 2**31:
-            found = dataclasses.replace(found, min_count=int(value))
+        elif role in ("id", "jagged") and key in ("min_count", "hash") and _is_count(value):
+            field = {"hash": "hashed"}.get(key, key)
+            found = dataclasses.replace(found, **{field: int(value)})  # type: ignore[arg-type]
+        elif role == "id" and key == "bucket" and _is_count(value) and 1 < int(value) <= _MOST_BUCKETS:
+            found = dataclasses.replace(found, buckets=int(value))
         elif role == "jagged" and key == "split" and value:
             found = dataclasses.replace(found, separator=value)
         else:
-            known = {"id": "min_count=N", "jagged": "min_count=N, split=TEXT"}
+            known = {"id": "min_count=N, hash=N, bucket=N", "jagged": "min_count=N, hash=N, split=TEXT"}
             raise ConfigError(
                 f"columns: {text!r} has no option {option!r}. Those of {role} are "
                 f"{known.get(role, ', '.join(_TRANSFORMS) if role in ('dense', 'vector') else 'none')}."
             )
+    if found.hashed and found.buckets:
+        raise ConfigError(f"columns: {text!r}: buckets are few, so hashing them makes no sense. Leave hash out.")
     return found
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text) < 2**31
 
 
 def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
@@ -145,8 +163,14 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
         raise DataError(
             f"column {name!r} holds {_A[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
         )
-    if kind == "other" or role in ("id", "jagged") and kind == "time":
+    if kind == "other" or role in ("id", "jagged") and kind == "time" and not asked.buckets:
         raise DataError(f"column {name!r} holds {_A[kind]}, which cannot be {role}. Leave it out: {name}:skip.")
+    if asked.buckets:
+        if kind == "text":
+            raise DataError(f"column {name!r} holds text, which has no buckets. Give it as {name}:id.")
+        return ColumnSpec(
+            name, role, "time" if kind == "time" else "float", profile.optional, min_count=asked.min_count
+        )
     if role in ("id", "jagged"):
         if kind == "float" and not profile.whole:
             raise DataError(
@@ -154,7 +178,7 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
                 f"may differ. Give it as {name}:dense, or store it as integers or text."
             )
         kept = "integer" if kind in ("float", "none") else kind
-        return ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count)
+        return ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count, "", asked.hashed)
     width = 0
     if role == "vector":
         width = profile.most_width
@@ -166,6 +190,13 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
         if kind == "text":
             raise DataError(f"column {name!r} holds lists of text, so it cannot be vector. Give it as {name}:jagged.")
     return ColumnSpec(name, role, "time" if kind == "time" else "float", False, width, "", 1, asked.transform)
+
+
+def from_json(described: Mapping[str, Any]) -> list[ColumnSpec]:
+    """The columns as prepared data describe them."""
+    fields: list[dict[str, Any]] = described["columns"]
+    specs = [ColumnSpec(**each) for each in fields]
+    return [spec if spec.edges is None else dataclasses.replace(spec, edges=tuple(spec.edges)) for spec in specs]
 
 
 _A = {

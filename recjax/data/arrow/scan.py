@@ -149,6 +149,7 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             count = getattr(source, "num_record_batches", None)  # of a file; a stream is read to its end
             read = source if count is None else map(source.get_batch, range(count))
             for batch in read:
+                batch.validate(full=True)  # damaged offsets would otherwise lead anywhere in memory
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield batch.slice(start, _BATCH_ROWS).select(columns)
         else:

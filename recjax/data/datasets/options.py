@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from recjax import settings
 from recjax.data.prepare.chunk import Reader
-from recjax.data.prepare.dense_columns import DenseTransform, Line
+from recjax.data.prepare.dense_columns import Transform
 from recjax.data.prepare.ids import Frequency
 from recjax.data.prepare.prepare import prepare_data
 from recjax.data.storage.blocks import PreparedSource, open_prepared
@@ -64,7 +64,7 @@ def prepare_as(
     reader: Reader,
     out: str | os.PathLike[str],
     *,
-    dense: DenseTransform | tuple[Line, ...] = "none",
+    dense: Transform | None = None,
     more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> PreparedSource:
@@ -72,10 +72,10 @@ def prepare_as(
 
     Args:
       config: the options, with `ids`, `dense` and `missing_indicators` if the dataset leaves these to the user: else
-        every value has a row, dense columns are transformed by `dense`, and no column tells of missing values.
+        every value has a row, dense columns are as they are, and no column tells of missing values.
       reader: of the raw files.
       out: as for `prepare_data`, which also says what is raised.
-      dense: the dataset's own transform of dense columns, if it does not leave that to the user.
+      dense: the transform of dense columns; None: that of the config.
       more: likewise.
       overwrite: likewise.
     """
@@ -83,7 +83,7 @@ def prepare_as(
         reader,
         out,
         ids=getattr(config, "ids", Frequency()),
-        dense=getattr(config, "dense", dense),
+        dense=getattr(config, "dense", "none") if dense is None else dense,
         missing_indicators=getattr(config, "missing_indicators", False),
         options=options_of(config),
         more=more,

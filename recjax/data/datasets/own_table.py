@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from recjax.data.arrow import roles, scan, splits
 from recjax.data.arrow.label import Label
-from recjax.data.arrow.reader import Choices, TableReader, describe
+from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow.splitter import Choices
 from recjax.data.arrow.spool import folder_beside, spool
 from recjax.data.datasets.options import open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
@@ -61,7 +62,9 @@ class Table:
 
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
-        roles.parse(self.columns)
+        _, asked = roles.parse(self.columns)
+        if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in asked.values()):
+            raise ConfigError(f"columns: min_count counts values, and ids={self.ids.kind} does not. Leave one out.")
         splits.parse(self.split, self.apart, self._named)
         if self.threshold is not None and self.positive:
             raise ConfigError("threshold and positive both say which labels are 1. Give one of them.")
@@ -148,7 +151,12 @@ def prepare_table(
     config: Table, reader: TableReader, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> PreparedSource:
     """`prepare_as`, with a description of the columns by which raw rows are read later."""
-    return prepare_as(config, reader, out, more={"table": describe(reader)}, overwrite=overwrite)
+    own = any(spec.transform for spec in reader.specs)
+    by_name = [spec.transform or config.dense for spec in reader.specs for _ in spec.dense_names]
+    dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
+    proposed = {name: [role, why] for name, (role, why) in reader.proposals.items()}
+    described = {"columns": [dataclasses.asdict(spec) for spec in reader.specs], "proposed": proposed}
+    return prepare_as(config, reader, out, dense=dense, more={"table": described}, overwrite=overwrite)
 
 
 def prepare_object(

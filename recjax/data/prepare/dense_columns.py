@@ -21,6 +21,9 @@ class Line:
     most: float | None = None
 
 
+Transform = DenseTransform | tuple[Line, ...] | tuple[DenseTransform, ...]  # of all columns, or one for each
+
+
 @dataclasses.dataclass(frozen=True)
 class DenseStats:
     """Of each of K columns, missing values left out; float64 [K] each.
@@ -60,6 +63,10 @@ class DenseStats:
             np.minimum(self.least, other.least),
         )
 
+    def of_columns(self, chosen: np.ndarray) -> Self:
+        """Those of the columns where `chosen`, bool [K], is true."""
+        return type(self)(self.count[chosen], self.mean[chosen], self.squares[chosen], self.least[chosen])
+
     def to_json(self) -> dict[str, list[float | None]]:
         """JSON values; None for an infinite least value."""
         return {
@@ -84,7 +91,7 @@ class DenseEncoder:
       all columns of a file, so that it differs from file to file.
     * standard: (x - mean) / standard deviation of the column's training values; a constant column is only shifted.
     * none: x.
-    * a `Line` for each column.
+    * a `Line` for each column, or the name of one of these for each.
 
     Attributes:
       transform: which.
@@ -92,7 +99,7 @@ class DenseEncoder:
       stats: over the training split.
     """
 
-    transform: DenseTransform | tuple[Line, ...]
+    transform: Transform
     indicators: bool
     stats: DenseStats
 
@@ -102,7 +109,8 @@ class DenseEncoder:
 
     def encode(self, dense: np.ndarray) -> np.ndarray:
         """Floating [n, K], NaN where missing, to float32 [n, K], or [n, 2K] with indicators."""
-        lines = self.transform if isinstance(self.transform, tuple) else ()
+        columns = self.transform if isinstance(self.transform, tuple) else ()
+        lines = [line for line in columns if isinstance(line, Line)]
         if lines:
             least, most = (
                 np.array([-np.inf if line.least is None else line.least for line in lines]),
@@ -111,17 +119,26 @@ class DenseEncoder:
             dense = np.where(dense < least, np.nan, np.minimum(dense, most))
         missing = np.isnan(dense)
         if lines:
-            out = (dense - [line.zero for line in lines]) / [line.unit for line in lines]
-        elif self.transform == "log1p":
-            out = np.log1p(np.maximum(dense, 0))
-        elif self.transform == "log_shift":
-            least = np.where(np.isfinite(self.stats.least), self.stats.least, 0.0).astype(dense.dtype)
-            out = np.log(np.maximum(dense - least, 0) + 2)
-        elif self.transform == "standard":
-            deviation = np.sqrt(self.stats.squares / np.maximum(self.stats.count, 1))
-            out = (dense - self.stats.mean) / np.where(deviation > 0, deviation, 1.0)
+            out = ((dense - [line.zero for line in lines]) / [line.unit for line in lines]).astype(np.float32)
+        elif columns:
+            out = np.empty(dense.shape, np.float32)
+            for name in dict.fromkeys(columns):
+                of = np.array([name == each for each in columns])
+                out[:, of] = self._transformed(name, dense[:, of], self.stats.of_columns(of))
         else:
-            out = dense
-        out = out.astype(np.float32)  # a copy
+            out = self._transformed(self.transform, dense, self.stats).astype(np.float32)  # a copy
         out[missing] = 0
         return np.concatenate([out, missing.astype(np.float32)], axis=1) if self.indicators else out
+
+    @staticmethod
+    def _transformed(name: Any, dense: np.ndarray, stats: DenseStats) -> np.ndarray:
+        """The columns by the transform of a name; of missing values anything."""
+        if name == "log1p":
+            return np.log1p(np.maximum(dense, 0))
+        if name == "log_shift":
+            least = np.where(np.isfinite(stats.least), stats.least, 0.0).astype(dense.dtype)
+            return np.log(np.maximum(dense - least, 0) + 2)
+        if name == "standard":
+            deviation = np.sqrt(stats.squares / np.maximum(stats.count, 1))
+            return (dense - stats.mean) / np.where(deviation > 0, deviation, 1.0)
+        return dense

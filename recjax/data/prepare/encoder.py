@@ -97,7 +97,7 @@ def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOption
         "features": describe_features(features),
         "dense": list(dense),
         "ids": options,
-        "transform": [dataclasses.asdict(line) for line in by.transform]
+        "transform": [dataclasses.asdict(each) if isinstance(each, Line) else each for each in by.transform]
         if isinstance(by.transform, tuple)
         else by.transform,
         "indicators": by.indicators,
@@ -153,7 +153,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any]) -> 
         ) from None
     transform = raw["transform"]
     if isinstance(transform, list):
-        transform = tuple(Line(**line) for line in transform)
+        transform = tuple(Line(**each) if isinstance(each, dict) else each for each in transform)
     by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
     return Encoder(name, features, raw["dense"], maps, by)
 

@@ -29,7 +29,7 @@ from recjax.data.memory import keep_freed_memory
 from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
-from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, DenseTransform, Line
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Transform
 from recjax.data.prepare.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.prepare.ids import (
     Frequency,
@@ -64,7 +64,7 @@ def prepare_data(
     out: str | os.PathLike[str],
     *,
     ids: IdOptions,
-    dense: DenseTransform | tuple[Line, ...],
+    dense: Transform,
     missing_indicators: bool,
     options: Mapping[str, Any],
     more: Mapping[str, Any] | None = None,

@@ -1,0 +1,121 @@
+"""What is asked of the rows of a table, and the split of each row, gathered in a pass over them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from recjax.data.arrow import columns as arrow_columns
+from recjax.data.arrow import convert, splits
+from recjax.data.arrow.label import Label
+from recjax.data.arrow.splits import Split
+from recjax.data.prepare.ids import stable_hash
+from recjax.data.source import SPLITS, split_called
+from recjax.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What is asked of the rows of a table.
+
+    Attributes:
+      label: the label.
+      columns: as `roles.parse` takes them.
+      split: how rows that no file of its own decides are split.
+      seed: of split=random.
+      time: column that orders the rows, for split=time and split=last.
+      group: column whose values are the groups of split=last.
+      split_column: column that names the split of each row, for split=column.
+    """
+
+    label: Label
+    columns: tuple[str, ...]
+    split: Split
+    seed: int
+    time: str
+    group: str
+    split_column: str
+
+
+class Splitter:
+    """Gathers what decides the split of each row."""
+
+    def __init__(self, choices: Choices) -> None:
+        """Of no rows yet."""
+        self._choices = choices
+        self._known: list[np.ndarray] = []  # uint8 of each piece; 255: of the main files, to be decided
+        self._times: list[np.ndarray] = []
+        self._groups: list[np.ndarray] = []
+
+    def add(self, arrays: Mapping[str, Any], number: int, row: int, where: Callable[[int], str]) -> None:
+        """Takes in rows of a file of split `number`; those of split 0 are split as the choices say."""
+        choices = self._choices
+        count = len(arrays[choices.label.column])
+        if number:
+            self._known.append(np.full(count, number, np.uint8))
+            return
+        way = choices.split.way
+        if way == "random":
+            self._known.append(splits.at_random(choices.split, choices.seed, row, count))
+            return
+        if way == "column":
+            self._known.append(self._named(arrays[choices.split_column], where))
+            return
+        self._known.append(np.full(count, 255, np.uint8))
+        if choices.time:
+            array = arrays[choices.time]
+            times, wrong = convert.numbers(array)
+            if wrong is not None and convert.kind_of(array) == "text":
+                times, wrong = convert.numbers(array, "time")
+            wrong = np.isnan(times) if wrong is None else wrong | np.isnan(times)
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise DataError(
+                    f"{where(at)}: column {choices.time!r} is {arrow_columns.shown(array[at])}, not a number or a time "
+                    "(ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
+                )
+            self._times.append(times)
+        if way == "last":
+            coded, wrong = convert.code(arrays[choices.group], _key_kind(arrays[choices.group]))
+            if (missing := coded.codes == len(coded.values)).any() or wrong is not None:
+                at = int(np.argmax(missing))
+                raise DataError(
+                    f"{where(at)}: column {choices.group!r} is {arrow_columns.shown(arrays[choices.group][at])}, so "
+                    "the row is of no group. Correct it, or split otherwise."
+                )
+            self._groups.append(stable_hash(coded.values)[coded.codes] if len(coded.values) else np.zeros(0, np.uint64))
+
+    def splits(self) -> np.ndarray:
+        """The split of every row: uint8, see SPLITS."""
+        found = np.concatenate(self._known)
+        mine = found == 255
+        if not mine.any():
+            return found
+        times = np.concatenate(self._times) if self._times else None
+        if self._choices.split.way == "last":
+            found[mine] = splits.last_of_group(self._choices.split, np.concatenate(self._groups), times)
+        else:
+            assert times is not None
+            found[mine] = splits.by_time(self._choices.split, times)
+        return found
+
+    def _named(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
+        values, at = convert.distinct(array)
+        called = [arrow_columns.shown(value).strip("'\"") for value in values]
+        codes = [SPLITS.index(split) if (split := split_called(name)) else 255 for name in called]
+        found = np.array([*codes, 255], np.uint8)[at]
+        if (found == 255).any():
+            row = int(np.argmax(found == 255))
+            raise DataError(
+                f"{where(row)}: column {self._choices.split_column!r} is {arrow_columns.shown(array[row])}, which "
+                f"names no split. They are {', '.join(SPLITS)} (valid, val and dev are validation)."
+            )
+        return found
+
+
+def _key_kind(array: Any) -> convert.Kind:
+    kind = convert.kind_of(array)
+    return kind if kind in ("text", "unsigned") else "integer"
