@@ -29,7 +29,10 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def plain(array: Any) -> Any:
-    """The same values without the ways of storing them that say nothing: dictionaries, runs, extensions."""
+    """The same values without ways of storing them that say nothing: runs, extensions, dictionaries but those of text.
+
+    A dictionary of text stays, with strings or bytes and no null in it: what follows works on distinct values anyway.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -39,7 +42,10 @@ def plain(array: Any) -> Any:
         array = array.storage
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return plain(array.dictionary_decode())
+        words = plain(array.dictionary)
+        if kind_of(words) != "text" or pa.types.is_dictionary(words.type) or words.null_count:
+            return plain(array.dictionary_decode())
+        return pa.DictionaryArray.from_arrays(array.indices, words)
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(array))
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
@@ -53,11 +59,19 @@ def plain(array: Any) -> Any:
     return array
 
 
+def decoded(array: Any) -> Any:
+    """A plain array without a dictionary."""
+    import pyarrow.types as t
+
+    array = plain(array)
+    return array.dictionary_decode() if t.is_dictionary(array.type) else array
+
+
 def kind_of(array: Any) -> Kind:
     """What the values of a plain array are, by its type; of one without lists."""
     import pyarrow.types as t
 
-    kind = array.type
+    kind = array.type.value_type if t.is_dictionary(array.type) else array.type
     if t.is_boolean(kind):
         return "boolean"
     if t.is_integer(kind):
@@ -81,13 +95,27 @@ def is_list(array: Any) -> bool:
 
 
 def distinct(array: Any) -> tuple[Any, np.ndarray]:
-    """The distinct values of a plain array, without null, and the index of each entry in them, -1 for null."""
+    """The distinct values of a plain array, without null, and the index of each entry in them, -1 for null.
+
+    Where the array had a dictionary, a value may be there twice.
+    """
+    import pyarrow as pa
+
     if kind_of(array) == "none":
         return array.slice(0, 0), np.full(len(array), -1, np.int32)
     if kind_of(array) == "other":  # structures, of which Arrow has no distinct ones
         return array, np.where(null(array), -1, np.arange(len(array)))
-    coded = array.dictionary_encode()
-    return coded.dictionary, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    if not pa.types.is_dictionary(array.type):
+        coded = array.dictionary_encode()
+        return coded.dictionary, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    values, at = array.dictionary, array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+    used = np.zeros(len(values) + 1, bool)
+    used[at] = True
+    if used[:-1].all():
+        return values, at
+    ranks = np.cumsum(used, dtype=np.int32) - 1
+    ranks[-1] = -1
+    return values.filter(pa.array(used[:-1])), ranks[at]
 
 
 def missing(values: Any, kind: Kind) -> np.ndarray:
@@ -259,6 +287,7 @@ def bags(array: Any, separator: str = "") -> tuple[Any, np.ndarray]:
     import pyarrow.compute as pc
 
     if kind_of(array) == "text":
+        array = decoded(array)
         empty = pa.scalar(None, array.type)
         array = pc.split_pattern(pc.if_else(_is_empty(array), empty, array), separator)
     elif kind_of(array) == "none":

@@ -86,32 +86,32 @@ class ColumnProfile:
             if (there := lengths[~absent]).size:
                 self.least_width = min(self.least_width, int(there.min()))
                 self.most_width = max(self.most_width, int(there.max()))
-        values, at = convert.distinct(array)
-        found = convert.kind_of(values)
+        found = convert.kind_of(array)
         self._kind = self._joined(found)
-        if found == "float":
-            values = values.filter(_mask(~np.isnan(values.to_numpy())))
-        at = at[at >= 0]
-        occurrences = np.bincount(at, minlength=len(values)) if found != "float" else None
-        if found == "text":
-            empty = convert.missing(values, "text")
-            words = convert.missing(values, "float") & ~empty
-            assert occurrences is not None
-            present = int(occurrences[~empty].sum())
-            self._words += int(occurrences[words].sum())
-            if self._looks:
-                self._look(values.filter(_mask(~empty & ~words)))
-        elif found == "float":
-            present = len(array) - int(np.isnan(convert.numbers(array)[0]).sum())
-            self._extremes(values.to_numpy())
+        if found in ("integer", "unsigned", "float"):
+            numbers = array.drop_null().to_numpy(zero_copy_only=False)
+            numbers = numbers[~np.isnan(numbers)] if found == "float" else numbers
+            present = len(numbers)
+            self._extremes(numbers)
+        elif found == "text":
+            present = self._add_text(array)
         else:
-            present = len(at)
-            if found in ("integer", "unsigned"):
-                self._extremes(values.to_numpy(zero_copy_only=False))
+            present = len(array) - array.null_count
         self.missing += len(array) - present
         if count and self.rows <= COUNTED_ROWS and found != "other":
             self.counted_rows = self.rows
-            self._seen = np.union1d(self._seen, _hashes(values, found))
+            self._seen = np.union1d(self._seen, _hashes(array, found))
+
+    def _add_text(self, array: Any) -> int:
+        """Takes in text; returns how many entries are not missing."""
+        values, at = convert.distinct(array)
+        occurrences = np.bincount(at[at >= 0], minlength=len(values))
+        empty = convert.missing(values, "text")
+        words = convert.missing(values, "float") & ~empty
+        self._words += int(occurrences[words].sum())
+        if self._looks:
+            self._look(values.filter(_mask(~empty & ~words)))
+        return int(occurrences[~empty].sum())
 
     def _joined(self, found: Kind) -> Kind:
         """The kind that holds what there was and what came."""
@@ -166,10 +166,12 @@ def _mask(keep: np.ndarray) -> Any:
     return pa.array(keep)
 
 
-def _hashes(values: Any, kind: Kind) -> np.ndarray:
+def _hashes(array: Any, kind: Kind) -> np.ndarray:
+    """Hashes of the values that are there, each once; uint64."""
     if kind in ("text", "integer", "unsigned", "boolean"):
-        keys, _ = convert.code(values, "text" if kind == "text" else "unsigned" if kind == "unsigned" else "integer")
+        keys, _ = convert.code(array, "text" if kind == "text" else "unsigned" if kind == "unsigned" else "integer")
         return stable_hash(keys.values)
     if kind == "none":
         return np.zeros(0, np.uint64)
-    return np.unique(convert.numbers(values)[0].view(np.uint64))
+    numbers = convert.numbers(array)[0]
+    return np.unique(numbers[~np.isnan(numbers)].view(np.uint64))

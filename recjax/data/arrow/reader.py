@@ -292,6 +292,7 @@ def _alike(parts: Sequence[Any]) -> list[Any]:
     """Arrays of several types, as files of one folder may have them, as arrays of the one that holds all."""
     import pyarrow as pa
 
+    parts = [convert.decoded(part) for part in parts]
     schema = pa.unify_schemas([pa.schema([("x", part.type)]) for part in parts], promote_options="permissive")
     return [part.cast(schema.field("x").type) for part in parts]
 

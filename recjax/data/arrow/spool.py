@@ -65,13 +65,13 @@ def spool(data: Any, path: Path, title: str) -> TableFile:
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{title} has two columns {twice[0]!r}. Rename one of them.")
     empty = reader.schema.empty_table()
-    schema = pa.schema([(name, convert.plain(empty[name]).type) for name in names])
+    schema = pa.schema([(name, convert.decoded(empty[name]).type) for name in names])
     try:
         with pa.ipc.new_file(path, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
             for batch in reader:
                 for start in range(0, batch.num_rows, _ROWS):
                     part = batch.slice(start, _ROWS)
-                    arrays = [convert.plain(part[name]) for name in names]
+                    arrays = [convert.decoded(part[name]) for name in names]
                     file.write_batch(pa.record_batch(arrays, schema=schema))
     except OSError as error:
         raise TrainingError(
