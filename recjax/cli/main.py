@@ -193,8 +193,9 @@ def _parser() -> argparse.ArgumentParser:
                          "malformed rows out of the scores, counts them and names the first")  # fmt: skip
     trusting(predict)
     predict.add_argument("--input", type=expanded, required=True, metavar="FILE",
-                         help="raw rows: .jsonl (each raw column by name), or the text of Criteo or Avazu, with or "
-                         "without labels, also .gz; or a folder of prepared data")  # fmt: skip
+                         help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or "
+                         "without labels, also .gz; of a table of one's own also Parquet, CSV or Arrow; or a folder of "
+                         "prepared data")  # fmt: skip
     predict.add_argument("--out", type=expanded, required=True, metavar="FILE",
                          help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a "
                          "file of scores")  # fmt: skip
@@ -274,7 +275,12 @@ def _parser() -> argparse.ArgumentParser:
     prepare = verb(actions, "prepare", verbs.prepare, "turn raw files into prepared blocks",
                    "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
     prepare.add_argument("dataset", help="name of a dataset")
-    prepare.add_argument("--from", dest="source", help="folder of the raw files (default: shipped ones)")
+    prepare.add_argument(
+        "--from",
+        dest="source",
+        help="folder of the raw files (default: shipped ones); of "
+        "`table` a Parquet, CSV or Arrow file, a folder of them or a pattern",
+    )
     prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
     prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
     prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "

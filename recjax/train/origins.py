@@ -8,16 +8,19 @@ config.json itself stays as the user wrote it: where data lie makes no other run
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from recjax.config.run import RunConfig
+from recjax.data.datasets.own_table import Table
 from recjax.data.storage.manifest import MANIFEST, prepare_again
 from recjax.data.storage.uris import is_remote
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, DataError
+from recjax.settings.tree import key_of
 from recjax.utils import strict_json
 from recjax.utils.files import write_json
 from recjax.utils.paths import located
@@ -50,10 +53,10 @@ def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_dat
             )
         data: Any = config.data  # not every kind has a path
         config = dataclasses.replace(config, data=dataclasses.replace(data, path=str(there)))
-    if needs_data and (source := _raw_files(config)):
-        there = _found("data.from", source, run, report)
+    if needs_data and (files := _raw_files(config)):
+        places = {field: str(_found(f"data.{key_of(field)}", given, run, report)) for field, given in files.items()}
         raw: Any = config.data
-        config = dataclasses.replace(config, data=dataclasses.replace(raw, from_=str(there)))
+        config = dataclasses.replace(config, data=dataclasses.replace(raw, **places))
     if is_file(config.plan):
         there = _found("plan", config.plan, run, report, copy=run / PLAN)
         if there.exists():  # else the message is of what was given
@@ -67,7 +70,9 @@ def keep(config: RunConfig, used: RunConfig, run: Path) -> None:
     Raises:
       TrainingError: no permission, no space.
     """
-    pairs = {_data_path(config): _data_path(used), config.plan: used.plan, _raw_files(config): _raw_files(used)}
+    pairs = {_data_path(config): _data_path(used), config.plan: used.plan}
+    raw = _raw_files(used)
+    pairs |= {given: raw[field] for field, given in _raw_files(config).items()}
     known = {given: there for given, there in pairs.items() if given != there and _relative(given)}
     if known or (run / FILE).exists():
         write_json(run / FILE, known)
@@ -79,10 +84,13 @@ def _data_path(config: RunConfig) -> str:
     return "" if is_remote(path) else path
 
 
-def _raw_files(config: RunConfig) -> str:
-    """The raw files on this machine that the data are prepared from by themselves, "" if there are none."""
-    source = "" if _data_path(config) else getattr(config.data, "from_", "")
-    return "" if is_remote(source) else source
+def _raw_files(config: RunConfig) -> dict[str, str]:
+    """The files on this machine that a table of one's own is prepared from by itself: field -> path or pattern."""
+    data = config.data
+    if not isinstance(data, Table) or data.path or not data.from_:
+        return {}
+    places = {field: getattr(data, field) for field in ("from_", "validation", "test")}
+    return {field: given for field, given in places.items() if given and not is_remote(given)}
 
 
 def _relative(given: str) -> bool:
@@ -92,12 +100,16 @@ def _relative(given: str) -> bool:
 def _found(
     key: str, given: str, run: Path, report: Callable[[str], None], holds: str = "", copy: Path | None = None
 ) -> Path:
-    """Where a path leads: to a folder that `holds` a file; `copy` is what the run folder itself has of it."""
+    """Where a path, or a pattern, leads: to a folder that `holds` a file; `copy` is what the run folder has of it."""
+
+    def is_there(path: Path) -> bool:
+        return os.path.exists(path / holds) or not holds and bool(glob.glob(str(path), recursive=True))
+
     here = located(given)
-    if os.path.exists(here / holds) or not _relative(given) or (then := kept(run).get(given)) is None:
+    if is_there(here) or not _relative(given) or (then := kept(run).get(given)) is None:
         return here
     there = copy or Path(then)
-    if not os.path.exists(there / holds):
+    if not is_there(there):
         return here
     report(f"{key}={given}: it is not at {here}, so {there} is taken, as when the run was trained")
     return there

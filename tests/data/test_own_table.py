@@ -133,6 +133,19 @@ def test_every_format_gives_the_same_data(table, tmp_path, form):
     assert {**found.about, "files": 0} == {**truth.about, "files": 0}
 
 
+def test_lists_as_text(table, tmp_path):
+    """As CSV may hold them: the same data as from lists."""
+    config = dataclasses.replace(CLICKS, columns=("auto", "when:skip", "vector:skip", "tags:jagged"))
+    truth = prepared(config, tables.write(table, tmp_path / "t.parquet"), tmp_path / "truth")
+    words = ["|".join(map(str, bag or [])) for bag in table["tags"].to_pylist()]
+    table = table.set_column(table.schema.names.index("tags"), "tags", pa.array(words)).drop_columns(["vector"])
+    columns = tuple(name for name in config.columns if not name.startswith("vector"))
+    as_text = dataclasses.replace(config, columns=columns)
+    assert (
+        prepared(as_text, tables.write(table, tmp_path / "t.csv"), tmp_path / "found").fingerprint == truth.fingerprint
+    )
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -36,7 +36,8 @@ def by_library(name):
         if name == "polars":
             return library.from_arrow(table)
         if name == "duckdb":
-            return library.sql("select * from table")
+            clicks = table  # by whose name DuckDB finds it
+            return library.sql("select * from clicks") if clicks else None
         return library.Dataset(table)
 
     return convert

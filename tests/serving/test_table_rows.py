@@ -198,6 +198,22 @@ def test_from_a_file_to_scores_in_two_commands(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
+def test_a_run_on_several_files_is_good_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    for part in range(2):
+        tables.write(tables.clicks(300, seed=part), home / f"part-{part}.parquet")
+    tables.write(tables.clicks(200, seed=9), home / "last.parquet")
+    data = ("data.from=part-*.parquet", "data.test=last.parquet", "data.label=clicked")
+    done = inside("train", "table", *data, *SETTINGS, "--out", "run", "--json")
+    assert done.result["eval"]["samples"] == 200
+    monkeypatch.chdir(tmp_path)
+    assert inside("eval", "home/run", "--json").result["auc"] == done.result["eval"]["auc"]
+
+
+@pytest.mark.full
 def test_in_python_with_lists_and_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recjax.prepare(tables.clicks(600), label="clicked", out="prepared", split="time", time="when")
