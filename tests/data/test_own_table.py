@@ -15,7 +15,7 @@ from support import tables
 from recjax import settings as machinery
 from recjax.data.arrow import columns as arrow_columns
 from recjax.data.arrow import reader as readers
-from recjax.data.arrow import roles
+from recjax.data.arrow import roles, splits
 from recjax.data.datasets.own_table import Table, open_raw, prepare_table
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.encoder import open_encoder
@@ -141,9 +141,8 @@ def test_lists_as_text(table, tmp_path):
     table = table.set_column(table.schema.names.index("tags"), "tags", pa.array(words)).drop_columns(["vector"])
     columns = tuple(name for name in config.columns if not name.startswith("vector"))
     as_text = dataclasses.replace(config, columns=columns)
-    assert (
-        prepared(as_text, tables.write(table, tmp_path / "t.csv"), tmp_path / "found").fingerprint == truth.fingerprint
-    )
+    found = prepared(as_text, tables.write(table, tmp_path / "t.csv"), tmp_path / "found")
+    assert found.fingerprint == truth.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -258,11 +257,11 @@ def test_transforms_of_single_columns_against_plain_python(tmp_path):
 
 
 def test_quantiles_of_a_sample(tmp_path, monkeypatch):
-    """Of 1,000 training rows every tenth is looked at, from the first on, whatever the batches."""
-    monkeypatch.setattr(readers, "_SAMPLE_ROWS", 100)
-    path = small(tmp_path, y=[0, 1] * 500, x=np.arange(1000) * 1.0)
+    """Of 1,000 training rows every seventh is looked at, from the first on, in batches of 40: 0, 7, ..., 994."""
+    monkeypatch.setattr(readers, "_SAMPLE_ROWS", 150)
+    path = tables.write(pa.table({"y": [0, 1] * 500, "x": np.arange(1000) * 1.0}), tmp_path / "t.feather")
     reader = open_raw(Table(label="y", columns=("x:id:bucket=2",), split="random:1,0,0"), path)
-    assert reader.specs[0].edges == (495.0,)
+    assert reader.specs[0].edges == (497.0,)
 
 
 def test_values_that_are_rare_in_one_column_alone(tmp_path):
@@ -348,6 +347,8 @@ def test_rows_of_all_chunks(tmp_path, monkeypatch):
     assert [chunk.rows for chunk in chunks] == [7] * 28 + [4] and chunks[-1].done == 1
     assert [int(c.columns["x"].values[i]) for c in chunks for i in c.columns["x"].codes] == list(range(200))
     assert [n for c in chunks for n in c.columns["l"].lengths.tolist()] == [i % 3 for i in range(200)]
+    drawn = np.concatenate([c.split for c in chunks])
+    np.testing.assert_array_equal(drawn, splits.at_random(splits.parse(""), 0, 0, 200))
     for start in (3, 28, 29):
         again = list(reader.chunks(start))
         assert [c.labels.tolist() for c in again] == [c.labels.tolist() for c in chunks[start:]]
