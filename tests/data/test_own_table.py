@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import tables
+from support import bucket, tables
 
 from recjax import settings as machinery
 from recjax.data.arrow import columns as arrow_columns
@@ -353,3 +353,16 @@ def test_rows_of_all_chunks(tmp_path, monkeypatch):
         again = list(reader.chunks(start))
         assert [c.labels.tolist() for c in again] == [c.labels.tolist() for c in chunks[start:]]
         assert [c.split.tolist() for c in again] == [c.split.tolist() for c in chunks[start:]]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "feather"])
+def test_files_in_a_bucket_are_the_same_data(tmp_path, form):
+    gs = bucket.install()
+    table = tables.clicks(lists=False)
+    truth = prepared(CLICKS, tables.write(table, tmp_path / f"t.{form}"), tmp_path / "truth")
+    gs().pipe(f"gs://b/data/t.{form}", (tmp_path / f"t.{form}").read_bytes())
+    for path in (f"gs://b/data/t.{form}", "gs://b/data", f"gs://b/data/*.{form}"):
+        found = prepared(CLICKS, path, tmp_path / "found")
+        assert found.fingerprint == truth.fingerprint
+    with pytest.raises(DataError, match="gs://b/absent.csv does not exist"):
+        open_raw(CLICKS, "gs://b/absent.csv")

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -106,7 +105,7 @@ class TableReader:
         common = os.path.commonpath([os.path.dirname(path) for path in paths]) if "://" not in paths[0] else ""
         names = [file.title or (os.path.relpath(path, common) if common else path)
                  for (file, _), path in zip(self._files, paths, strict=True)]  # fmt: skip
-        return {name: sha256(Path(file.path)) for name, (file, _) in zip(names, self._files, strict=True)}
+        return {name: sha256(file.path) for name, (file, _) in zip(names, self._files, strict=True)}
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""

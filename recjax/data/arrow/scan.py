@@ -66,7 +66,7 @@ def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]
     text = os.fspath(source)
     whole = place(text)
     if whole.is_dir():
-        paths = [path for path in sorted(whole.rglob("*")) if _is_table(path, whole)]
+        paths = list(_tables_in(whole))
         if not paths:
             raise DataError(f"{whole} holds no table. Give a file, a pattern or a folder of {_NEEDS}.")
         if parted := [path for path in paths if any("=" in part for part in path.relative_to(whole).parts[:-1])]:
@@ -104,9 +104,15 @@ def form_of(path: PurePath) -> Form | None:
     return form if form == "csv" or inner is path else None
 
 
-def _is_table(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
-    return not hidden and path.is_file() and form_of(path) is not None
+def _tables_in(folder: Path) -> Iterator[Path]:
+    """Yields the tables of a folder and of those in it, by name; not what is hidden, by a dot or as Spark does."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "_")):
+            continue
+        if path.is_dir():
+            yield from _tables_in(path)
+        elif path.is_file() and form_of(path) is not None:
+            yield path
 
 
 def schema(file: TableFile) -> Any:
@@ -118,6 +124,7 @@ def schema(file: TableFile) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    file = _with_delimiter(file)
     with _reading(file), _opened(file) as stream:
         if file.form == "parquet":
             found = pq.ParquetFile(stream).schema_arrow
@@ -139,6 +146,8 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     columns = list(columns)
+    file = _with_delimiter(file)
+    last = schema(file).names[-1] if file.form == "csv" else ""
     with _reading(file), _opened(file) as stream:
         if file.form == "parquet":
             probe = pq.ParquetFile(stream)
@@ -156,7 +165,7 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield batch.slice(start, _BATCH_ROWS).select(columns)
         else:
-            yield from _rows_of_csv(file, stream, columns)
+            yield from _rows_of_csv(file, stream, columns, last)
 
 
 def _is_text(kind: Any) -> bool:
@@ -176,8 +185,8 @@ def _ipc(stream: Any) -> Any:
         return pa.ipc.open_stream(stream)
 
 
-def _rows_of_csv(file: TableFile, stream: Any, columns: list[str]) -> Iterator[Any]:
-    last = schema(file).names[-1]
+def _rows_of_csv(file: TableFile, stream: Any, columns: list[str], last: str) -> Iterator[Any]:
+    """Yields the rows of CSV; `last` is its last column."""
     batch = None
     for batch in _csv(file, stream, [*columns, last]):
         yield batch.select(columns)
@@ -193,7 +202,7 @@ def _csv(file: TableFile, stream: Any, columns: Sequence[str] = ()) -> Any:
     """A streaming reader of CSV; without columns only its names are of use."""
     import pyarrow.csv as csv
 
-    parse = csv.ParseOptions(delimiter=file.delimiter or _delimiter(file), newlines_in_values=True)
+    parse = csv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
     read = csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)  # with threads a line has no number
     wanted = list(dict.fromkeys(columns))
     convert = csv.ConvertOptions(
@@ -210,11 +219,13 @@ def _binary() -> Any:
     return pa.binary()
 
 
-def _delimiter(file: TableFile) -> str:
-    """The delimiter that stands most often in the first line."""
-    with _opened(file) as stream:
+def _with_delimiter(file: TableFile) -> TableFile:
+    """A file of CSV with the delimiter that stands most often in its first line, if none is given."""
+    if file.form != "csv" or file.delimiter:
+        return file
+    with _reading(file), _opened(file) as stream:
         first = stream.read(2**16).partition(b"\n")[0].decode("utf-8", "replace")
-    return max(DELIMITERS, key=first.count)
+    return dataclasses.replace(file, delimiter=max(DELIMITERS, key=first.count))
 
 
 @contextlib.contextmanager
