@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +18,14 @@ from recjax import settings as machinery
 from recjax.data.arrow import columns as arrow_columns
 from recjax.data.arrow import reader as readers
 from recjax.data.arrow import roles, splits
+from recjax.data.datasets import own_table
 from recjax.data.datasets.own_table import Table, open_raw, prepare_table
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.ids import Hash, stable_hash
 from recjax.data.source import SPLITS
 from recjax.data.storage.blocks import open_prepared
-from recjax.errors import ConfigError, DataError
+from recjax.errors import ConfigError, DataError, TrainingError
 
 
 def prepared(config, path, out):
@@ -271,6 +274,21 @@ def test_values_that_are_rare_in_one_column_alone(tmp_path):
     assert [feature.rows for feature in source.schema.features] == [2, 5]
     with pytest.raises(ConfigError, match="min_count counts values, and ids=hash does not"):
         Table(label="y", columns=("a:id:min_count=3",), ids=Hash())
+
+
+def test_of_several_processes_one_prepares(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    config = dataclasses.replace(CLICKS, from_=str(tables.write(table, tmp_path / "t.parquet")))
+    passes = []
+    whole = own_table.open_raw
+    monkeypatch.setattr(own_table, "open_raw", lambda *given: passes.append(time.sleep(0.2)) or whole(*given))
+    with ThreadPoolExecutor(3) as pool:
+        found = [future.result().fingerprint for future in [pool.submit(config.open) for _ in range(3)]]
+    assert len(passes) == 1 and len(set(found)) == 1
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(TrainingError, match="cannot write to .*/file/cache.*RECJAX_CACHE"):
+        config.open()
 
 
 def small(tmp_path, **columns):

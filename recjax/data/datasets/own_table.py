@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import sys
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, cast
 
 from recjax.data.arrow import roles, scan, splits
@@ -22,9 +23,9 @@ from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.storage.blocks import PreparedSource, open_prepared, verify
 from recjax.data.storage.manifest import FORMAT
-from recjax.data.storage.remote import cache_folder
+from recjax.data.storage.remote import cache_folder, locked
 from recjax.data.text.source_files import sha256
-from recjax.errors import ConfigError, DataError
+from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.settings.values import check_ranges
 from recjax.utils.paths import located
 
@@ -99,10 +100,12 @@ class Table:
                 f"{prepare_command(self)} and give that folder as data.path=DIR."
             )
         folder = cache_folder() / f"table-{_stem(self.from_)}-{self._key()}"
-        try:
-            verify(folder)
-            return open_prepared(folder, self.kind)
-        except DataError:  # not there yet, or damaged: the cache can always be made again
+        if (cached := _cached(folder)) is not None:
+            return cached
+        with contextlib.ExitStack() as stack:
+            _wait(folder, stack)
+            if (cached := _cached(folder)) is not None:  # another process has prepared them meanwhile
+                return cached
             return prepare_table(self, open_raw(self, self.from_), folder, overwrite=True)
 
     def _key(self) -> str:
@@ -111,6 +114,27 @@ class Table:
         for split, files in _files(self, self.from_).items():
             digest.update("".join([split, *(sha256(file.path) for file in files)]).encode())
         return digest.hexdigest()[:16]
+
+
+def _cached(folder: Path) -> PreparedSource | None:
+    """The data in a folder of the cache; None if they are not there, or damaged: they can always be made again."""
+    try:
+        verify(folder)
+        return open_prepared(folder, Table.kind)
+    except DataError:
+        return None
+
+
+def _wait(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Waits until no other process prepares data in a folder of the cache, and keeps others from it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked(folder.with_name(f".{folder.name}.lock")))
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write to {folder.parent}: {error.strerror or error}. Make space or mend permissions, or set "
+            "RECJAX_CACHE to another folder."
+        ) from error
 
 
 def open_raw(config: Table, source: str | os.PathLike[str] | None) -> TableReader:

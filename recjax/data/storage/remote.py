@@ -79,7 +79,7 @@ class Cached:
         with self._lock:
             try:
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                with _locked(copy.with_name(f".{copy.name}.lock")):
+                with locked(copy.with_name(f".{copy.name}.lock")):
                     if not (copy.is_file() and copy.stat().st_size == self.files[name]["bytes"]):
                         self._copy(name, copy)
             except OSError as error:
@@ -151,7 +151,8 @@ def _parts(source: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Any:
+def locked(path: Path) -> Any:
+    """Waits until no other process, or thread, holds the lock `path`, a file that is made."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
