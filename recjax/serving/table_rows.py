@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import columns as arrow_columns
-from recjax.data.arrow import convert, roles, scan
+from recjax.data.arrow import chunk_columns, convert, roles, scan
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
@@ -123,19 +122,19 @@ def unlabelled(
     faults: RowFaults,
 ) -> Iterator[Unlabelled]:
     """The rows of these arrays without those that have a fault, which `faults` is told of."""
-    found = arrow_columns.raw_columns(arrays, specs, len(numbers))
+    found = chunk_columns.raw_columns(arrays, specs, len(numbers))
     if found.faults:
         wrong = np.zeros(len(numbers), bool)
         for fault in found.faults:
             for row in np.flatnonzero(fault.rows & ~wrong).tolist():
-                value = arrow_columns.shown(arrays[fault.column][row])
+                value = chunk_columns.shown(arrays[fault.column][row])
                 what = f"row {numbers[row]:,}: column {fault.column!r} is {value}, {fault.what}. Correct the value."
                 faults.report(file, int(numbers[row]), "value", what)
             wrong |= fault.rows
         keep = ~wrong
-        numbers, arrays = numbers[keep], arrow_columns.sliced(arrays, keep)
+        numbers, arrays = numbers[keep], chunk_columns.sliced(arrays, keep)
         carried = {name: [v for v, good in zip(values, keep, strict=True) if good] for name, values in carried.items()}
-        found = arrow_columns.raw_columns(arrays, specs, len(numbers))
+        found = chunk_columns.raw_columns(arrays, specs, len(numbers))
     if n := len(numbers):
         chunk = Chunk(np.zeros(n, np.float32), found.dense, found.columns, np.zeros(n, np.uint8))
         yield Unlabelled(chunk, numbers, carried)

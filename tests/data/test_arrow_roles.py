@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.data.arrow import roles
-from recjax.data.arrow.profile import ColumnProfile
+from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.roles import Asked
 from recjax.errors import ConfigError, DataError
 

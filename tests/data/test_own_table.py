@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from support import bucket, tables
 
 from recjax import settings as machinery
-from recjax.data.arrow import columns as arrow_columns
+from recjax.data.arrow import chunk_columns, roles, splits
 from recjax.data.arrow import reader as readers
-from recjax.data.arrow import roles, splits
 from recjax.data.datasets import own_table
 from recjax.data.datasets.own_table import Table, open_raw, prepare_table
 from recjax.data.prepare.chunk import Chunk
@@ -174,7 +173,7 @@ def test_raw_rows_are_encoded_as_the_prepared_ones(table, source):
 def check_raw_rows(source, table, split):
     """By the columns that the data keep, without the reader that prepared them."""
     specs = roles.from_json(open_prepared(source.path).about["table"])
-    raw = arrow_columns.raw_columns({name: table[name] for name in table.schema.names}, specs, table.num_rows)
+    raw = chunk_columns.raw_columns({name: table[name] for name in table.schema.names}, specs, table.num_rows)
     assert raw.faults == []
     rows = table.num_rows
     batch = open_encoder(source.path).encode(

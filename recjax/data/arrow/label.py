@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import convert
-from recjax.data.arrow.columns import shown
+from recjax.data.arrow.chunk_columns import shown
 from recjax.errors import DataError
 
 _LISTED = 6  # values of a label that a message lists

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from recjax.data.arrow import columns as arrow_columns
-from recjax.data.arrow import convert, roles, scan, splits
+from recjax.data.arrow import chunk_columns, convert, roles, scan, splits
+from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.label import LabelProfile
-from recjax.data.arrow.profile import ColumnProfile
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splits import ROWS
@@ -97,7 +96,7 @@ class TableReader:
             )
         self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
         self.features = [spec.feature for spec in self.specs if spec.role in ("id", "jagged")]
-        self.dense = tuple(arrow_columns.each(self.specs))
+        self.dense = tuple(chunk_columns.each(self.specs))
 
     def files(self) -> dict[str, str]:
         """File name -> sha256 of every file."""
@@ -119,16 +118,16 @@ class TableReader:
 
     def _chunk(self, pieces: Sequence[_Piece], row: int, count: int) -> Chunk:
         arrays = _joined(pieces)
-        found = arrow_columns.raw_columns(arrays, self.specs, count)
+        found = chunk_columns.raw_columns(arrays, self.specs, count)
         labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
         faults = found.faults
         if wrong is not None:
-            faults.append(arrow_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
-        if (first := arrow_columns.first(faults)) is not None:
+            faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
+        if (first := chunk_columns.first(faults)) is not None:
             at, fault = first
             raise DataError(
                 f"{_where(pieces)(at)}: column {fault.column!r} is "
-                f"{arrow_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
+                f"{chunk_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
                 f"another role ({fault.column}:skip leaves it out)."
             )
         return Chunk(labels, found.dense, found.columns, self._split[row : row + count], found.weights,

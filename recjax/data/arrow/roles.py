@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
+from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.convert import EXACT
-from recjax.data.arrow.profile import ColumnProfile
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import columns as arrow_columns
-from recjax.data.arrow import convert, splits
+from recjax.data.arrow import chunk_columns, convert, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.splits import Split
 from recjax.data.prepare.ids import stable_hash
@@ -74,7 +73,7 @@ class Splitter:
             if wrong.any():
                 at = int(np.argmax(wrong))
                 raise DataError(
-                    f"{where(at)}: column {choices.time!r} is {arrow_columns.shown(array[at])}, not a number or a time "
+                    f"{where(at)}: column {choices.time!r} is {chunk_columns.shown(array[at])}, not a number or a time "
                     "(ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
                 )
             self._times.append(times)
@@ -83,7 +82,7 @@ class Splitter:
             if (missing := coded.codes == len(coded.values)).any() or wrong is not None:
                 at = int(np.argmax(missing))
                 raise DataError(
-                    f"{where(at)}: column {choices.group!r} is {arrow_columns.shown(arrays[choices.group][at])}, so "
+                    f"{where(at)}: column {choices.group!r} is {chunk_columns.shown(arrays[choices.group][at])}, so "
                     "the row is of no group. Correct it, or split otherwise."
                 )
             self._groups.append(stable_hash(coded.values)[coded.codes] if len(coded.values) else np.zeros(0, np.uint64))
@@ -104,13 +103,13 @@ class Splitter:
 
     def _named(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
         values, at = convert.distinct(array)
-        called = [arrow_columns.shown(value).strip("'\"") for value in values]
+        called = [chunk_columns.shown(value).strip("'\"") for value in values]
         codes = [SPLITS.index(split) if (split := split_called(name)) else 255 for name in called]
         found = np.array([*codes, 255], np.uint8)[at]
         if (found == 255).any():
             row = int(np.argmax(found == 255))
             raise DataError(
-                f"{where(row)}: column {self._choices.split_column!r} is {arrow_columns.shown(array[row])}, which "
+                f"{where(row)}: column {self._choices.split_column!r} is {chunk_columns.shown(array[row])}, which "
                 f"names no split. They are {', '.join(SPLITS)} (valid, val and dev are validation)."
             )
         return found
