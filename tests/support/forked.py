@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import gc
 import importlib
 import inspect
 import json
@@ -24,6 +23,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+from support import garbage
 
 PRELOADED = ("recjax.main", "recjax.cli.main", "matplotlib.figure", "matplotlib.backends.backend_agg")
 _READ_BY_IMPORTS = ("JAX_", "XLA_", "PYTHON", "LD_", "TF_", "OMP_", "OPENBLAS_")
@@ -129,8 +130,7 @@ def serve(descriptor: int) -> None:
         importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads"
-    gc.collect()
-    gc.freeze()
+    garbage.collect_seldom()  # nor do forks
     connection = socket.socket(fileno=descriptor)
     while True:
         head, fds, _, _ = socket.recv_fds(connection, 8, 3)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import pytest
 
-from support import compile_cache
+from support import compile_cache, garbage
 
 LIMIT_S = 2.0
 LOOP_S = 0.042  # CPU time of `loop` on a quiet core of an AMD EPYC of 2023, with Python 3.11
@@ -43,6 +43,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         jax.devices()
         import matplotlib.pyplot  # noqa: F401
         import tensorflow_datasets  # noqa: F401
+
+        garbage.collect_seldom()
 
 
 def _spent() -> float:
