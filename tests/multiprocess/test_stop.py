@@ -14,15 +14,13 @@ pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
 
 # The clock of process 0 alone brings checkpoints before the end, in which both must take part.
 SETTINGS = ["mesh.devices=2", "train.steps=20000", "train.checkpoint_every=1s", "train.eval_every=100000"]
-# A process that was started in the background, as CI may be, ignores SIGINT, and so do its children.
-HEED = ["env", "--default-signal=INT"]
 
 
 def test_all_stop_by_the_signal_that_one_or_all_of_them_got(tmp_path: Path) -> None:
     preset, out = write_preset(tmp_path), tmp_path / "run"
     steps = Checkpoints(out / "checkpoints", 2).steps
     for wanted, status, name in (("all", 130, "Ctrl-C"), ("one", 130, "Ctrl-C"), ("start", 143, "SIGTERM")):
-        job = Job(out, preset, SETTINGS, 2, 30, lambda k, port: (HEED, [], {}))
+        job = Job(out, preset, SETTINGS, 2, 30)
         before = max(steps(), default=0)
         if wanted == "start":  # both have joined, none has trained a step
             job.wait_for(lambda job=job: "resuming" in job.logs[0].read_text())

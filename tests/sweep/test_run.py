@@ -5,10 +5,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+import types
 
 import pytest
+from support import forked
 from support.commands import inside, outside, start
+from support.processes import PROGRAM
 
 from recjax import settings
 from recjax.sweep import run as sweep_run
@@ -29,11 +33,23 @@ def file(preset, tmp_path):
     return path
 
 
+@pytest.fixture
+def forks(monkeypatch):
+    """The processes of a sweep are forks instead of new interpreters."""
+
+    def popen(command, **options):
+        assert command[:4] == [sys.executable, "-P", "-m", "recjax.cli.main"]
+        environment = os.environ | {"GLIBC_TUNABLES": ""}
+        return forked.Popen([sys.executable, "-c", PROGRAM, *command[4:]], env=environment, **options)
+
+    monkeypatch.setattr(sweep_run, "subprocess", types.SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
+
+
 def rows(out):
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, tmp_path):
+def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, forks, tmp_path):
     out = tmp_path / "out"
     runs = read_sweep(file, out).runs
     # Its first run was killed on the way, after its first checkpoint.
