@@ -31,6 +31,7 @@ from support.tiers import (  # noqa: F401  # hooks
     pytest_configure,
     pytest_runtest_setup,
     pytest_runtest_teardown,
+    slow_first,
 )
 
 import recjax
@@ -111,7 +112,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what needs special circumstances, unless the command line names its marker."""
+    """Leaves out what needs special circumstances, unless its marker is named. Of all tests the slow ones go first."""
+    if config.option.full:
+        slow_first(items)
     for marker, needs in (
         ("gpu", "JAX_PLATFORMS=cuda,cpu pytest -m gpu"),
         ("benchmark", "a quiet machine: pytest -m benchmark"),

@@ -37,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "not full"
 
 
+def slow_first(items: list[pytest.Item]) -> None:
+    """Puts modules without slow tests last, so that workers which share the tests out end together."""
+    slow = {item.path for item in items if item.get_closest_marker("full")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Does beforehand what the first test would have to pay for. A command with fewer devices must not be the first."""
     if session.items:
