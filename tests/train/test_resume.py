@@ -385,6 +385,7 @@ EARLY = (
     "train.eval_every=10",
     "train.patience=3",
     "embedding.optimizer.learning_rate=0.3",
+    "train.optimizer.learning_rate=0.3",
 )
 
 
