@@ -140,5 +140,5 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[s
 
 
 def _leaving(sent_NxN: np.ndarray) -> float:
-    """Mean over devices of the bytes that each sends to others."""
-    return float(sent_NxN.sum() - np.trace(sent_NxN)) / len(sent_NxN)
+    """Mean over devices, as far as they were counted, of the bytes that each sends to others or is sent by them."""
+    return float(sent_NxN.sum() - np.trace(sent_NxN)) / min(sent_NxN.shape)

@@ -16,13 +16,14 @@ def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, 
 
     Args:
       group: the table group; not a replicated one, whose rows nobody sends.
-      counts: its routing, of all devices; only counts are read.
+      counts: its routing, of all devices or the first ones, in whole hosts; only counts are read.
       phase: one of EXCHANGES.
       item_bytes: of a table's element, if that is not bfloat16.
       inside: for the step inside a host of an exchange in two steps; otherwise the one with the owners.
 
     Returns:
-      int64 [N, N]: bytes that device n has for device m, itself included; 0 for devices that take no part.
+      int64 [N, N]: bytes that device n has for device m, itself included; 0 for devices that take no part. Of devices
+      that asked for rows and were not counted, the column (of a row_exchange) or the row is missing.
     """
     asked_NxN = _handed(group, counts) if inside else _asked(group, counts)
     if phase == "id_exchange":
@@ -39,13 +40,13 @@ def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, 
 
 
 def _asked(group: Group, counts: GroupRouting) -> np.ndarray:
-    """Rows that device n asks of device m, [N, N]."""
+    """Rows that device n asks of device m, [N, N]; or only those of the first devices, if no others were counted."""
     counts_NxA = np.asarray(counts.counts_NxO, np.int64)
-    N, E = group.all_devices, group.per_host if group.two_step else 1
+    N, E = len(counts_NxA), group.per_host if group.two_step else 1
     # Where columns are spread everyone is asked for the same rows; otherwise the m-th partner has its own number.
     partners = group.devices // E
     counts_NxP = np.broadcast_to(counts_NxA, (N, partners)) if counts_NxA.shape[1] == 1 else counts_NxA
-    found = np.zeros((N, N), np.int64)
+    found = np.zeros((N, group.all_devices), np.int64)
     for n in range(N):
         first = n // group.devices * group.devices  # of its replica group
         found[n, first + n % E : first + group.devices : E] = counts_NxP[n]
@@ -53,10 +54,10 @@ def _asked(group: Group, counts: GroupRouting) -> np.ndarray:
 
 
 def _handed(group: Group, counts: GroupRouting) -> np.ndarray:
-    """Rows that device n asks of relay m of its host, [N, N]."""
+    """Rows that device n asks of relay m of its host, [N, N]; of the first devices, if no others were counted."""
     handed_NxE = np.asarray(counts.handed_NxE, np.int64)
-    N, E = group.all_devices, group.per_host
-    found = np.zeros((N, N), np.int64)
+    N, E = len(handed_NxE), group.per_host
+    found = np.zeros((N, group.all_devices), np.int64)
     for relay in range(N):
         first = relay // E * E
         found[first : first + E, relay] = handed_NxE[relay]

@@ -13,6 +13,7 @@ from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam, RowWiseAdagrad
+from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
@@ -96,6 +97,11 @@ def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatc
     assert (some.devices, some.samples, some.ids) == (2, B // 2, B // 2 * 7)
     for name, counts in whole.counts.items():
         np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
+        if (group := trainer.bound.group(name)).spread:
+            for phase in EXCHANGES:
+                all_NxN = sent_bytes(group, counts, phase, 4)
+                known = all_NxN[:, :2] if phase == "row_exchange" else all_NxN[:2]
+                np.testing.assert_array_equal(sent_bytes(group, some.counts[name], phase, 4), known)
     monkeypatch.setattr(compile_report, "COUNTED_IDS", 1)
     assert compile_report.sample(trainer).devices == 1
 
