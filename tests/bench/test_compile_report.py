@@ -170,4 +170,6 @@ def test_the_presets_shape_is_the_published_one() -> None:
     assert sum(f.bag or 0 for f in schema.features) == 15 * 1000
     layers = (*config.model.bottom, *config.model.top)
     assert len(layers) == 20 and sum(layers) / 20 == pytest.approx(3375, abs=1)
+    inputs = [512, *config.model.bottom[:-1], config.model.bottom[-1] + sum(dims), *config.model.top[:-1]]
+    assert sum(2 * i * o for i, o in zip(inputs, layers, strict=True)) == pytest.approx(638e6, rel=1e-3)
     assert config.train.batch_size == 65_536 and config.mesh.devices == 128
