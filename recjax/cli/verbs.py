@@ -82,8 +82,11 @@ def show(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Prints where tables go."""
     from recjax.config import presets
-    from recjax.embedding.plan import is_file, make_plan
+    from recjax.embedding.bind import bind
+    from recjax.embedding.plan import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table
+    from recjax.planning.loads import describe_loads, loads_table
+    from recjax.planning.resolve import resolve_plan, workload
     from recjax.train.table_specs import specs
 
     if options.memory_gib is not None and not options.compile:
@@ -94,7 +97,7 @@ def plan(options: argparse.Namespace) -> None:
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan = make_plan(config.plan, tables, config.embedding.exchange)
+    plan = resolve_plan(config, source, tables, features, config.mesh.shape)
     if options.save:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
@@ -108,7 +111,9 @@ def plan(options: argparse.Namespace) -> None:
     replicas, hosts, each = config.mesh.shape
     sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
     described = describe_plan(plan, tables, features, *sizes)
-    result, texts = described, [plan_table(described)]
+    bound = bind(plan, tables, features, hosts * each, hosts=hosts)
+    loads = describe_loads(workload(config, source, tables, features, config.mesh.shape), bound)
+    result, texts = described | {"loads": loads}, [plan_table(described), loads_table(loads)]
     if options.compile:
         from recjax.bench import compile_report
 

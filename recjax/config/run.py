@@ -85,9 +85,7 @@ class RunConfig:
     train: TrainConfig = TrainConfig()  # how to train
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
-    plan: str = (
-        "auto"  # where tables live: auto, a placement for all, or a plan file; changes no number (exchange apart)
-    )
+    plan: str = "auto"  # where tables live: auto, balanced, a placement or a file; changes no number (exchange apart)
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
 
     def __init_subclass__(cls) -> None:

@@ -37,6 +37,7 @@ FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a file's path
 AUTO_REPLICATE_BYTES = 64 * 1024
 ExchangeKind = Literal["rows", "pooled"]
 BUILT_KINDS: tuple[str, ...] = ("rows",)
@@ -294,11 +295,13 @@ def self_contained(file: Path) -> bytes:
 
 def is_file(choice: str) -> bool:
     """Whether the config's `plan` is the path of a plan file."""
-    return choice not in ("auto", *PLACEMENTS)
+    return choice not in CHOICES
 
 
 def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = EXACT) -> Plan:
     """Resolves the config's `plan`: "auto", a placement for all tables, or the path of a plan file.
+
+    "balanced" is for `recjax.planning.resolve`, since it depends on the mesh.
 
     `exchange` is that of all tables that are not replicated. A plan file has its own, table by table: where `exchange`
     is reduced it must be the same there.
@@ -318,21 +321,21 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
         placed = {
             t.name: _own(t) or (_auto(t) if choice == "auto" else Segment(choice, why=f"plan={choice}")) for t in tables
         }
-        return Plan({name: (_with_exchange(segment, exchange),) for name, segment in placed.items()})
+        return Plan({name: (with_exchange(segment, exchange),) for name, segment in placed.items()})
     path = expanded(choice)
     try:
         if not path.is_file():
-            near = difflib.get_close_matches(choice, ("auto", *PLACEMENTS), n=1)
+            near = difflib.get_close_matches(choice, CHOICES, n=1)
             raise ConfigError(
-                f"plan={choice}: there is no plan file of that name, and it is not one of auto, "
-                f"{', '.join(PLACEMENTS)}. " + (f"Did you mean {near[0]}?" if near else "Choose one of these.")
+                f"plan={choice}: there is no plan file of that name, and it is not one of "
+                f"{', '.join(CHOICES)}. " + (f"Did you mean {near[0]}?" if near else "Choose one of these.")
             )
         plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path), path.parent)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error
     check_plan(plan, tables, str(path))
     for table, segment in ((t, s) for t in tables for s in plan.tables[t.name]):
-        if exchange != EXACT and segment != _with_exchange(segment, exchange):
+        if exchange != EXACT and segment != with_exchange(segment, exchange):
             raise ConfigError(
                 f"{path} exchanges rows of table {table.name!r} in {segment.exchange.forward} and gradients in "
                 f"{segment.exchange.backward}, but embedding.exchange says {exchange.forward} and {exchange.backward}. "
@@ -363,7 +366,8 @@ def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the pla
         check_segments(plan.tables[table.name], table, f"{source}, table {table.name!r}")
 
 
-def _with_exchange(segment: Segment, exchange: Exchange) -> Segment:
+def with_exchange(segment: Segment, exchange: Exchange) -> Segment:
+    """The segment with this exchange, unless it is replicated."""
     return segment if segment.placement == "data_parallel" else dataclasses.replace(segment, exchange=exchange)
 
 

@@ -25,13 +25,14 @@ from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.plan import EXACT, Plan, make_plan
+from recjax.embedding.plan import EXACT, Plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import AXES, make_mesh, whole
+from recjax.planning.resolve import resolve_plan
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
@@ -317,8 +318,9 @@ def build_trainer(
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan = make_plan(config.plan, tables, config.embedding.exchange)
     mesh = make_mesh(config.mesh)
+    groups, hosts, each = (mesh.shape[axis] for axis in AXES)
+    plan = resolve_plan(config, source, tables, features, (groups, hosts, each))
     if config.compute_dtype == "float64":
         _refuse_reduced(plan, tables)
         jax.config.update("jax_enable_x64", True)
@@ -331,7 +333,6 @@ def build_trainer(
         seed=config.seed,
     )
     model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
-    groups, hosts, each = (mesh.shape[axis] for axis in AXES)
     independent = config.train.replica_sync != "exact"
     bound = bind(plan, tables, features, hosts * each, config.embedding.dedup, hosts, groups, independent)
     tx = config.train.optimizer.build()

@@ -298,7 +298,7 @@ def test_a_plan_that_cannot_be_read(tmp_path):
     tables = (TableSpec("a", 10, 4, SGD),)
     for choice in ("rowwise", str(tmp_path / "missing.json"), str(tmp_path)):
         with pytest.raises(
-            ConfigError, match="no plan file of that name, and it is not one of auto, row_wise, table_wise"
+            ConfigError, match="no plan file of that name, and it is not one of auto, balanced, row_wise, table_wise"
         ):
             make_plan(choice, tables)
     (tmp_path / "binary").write_bytes(b"\xff\xfe{")

@@ -1,0 +1,290 @@
+"""`plan=balanced`: loads counted anew from the plan alone, cases by hand, published shapes, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.commands import assert_refused, inside, write_preset
+
+from recjax.config import presets
+from recjax.embedding.bind import bind
+from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, check_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.planning.balance import GOOD_ENOUGH, NARROWEST, balance
+from recjax.planning.loads import LOADS, Workload, describe_loads
+from recjax.planning.profile import Profile, TableUse
+from recjax.planning.resolve import resolve_plan, workload
+from recjax.train.table_specs import specs
+
+SLOTS = {"sgd": lambda width: 0, "rowwise_adagrad": lambda width: 1, "adagrad": lambda width: width}  # floats a row
+
+
+def recounted(plan: Plan, tables: tuple[TableSpec, ...], work: Workload) -> dict[str, list[float]]:
+    """The loads of each device, from what the plan says and the definition of each load."""
+    N = work.devices
+    found = {key: [0.0] * N for key in LOADS}
+    for table in tables:
+        use = work.profile.tables[table.name]
+        for segment in plan.tables[table.name]:
+            first, last = segment.column_range(table.dim)
+            width = last - first
+            copied = segment.placement == "data_parallel"
+            if segment.placement == "table_wise":
+                assert isinstance(segment.owners, int)
+                owners = [segment.owners]
+            else:
+                assert segment.placement in ("row_wise", "data_parallel")
+                owners = list(segment.owners) if isinstance(segment.owners, tuple) else list(range(N))
+            for nth, owner in enumerate(owners):
+                rows = table.rows // len(owners) + (nth < table.rows % len(owners))
+                part = rows / table.rows
+                held = table.rows if copied else rows
+                found["held_bytes"][owner] += held * (width + SLOTS[table.optimizer.kind](width)) * 4
+                asked = use.ids * work.batch_size * (1 / N if copied else part)
+                found["ids"][owner] += asked
+                found["read_bytes"][owner] += asked * width * 4
+                if not copied:
+                    found["exchanged_bytes"][owner] += use.distinct * N * part * width * 4
+    return found
+
+
+def assert_loads(work: Workload, plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:
+    described = describe_loads(work, bind(plan, tables, features, work.devices))
+    for key, loads in recounted(plan, tables, work).items():
+        assert described[key]["per_device"] == pytest.approx(loads, rel=1e-9, abs=0.5)
+        assert described[key]["max"] == max(described[key]["per_device"])
+        mean = sum(loads) / len(loads)
+        assert described[key]["imbalance"] == pytest.approx(max(loads) / mean if mean else 1)
+
+
+def use_of(tables: tuple[TableSpec, ...], ids: dict[str, float], samples: float) -> dict[str, TableUse]:
+    """As many ids a sample as `ids` says, all distinct in so many samples, as far as there are rows."""
+    return {t.name: TableUse(ids[t.name], min(t.rows, ids[t.name] * samples)) for t in tables}
+
+
+def made(*shapes: tuple[int, int, float], devices: int, batch_size: int = 1000) -> tuple[Plan, Any]:
+    """The plan of tables of (rows, D, ids a sample), called t0, t1, ..., which have no slots."""
+    tables = tuple(TableSpec(f"t{n}", rows, dim, Sgd(0.1)) for n, (rows, dim, _) in enumerate(shapes))
+    features = tuple(FeatureSpec(t.name, t.name, None) for t in tables)
+    ids = {t.name: shape[2] for t, shape in zip(tables, shapes, strict=True)}
+    work = Workload(Profile(use_of(tables, ids, batch_size / devices), "a test"), batch_size, devices)
+    plan = balance(tables, features, work)
+    check_plan(plan, tables)
+    assert_loads(work, plan, tables, features)
+    return plan, describe_loads(work, bind(plan, tables, features, devices))
+
+
+def where(plan: Plan, table: str) -> list[Any]:
+    return [(s.placement, s.columns, s.owners) for s in plan.tables[table]]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...], Workload]:
+    rules: list[SparseOptimizer] = [Sgd(0.1), RowWiseAdagrad(0.1), Adagrad(0.1)]
+    optimizers = st.sampled_from(rules)
+    rows, dims = st.integers(1, 200_000), st.sampled_from([1, 4, 16, 48, 64, 67, 96, 256])
+    placements = st.sampled_from([None, None, None, "row_wise", "table_wise", "data_parallel"])
+    shapes = draw(st.lists(st.tuples(rows, dims, optimizers, placements), min_size=1, max_size=8))
+    tables = tuple(
+        TableSpec(f"t{n}", rows, dim, optimizer, placement=placement)
+        for n, (rows, dim, optimizer, placement) in enumerate(shapes)
+    )
+    features = tuple(FeatureSpec(t.name, t.name, None) for t in tables)
+    devices, batch_size = draw(st.integers(1, 9)), draw(st.integers(1, 5000))
+    use = use_of(tables, {t.name: draw(st.floats(0, 100)) for t in tables}, batch_size / devices)
+    return tables, features, Workload(Profile(use, "a test"), batch_size, devices)
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_every_shard_has_one_owner_and_the_loads_are_the_printed_ones(
+    model: tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...], Workload],
+) -> None:
+    tables, features, work = model
+    plan = balance(tables, features, work)
+    assert plan == balance(tables, features, work)
+    check_plan(plan, tables)
+    assert_loads(work, plan, tables, features)
+    for table in tables:
+        segments = plan.tables[table.name]
+        columns = [s.column_range(table.dim) for s in segments]
+        assert sum(last - first for first, last in columns) == table.dim
+        if table.placement:
+            assert [s.placement for s in segments] == [table.placement]
+            assert table.placement != "table_wise" or isinstance(segments[0].owners, int)
+        else:
+            small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
+            assert all(s.owners != "all" or s.placement != "table_wise" for s in segments)
+            assert ({s.placement for s in segments} == {"data_parallel"}) == small
+        if len(segments) > 1:
+            widths = {last - first for first, last in columns}
+            assert len(widths) == 1 and widths.pop() >= NARROWEST
+            assert len({s.owners for s in segments}) > 1 or segments[0].placement == "row_wise"
+    assert all(s.why for segments in plan.tables.values() for s in segments)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_whole_tables_where_they_fit() -> None:
+    """Four equal tables on two devices: two on each, and nothing is split."""
+    plan, loads = made(*[(10_000, 16, 1)] * 4, devices=2)
+    owners = [where(plan, f"t{n}") for n in range(4)]
+    assert sorted(o[0][2] for o in owners) == [0, 0, 1, 1]
+    assert {loads[key]["imbalance"] for key in LOADS} == {1.0}
+    assert plan.tables["t0"][0].why == "balanced (largest differencing): whole"
+
+
+def test_a_large_table_is_split_by_columns() -> None:
+    """It has 1.5 of a device's bytes and few ids, so that two halves of its columns go to different devices."""
+    plan, _ = made((60_000, 64, 0.1), (20_000, 64, 3), devices=2)
+    assert sorted(where(plan, "t0")) == [("table_wise", (0, 32), 0), ("table_wise", (32, 64), 1)]
+    assert plan.tables["t0"][0].why.startswith("balanced (")
+    assert "1.50 of a device's bytes held, so split into 2 ranges of columns" in plan.tables["t0"][0].why
+
+
+def test_a_narrow_table_is_split_by_rows() -> None:
+    plan, loads = made((60_000, 32, 1), devices=3)
+    assert where(plan, "t0") == [("row_wise", "all", "all")]
+    assert {loads[key]["imbalance"] for key in LOADS} == {1.0}
+
+
+def test_a_table_with_too_many_ids_is_split_by_rows() -> None:
+    """By columns each device would be asked for all its ids, and that is what it has too many of."""
+    plan, _ = made((2000, 256, 100), *[(20_000, 256, 1)] * 4, devices=4)
+    assert [s.placement for s in plan.tables["t0"]] == ["row_wise"]
+    assert "ids a step" in plan.tables["t0"][0].why or "bytes read" in plan.tables["t0"][0].why
+
+
+def test_columns_stay_so_wide_that_int32_counts_the_rows_of_a_device() -> None:
+    """Two tables of 2^31 - 1 rows on two devices: in ranges of 32 columns a device would have 8 times as many rows."""
+    plan, _ = made((2**31 - 1, 256, 0.001), (2**31 - 1, 256, 3), devices=4)
+    narrowest = min(b - a for segments in plan.tables.values() for s in segments for a, b in [s.column_range(256)])
+    assert narrowest >= 256  # half of 2 * 2^31 * 256 / 4 values on a device
+
+
+def test_the_exchange_is_that_of_the_run() -> None:
+    tables = (TableSpec("small", 4, 4, Sgd(0.1)), TableSpec("large", 100_000, 64, Sgd(0.1)))
+    features = tuple(FeatureSpec(t.name, t.name) for t in tables)
+    work = Workload(Profile({"small": TableUse(1, 4), "large": TableUse(1, 50)}, "a test"), 100, 2)
+    exchange = Exchange("int8", "bfloat16")
+    plan = balance(tables, features, work, exchange)
+    assert {s.exchange for s in plan.tables["large"]} == {exchange}
+    assert [s.exchange for s in plan.tables["small"]] == [Exchange()]
+    [sent] = {work.of_columns(tables[1], 64, exchange)[2]}
+    assert sent == 2 * 50 * (64 + 8)
+
+
+def test_tables_placed_otherwise_count_and_their_hosts_are_named() -> None:
+    tables = (
+        TableSpec("mine", 50_000, 16, Sgd(0.1), placement="table_row_wise"),
+        *(TableSpec(f"t{n}", 5000, 16, Sgd(0.1)) for n in range(10)),
+    )
+    features = tuple(FeatureSpec(t.name, t.name) for t in tables)
+    use = {t.name: TableUse(t.rows / 5000, t.rows / 50) for t in tables}
+    work = Workload(Profile(use, "a test"), 1000, 4, hosts=2)
+    plan = balance(tables, features, work)
+    assert where(plan, "mine") == [("table_row_wise", "all", 0)]
+    loads = describe_loads(work, bind(plan, tables, features, 4, hosts=2))
+    assert max(loads[key]["imbalance"] for key in LOADS) <= GOOD_ENOUGH
+
+
+def balanced(preset: str, devices: int, *overrides: str) -> tuple[Plan, dict[str, Any], float]:
+    """The plan of a preset, its loads, and the seconds of processor time that it took."""
+    config = presets.load(preset, [*overrides, f"mesh.devices={devices}", "plan=balanced"])
+    source = config.data.open()
+    tables, features = specs(config, source.schema)
+    started = time.process_time()
+    plan = resolve_plan(config, source, tables, features, config.mesh.shape)
+    seconds = time.process_time() - started
+    work = workload(config, source, tables, features, config.mesh.shape)
+    assert_loads(work, plan, tables, features)
+    return plan, describe_loads(work, bind(plan, tables, features, devices)), seconds
+
+
+@pytest.mark.full
+def test_a_thousand_tables_on_128_devices() -> None:
+    plan, loads, seconds = balanced("bench_model_a", 128)
+    assert len(plan.tables) == 1000
+    assert max(loads[key]["imbalance"] for key in LOADS) <= 1.10
+    assert seconds < 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [8, 16, 64])
+@pytest.mark.parametrize(("preset", "overrides"), [("bench_mlperf_dcnv2", ["data.scale=1"]), ("bench_mlperf64", [])])
+def test_mlperfs_tables(preset: str, overrides: list[str], devices: int) -> None:
+    _, loads, _ = balanced(preset, devices, *overrides)
+    assert max(loads[key]["imbalance"] for key in LOADS) <= GOOD_ENOUGH
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("devices", [128, 1024])
+def test_twelve_trillion_parameters(devices: int) -> None:
+    plan, loads, _ = balanced("bench_model_f", devices)
+    assert len(plan.tables) == 22
+    assert max(loads[key]["imbalance"] for key in LOADS) <= GOOD_ENOUGH
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_preset(tmp_path_factory.mktemp("preset"))
+
+
+LARGE = ("data.rows=40000,3000,2000", "embedding.dim=64", "model.interaction=cat")
+
+
+def test_the_command_prints_saves_and_takes_it_back(preset: Path, tmp_path: Path) -> None:
+    options = (preset, *LARGE, "mesh.devices=3")
+    file = tmp_path / "plan.json"
+    result = inside("plan", *options, "plan=balanced", "--save", file, "--json").result
+    loads = result["loads"]
+    assert re.fullmatch(r"the first [\d,]+ training samples", loads["profile"])
+    for key in LOADS:
+        assert len(loads[key]["per_device"]) == 3
+        assert 1 <= loads[key]["imbalance"] <= GOOD_ENOUGH
+    assert sum(loads["held_bytes"]["per_device"]) == sum(result["bytes_per_device"])
+    assert "of a device's" in json.dumps(result["tables"]["sparse_0"])
+    assert inside("plan", *options, f"plan={file}", "--json").result == result
+    text = inside("plan", *options, "plan=balanced").out
+    assert "so split into" in text and "load of a device" in text
+    for words in LOADS.values():
+        assert words in text
+    assert inside("plan", *options, "plan=table_wise", "--json").result["loads"]["held_bytes"]["imbalance"] > 2
+
+
+def test_a_name_that_is_nearly_right(preset: Path) -> None:
+    assert_refused(inside("plan", preset, "plan=balance"), 2, "Did you mean balanced?")
+
+
+@pytest.mark.full
+def test_training_does_not_depend_on_it(preset: Path, tmp_path: Path) -> None:
+    """Float64, four devices, tables split by columns and by rows: the losses of whole rows spread over all devices."""
+    rows, bags = "data.rows=20000,5000,6000,7000,5000,6000,4000,3000", "data.ids_per_bag=1,1,2,1,3,1,1,8"
+    data = (rows, bags, "data.weighted=false")
+    short = ("train.epochs=1", "data.train_rows=640", "data.test_rows=64")
+    exact = ("embedding.dim=64", "model.interaction=cat", "compute_dtype=float64", *data, *short)
+
+    def losses(out: str, *options: str) -> list[float]:
+        done = inside("train", preset, *exact, *options, "--out", tmp_path / out)
+        assert done.status == 0, done.err
+        lines = map(json.loads, (tmp_path / out / "metrics.jsonl").read_text().splitlines())
+        return [line["loss"] for line in lines if line["split"] == "train"]
+
+    split = inside("plan", preset, *exact, "mesh.devices=4", "plan=balanced", "--json").result["tables"]
+    assert {table["placement"] for table in split.values()} == {"table_wise", "row_wise"}
+    assert any(len(table.get("segments", ())) == 2 for table in split.values())
+    expected = losses("rows", "mesh.devices=4", "plan=row_wise")
+    np.testing.assert_allclose(losses("balanced", "mesh.devices=4", "plan=balanced"), expected, rtol=1e-9, atol=0)
+    half = len(expected) // 2
+    first = losses("resumed", "mesh.devices=4", "plan=balanced", f"train.steps={half}")
+    assert len(first) == half
+    resumed = losses("resumed", "mesh.devices=3", "plan=balanced")
+    np.testing.assert_allclose(resumed, expected, rtol=1e-9, atol=0)
