@@ -71,7 +71,7 @@ def words(*values):
         (profile([[1, None], None]), "integer", True),
         (profile(["a|b", ""], separator="|"), "text", False),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_a_column_is(column, kind, optional):
     assert (column.kind, column.optional) == (kind, optional)
