@@ -134,7 +134,7 @@ def test_a_setting_with_spaces(preset, spaced):
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
         (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "in this process: restart it"], []),
         (["mesh.platform=gpu"], 4, ["mesh.platform=gpu: JAX finds no such device", "cuda12"], []),
-        (["plan=nowhere.json"], 2, ["plan=nowhere.json: there is no plan file of that name.* auto, row_wise"], []),
+        (["plan=nowhere.json"], 2, ["plan=nowhere.json: there is no plan file of that name.* balanced, row_wise"], []),
         (["data=prepared"], 3, ["Give it as data.path=DIR"], []),
         (["data=prepared", "data.path=nowhere"], 3, ["no prepared data at .*/nowhere: there is no such folder",
                                                       "recjax data prepare"], []),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from support.problems import mesh_of
 from support.routing import THIRD, build, make_batch
 
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.plan import RowIds, Segment
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import route_on_host
 from recjax.parallel.mesh import sharded
@@ -28,6 +30,21 @@ FEATURES = [
     (0, 3, "sum", False), (0, None, "mean", True), (1, None, "sum", False), (1, 1, "mean", False), (2, 2, "none", True),
     (3, None, "none", False), (4, 1, "sum", False), (5, None, "mean", False), (6, 2, "sum", False),
 ]  # fmt: skip
+HOT = RowIds((0, 1, 2, 39))
+SPLIT = [
+    (
+        40,
+        4,
+        (
+            Segment("row_wise", HOT, owners=(2, 0)),
+            Segment("table_wise", "rest", columns=(0, 1)),
+            Segment("row_wise", "rest", columns=(1, 4)),
+        ),
+    ),
+    (50, 2, (Segment("data_parallel", HOT), Segment("table_wise", RowIds((5, 49))), Segment("row_wise", "rest"))),
+]
+OF_SPLIT = [(0, 3, "sum", False), (0, None, "mean", True), (0, None, "none", False), (1, None, "sum", False),
+            (1, 2, "none", True)]  # fmt: skip
 
 
 def equal(found: object, expected: object) -> None:
@@ -40,10 +57,19 @@ def equal(found: object, expected: object) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("devices", "hosts", "parts", "dedup"), [(1, 1, 1, True), (3, 1, 2, True), (3, 1, 1, False), (6, 2, 1, True)]
+    ("of", "devices", "hosts", "parts", "dedup"),
+    [
+        ((TABLES, FEATURES), 1, 1, 1, True),
+        ((TABLES, FEATURES), 3, 1, 2, True),
+        ((TABLES, FEATURES), 3, 1, 1, False),
+        ((TABLES, FEATURES), 6, 2, 1, True),
+        ((SPLIT, OF_SPLIT), 3, 1, 2, True),
+        ((SPLIT, OF_SPLIT), 6, 2, 1, True),
+    ],
+    ids=["one", "parts", "no dedup", "hosts", "split", "split, hosts"],
 )
-def test_both_give_the_same_arrays(devices: int, hosts: int, parts: int, dedup: bool) -> None:
-    bound = build(TABLES, FEATURES, devices, hosts)
+def test_both_give_the_same_arrays(of: Any, devices: int, hosts: int, parts: int, dedup: bool) -> None:
+    bound = build(*of, devices, hosts)
     bound = dataclasses.replace(bound, groups=tuple(dataclasses.replace(g, dedup=dedup) for g in bound.groups))
     mesh = mesh_of(devices, hosts)
     host, device = (make(bound, mesh, np.float32) for make in (HostRouter, DeviceRouter))

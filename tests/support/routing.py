@@ -15,10 +15,12 @@ THIRD = 2**31 // 3  # three tables of so many rows are all that one device can c
 
 
 def build(tables: list[Any], features: list[Any], devices: int, hosts: int = 1) -> BoundPlan:
-    """Tables (rows, dim, placement) and features (table, bag, pooling, weighted), bound."""
+    """Tables (rows, dim, placement or segments) and features (table, bag, pooling, weighted), bound."""
     used = sorted({f[0] for f in features})
     specs = tuple(TableSpec(f"t{i}", tables[i][0], tables[i][1], Sgd()) for i in used)
-    placements: dict[str, tuple[Segment, ...]] = {f"t{i}": (Segment(tables[i][2]),) for i in used}
+    placements: dict[str, tuple[Segment, ...]] = {
+        f"t{i}": (Segment(tables[i][2]),) if isinstance(tables[i][2], str) else tables[i][2] for i in used
+    }
     named = tuple(FeatureSpec(f"f{k}", f"t{t}", *rest) for k, (t, *rest) in enumerate(features))
     return bind(Plan(placements), specs, named, devices, hosts=hosts)
 
