@@ -26,12 +26,21 @@ PLAN = Plan(
 )
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tables whole, by one process with two devices."""
+    folder = tmp_path_factory.mktemp("alone")
+    train_together(1, folder / "run", write_preset(folder), [*COMMON, "mesh.devices=2", "plan=row_wise"])
+    return folder / "run"
+
+
 @pytest.mark.parametrize(
     ("processes", "how"), [(2, ["mesh.hosts=2"]), (4, ["mesh.replicas=2"])], ids=["two hosts", "two replica groups"]
 )
-def test_each_process_saves_what_it_holds_of_every_segment(processes: int, how: list[str], tmp_path: Path) -> None:
+def test_each_process_saves_what_it_holds_of_every_segment(
+    processes: int, how: list[str], alone: Path, tmp_path: Path
+) -> None:
     preset, plan = write_preset(tmp_path), tmp_path / "plan.json"
     plan.write_text(PLAN.to_json())
-    train_together(1, tmp_path / "alone", preset, [*COMMON, "mesh.devices=2", "plan=row_wise"])
     train_together(processes, tmp_path / "run", preset, [*COMMON, f"plan={plan}", "mesh.devices=4", *how])
-    assert_equal(tmp_path / "alone", tmp_path / "run", 1e-9)
+    assert_equal(alone, tmp_path / "run", 1e-9)
