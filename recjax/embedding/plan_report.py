@@ -33,9 +33,10 @@ def describe_plan(
       one, else None), exchange ("forward" and "backward" precision, and "kind"), rows, dim, dtype, optimizer, bytes of
       rows and slots over all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts
       as one; "jagged" says whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many
-      groups of both; "bytes_per_device": what each holds; "lookups_per_device": ids per step that each answers, if all
-      rows were looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes
-      over mean bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
+      groups of both; "bytes_per_device": what each holds; "buffer_bytes_per_device": what each allocates, in every
+      group as much as its fullest device needs; "lookups_per_device": ids per step that each answers, if all rows were
+      looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over mean
+      bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
       `item_bytes` is the size of a table's element, if that is not bfloat16.
     """
     bound = bind(plan, tables, features, devices, hosts=hosts)
@@ -77,11 +78,18 @@ def describe_plan(
         "replicas": replicas,
         "tables": {t.name: described[t.name] for t in tables},
         "bytes_per_device": bytes_N.tolist(),
+        "buffer_bytes_per_device": sum(group.rows * _row_bytes(group, item_bytes) for group in bound.groups),
         "lookups_per_device": [round(x) for x in lookups_N.tolist()],
         "imbalance": float(bytes_N.max() * devices / bytes_N.sum()),
         "lookup_imbalance": float(lookups_N.max() * devices / lookups_N.sum()),
         "groups": [g.name for g in bound.groups],
     }
+
+
+def _row_bytes(group: Group, item_bytes: int) -> int:
+    """Bytes of one row of a group's buffer and of its slots."""
+    values_bytes = group.width * (2 if group.dtype == "bfloat16" else item_bytes)
+    return values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
 
 
 def _describe_segment(
@@ -92,8 +100,7 @@ def _describe_segment(
     `ids` are those of a step that look its table up.
     """
     spec, devices = segment.spec, group.devices
-    values_bytes = group.width * (2 if spec.dtype == "bfloat16" else item_bytes)
-    row_bytes = values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
+    row_bytes = _row_bytes(group, item_bytes)
     held = np.zeros(devices, np.int64)
     cells = np.zeros(devices)
     for piece in group.pieces(segment):
@@ -141,6 +148,12 @@ def plan_table(described: dict[str, Any]) -> str:
     ):
         lines.append(
             f"{number}: {min(per_device):,} to {max(per_device):,} {what} each, imbalance (max/mean) {imbalance:.3f}"
+        )
+    buffers = described["buffer_bytes_per_device"]
+    if buffers > 1.1 * max(described["bytes_per_device"]):
+        lines.append(
+            f"but the buffers of each device take {buffers:,} bytes: in every group they are as large as the fullest "
+            "device needs; place tables of equal D more evenly, or row_wise"
         )
     if any(t["jagged"] for t in described["tables"].values()):
         lines.append("+: a jagged bag counts as one id")

@@ -17,7 +17,8 @@ from support.commands import assert_refused, inside, write_preset
 from recjax.config import presets
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, check_plan
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, NARROWEST, balance
 from recjax.planning.loads import LOADS, Workload, describe_loads
@@ -288,3 +289,17 @@ def test_training_does_not_depend_on_it(preset: Path, tmp_path: Path) -> None:
     assert len(first) == half
     resumed = losses("resumed", "mesh.devices=3", "plan=balanced")
     np.testing.assert_allclose(resumed, expected, rtol=1e-9, atol=0)
+
+
+def test_the_plan_says_what_devices_allocate():
+    """Two tables of 100 rows, D = 4 and 8, SGD, each on a device of its own: both devices have room for both."""
+    tables = (TableSpec("a", 100, 4, Sgd()), TableSpec("b", 100, 8, Sgd()))
+    features = (FeatureSpec("f", "a"), FeatureSpec("g", "b"))
+    plan = Plan({"a": (Segment("table_wise", owners=0),), "b": (Segment("table_wise", owners=1),)})
+    described = describe_plan(plan, tables, features, 2, 8)
+    assert described["bytes_per_device"] == [1600, 3200]
+    assert described["buffer_bytes_per_device"] == 4800
+    assert "the buffers of each device take 4,800 bytes" in plan_table(described)
+    even = describe_plan(Plan({n: (Segment("row_wise"),) for n in "ab"}), tables, features, 2, 8)
+    assert even["buffer_bytes_per_device"] == 2400 == even["bytes_per_device"][0]
+    assert "buffers of each device" not in plan_table(even)
