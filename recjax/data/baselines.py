@@ -72,7 +72,7 @@ def auc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
 
 
 class _Rates:
-    """How often each value of one column has label 1 in training, as log odds that are added up over columns.
+    """Rates of label 1 in training for each value of one column, as log odds that are added up over columns.
 
     The rate is shrunk to that of all rows, as if 5 more rows of that rate had been seen: so an unknown value adds 0.
     """
@@ -87,7 +87,7 @@ class _Rates:
         self._ones += np.bincount(ids, weights * labels, len(self._rows))
 
     def log_odds(self, base: float) -> np.ndarray:
-        """What each value adds to the log odds of `base`, the share of label 1 in all training rows."""
+        """Returns the addend of each value to the log odds of `base`, the share of label 1 in all training rows."""
         rate = (self._ones + _SHRINKAGE * base) / (self._rows + _SHRINKAGE)
         return np.log(rate / (1 - rate)) - np.log(base / (1 - base))
 

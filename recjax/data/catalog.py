@@ -168,7 +168,7 @@ def prepare_object(
 
 
 def described(made: PreparedSource) -> dict[str, Any]:
-    """What was prepared, as JSON values; see `prepare`."""
+    """Describes what was prepared, as JSON values; see `prepare`."""
     return {
         "dataset": made.name,
         "path": str(made.path),

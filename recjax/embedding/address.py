@@ -1,4 +1,4 @@
-"""Where the rows of a group's buffer lie: from slots back to tables and storage positions, on the device.
+"""Addresses of the rows in a group's buffer: from slots back to tables and storage positions, on the device.
 
 A row has an owner and, in the owner's part of the buffer, a *home*: one of R numbers that its segment, band and storage
 position determine (`layout.BoundSegment.locate`). The *slot* is the row of the buffer that holds it. Two addresses:

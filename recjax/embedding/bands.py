@@ -33,7 +33,7 @@ class Band:
 
     @property
     def size(self) -> int:
-        """How many rows it has."""
+        """Number of its rows."""
         if self.chosen is None:
             return self.rows
         return self.rows - len(self.chosen) if self.inverted else len(self.chosen)
@@ -50,7 +50,7 @@ class Band:
 
     @functools.cached_property
     def _inside_before(self) -> np.ndarray:
-        """How many rows outside `chosen` come before each of those, int32 [K]; ascending."""
+        """Numbers of rows outside `chosen` before each of those, int32 [K]; ascending."""
         return self._chosen - np.arange(len(self._chosen), dtype=np.int32)
 
     def number(self, position: Any) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ class Band:
 
 
 def _search(ascending_K: np.ndarray, values: Any, side: str) -> Any:
-    """Where each value would go in, in the dtype of the values."""
+    """Returns the place where each value would go in, in the dtype of the values."""
     return library(values).searchsorted(ascending_K, values, side=side).astype(values.dtype)
 
 

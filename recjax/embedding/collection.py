@@ -30,7 +30,7 @@ Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives
 
 @dataclasses.dataclass(frozen=True)
 class _Overlap:
-    """What a part of a table and one part of a group's buffer have in common.
+    """Common cells of a part of a table and one part of a group's buffer.
 
     Attributes:
       part: of the buffer.
@@ -103,7 +103,7 @@ Places = dict[int, np.ndarray]  # part of the buffer, version by version -> the 
 
 
 def _places(group: Group, homes: jax.Array | None) -> Places:
-    """Where the rows of a mapped group lie, as far as this process has them; nothing of any other group."""
+    """Returns the slots of the rows of a mapped group, as far as this process has them; nothing of any other group."""
     if homes is None:
         return {}
     shards = homes.addressable_shards

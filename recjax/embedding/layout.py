@@ -105,7 +105,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What one part of a group's buffer holds of a segment.
+    """Share of a segment that one part of a group's buffer holds.
 
     Attributes:
       part: which part, 0 to `Group.parts` - 1.
@@ -308,7 +308,7 @@ class Fetched:
 
     @property
     def columns(self) -> int:
-        """How many they are."""
+        """Number of these columns."""
         return self.last - self.first
 
 

@@ -232,7 +232,7 @@ def _columns(value: Any, place: str) -> Any:
 
 
 def _owners(value: Any, placement: str, place: str) -> Any:
-    """What holds a segment, as a plan file has it."""
+    """Reads the owners of a segment, as a plan file has them."""
     if value == "all":
         return value
     if placement in OWNED:
@@ -256,7 +256,7 @@ def _short(value: Any) -> str:
 
 
 def _exchange(value: Any, placement: str, place: str) -> Exchange:
-    """What travels, as a plan file has it: one precision, or one for each direction, and the kind."""
+    """Reads an exchange, as a plan file has it: one precision, or one for each direction, and the kind."""
     both = {"forward": value, "backward": value} if isinstance(value, str) else value
     known = {"forward": PRECISIONS, "backward": PRECISIONS, "kind": get_args(ExchangeKind)}
     if not isinstance(both, dict) or any(type(v) is not str or v not in known.get(k, ()) for k, v in both.items()):

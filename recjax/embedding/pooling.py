@@ -52,7 +52,8 @@ def pool(
       rows_UxD: the fetched rows.
       routing: of each feature, by its name.
       samples: b.
-      at_home: see `lookup.at_home`: where the rows are on this device, sums are taken straight from its table.
+      at_home: see `sharded.fused_lookup_operands`: where the rows are on this device, sums are taken straight from its
+        table.
 
     Returns:
       by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.

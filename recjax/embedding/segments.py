@@ -52,7 +52,7 @@ def _refuse(place: str, what: str, mend: str) -> NoReturn:
 
 
 def _in_words(selector: Selector) -> str:
-    """What a selector selects."""
+    """Describes what a selector selects."""
     if isinstance(selector, str):
         return "all rows" if selector == "all" else "the rest of the rows"
     return _ids(selector)

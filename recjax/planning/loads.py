@@ -1,4 +1,4 @@
-"""What a plan loads each device with: bytes that it holds, bytes that it reads, bytes that it sends, and ids."""
+"""Loads of each device under a plan: bytes that it holds, bytes that it reads, bytes that it sends, and ids."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def divide(items: Sequence[Item], base_NxK: np.ndarray) -> tuple[Owners, str]:
 
 
 def loads(items: Sequence[Item], owners: Owners, base_NxK: np.ndarray) -> np.ndarray:
-    """What each device has in the end: float64 [N, K]."""
+    """Sums up the loads of each device: float64 [N, K]."""
     sums_NxK = base_NxK.astype(np.float64, copy=True)
     for item, devices in zip(items, owners, strict=True):
         sums_NxK[list(devices)] += item.loads

@@ -1,4 +1,4 @@
-"""How the ids of a run's data load its tables: what `plan=balanced` spreads evenly."""
+"""Loads of the tables by the ids of a run's data: what `plan=balanced` spreads evenly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_IDS = 2**24  # in the samples that are read; where a block has more, nothin
 
 @dataclasses.dataclass(frozen=True)
 class TableUse:
-    """What a run's samples ask of one table.
+    """Demands of a run's samples on one table.
 
     Attributes:
       ids: ids of a sample, the mean over samples, summed over all features that look the table up.
@@ -30,7 +30,7 @@ class TableUse:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What a run's samples ask of its tables.
+    """Demands of a run's samples on its tables.
 
     Attributes:
       tables: by table name.

@@ -87,7 +87,7 @@ def of_objects(
 
 
 def fault_of(row: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
-    """What keeps an object from being a row, a missing key or a value of the wrong shape; None if nothing does."""
+    """Returns why an object is no row, a missing key or a value of the wrong shape; None if nothing does."""
     for spec in features(described):
         if spec.name not in row:
             near = difflib.get_close_matches(spec.name, row, n=1)

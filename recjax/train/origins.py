@@ -100,7 +100,7 @@ def _relative(given: str) -> bool:
 def _found(
     key: str, given: str, run: Path, report: Callable[[str], None], holds: str = "", copy: Path | None = None
 ) -> Path:
-    """Where a path, or a pattern, leads: to a folder that `holds` a file; `copy` is what the run folder has of it."""
+    """Resolves a path, or a pattern: to a folder that `holds` a file; `copy` is what the run folder has of it."""
 
     def is_there(path: Path) -> bool:
         return os.path.exists(path / holds) or not holds and bool(glob.glob(str(path), recursive=True))

@@ -1,4 +1,4 @@
-"""What a pass over the rows finds out about each column: its kind, what is missing, extremes, distinct values."""
+"""Findings of a pass over the rows about each column: its kind, what is missing, extremes, distinct values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ColumnProfile:
 
     @property
     def kind(self) -> Kind:
-        """What the values are; of lists, their entries."""
+        """Kind of the values; of lists, of their entries."""
         kind = self._kind
         if self._csv and kind == "text":
             kind = "none"
@@ -62,12 +62,12 @@ class ColumnProfile:
 
     @property
     def whole(self) -> bool:
-        """Whether all numbers are integers that floats hold exactly."""
+        """True if all numbers are integers that floats hold exactly."""
         return self._no_fractions and -EXACT < self.least and self.most < EXACT
 
     @property
     def optional(self) -> bool:
-        """Whether a value is missing in some row."""
+        """True if a value is missing in some row."""
         return self.missing > 0 or self._words > 0 and self.kind != "text"
 
     @property

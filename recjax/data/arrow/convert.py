@@ -14,6 +14,7 @@ import numpy as np
 
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import codes_dtype
+from recjax.data.text.fields import is_utf8
 
 Kind = Literal["none", "boolean", "integer", "unsigned", "float", "time", "text", "other"]
 
@@ -68,7 +69,7 @@ def decoded(array: Any) -> Any:
 
 
 def kind_of(array: Any) -> Kind:
-    """What the values of a plain array are, by its type; of one without lists."""
+    """Returns the kind of the values of an array without lists, by its type."""
     import pyarrow.types as t
 
     kind = array.type.value_type if t.is_dictionary(array.type) else array.type
@@ -86,7 +87,7 @@ def kind_of(array: Any) -> Kind:
 
 
 def is_list(array: Any) -> bool:
-    """Whether each value of a plain array is a list."""
+    """Returns whether each value of a plain array is a list."""
     import pyarrow.types as t
 
     kind = array.type  # views are taken as they are: Arrow 26 drops entries when it casts [[null]] to a list
@@ -151,7 +152,7 @@ def _texts(values: Any, _: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     none = missing(values, "text")
     if kind == "text":
         texts = [v if isinstance(v, bytes) else v.encode() for v in values.to_pylist()]
-        fine = np.array([len(v) <= MOST_BYTES and b"\0" not in v and _is_utf8(v) for v in texts], bool)
+        fine = np.array([len(v) <= MOST_BYTES and b"\0" not in v and is_utf8(v) for v in texts], bool)
     elif kind in ("integer", "unsigned", "boolean", "float"):
         texts = [_written(v).encode() for v in values.to_pylist()]
         fine = np.ones(len(texts), bool)
@@ -297,7 +298,7 @@ def bags(array: Any, separator: str = "") -> tuple[Any, np.ndarray]:
 
 
 def null(array: Any) -> np.ndarray:
-    """Where an array has no value at all: bool [n]."""
+    """Returns a mask of the places where an array has no value at all: bool [n]."""
     return _booleans(array.is_null())
 
 
@@ -329,14 +330,6 @@ def _as_string(values: Any) -> Any:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([v.decode("utf-8", "backslashreplace") for v in values.to_pylist()], pa.string())
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _booleans(array: Any) -> np.ndarray:

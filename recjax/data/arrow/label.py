@@ -16,7 +16,7 @@ _LISTED = 6  # values of a label that a message lists
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """What label 1 means.
+    """Meaning of label 1.
 
     Attributes:
       column: its name.
@@ -58,7 +58,7 @@ class Label:
 
 
 class LabelProfile:
-    """What a pass over the rows finds out about the label: its values, and the first row that has none."""
+    """Findings of a pass over the rows about the label: its values, and the first row that has none."""
 
     def __init__(self, label: Label) -> None:
         """Of no rows yet."""

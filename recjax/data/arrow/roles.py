@@ -1,4 +1,4 @@
-"""What each column is to the model: the grammar of `columns=`, and the roles that `auto` proposes."""
+"""Roles of columns in the model: the grammar of `columns=`, and those that `auto` proposes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ColumnSpec:
 
 
 def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
-    """Whether roles are proposed for all columns that are not named; and column -> what is asked of it.
+    """Returns whether roles are proposed for all columns that are not named; and column -> what is asked of it.
 
     Raises:
       ConfigError: a text that is neither "auto" nor "column:role" with options of that role, or a column twice.

@@ -28,7 +28,7 @@ _LAST = (1.0, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the rows of the main files are split.
+    """Split of the rows of the main files.
 
     Attributes:
       way: which way.
@@ -165,6 +165,6 @@ def _edges(split: Split) -> np.ndarray:
 
 
 def _at(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How many edges each value reaches: uint8 [n]."""
+    """Counts the edges that each value reaches: uint8 [n]."""
     found = values[:, None] >= edges
     return np.asarray(found.sum(axis=1), np.uint8)

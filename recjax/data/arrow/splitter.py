@@ -1,4 +1,4 @@
-"""What is asked of the rows of a table, and the split of each row, gathered in a pass over them."""
+"""Requirements of the rows of a table, and the split of each row, gathered in a pass over them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recjax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What is asked of the rows of a table.
+    """Requirements of the rows of a table.
 
     Attributes:
       label: the label.

@@ -20,12 +20,12 @@ _INDEX = re.compile(r"__index_level_\d+__")  # a column that pandas makes of an 
 
 
 def is_table(data: Any) -> bool:
-    """Whether data from Python are a table: whatever hands out Arrow batches, or a dict of arrays."""
+    """Returns whether data from Python are a table: whatever hands out Arrow batches, or a dict of arrays."""
     return hasattr(data, "__arrow_c_stream__") or isinstance(data, Mapping) or _is_hf(data)
 
 
 def _is_hf(data: Any) -> bool:
-    """Whether it is a dataset of Hugging Face's library, which hands out Arrow in a way of its own."""
+    """Returns whether it is a dataset of Hugging Face's library, which hands out Arrow in a way of its own."""
     return all(hasattr(data, name) for name in ("with_format", "iter", "features"))
 
 

@@ -37,7 +37,7 @@ class PathConfig(Protocol):
 
 
 def options_of(config: PathConfig) -> dict[str, Any]:
-    """What of a config shapes the prepared data: JSON values by dotted key, all but where data are."""
+    """Returns the settings that shape the prepared data: JSON values by dotted key, all but where data are."""
     options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", *_PLACES)}
     return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
 

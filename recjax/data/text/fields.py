@@ -111,7 +111,7 @@ class Rows:
         if self._encoding == "latin-1" or (content < 128).all():
             return np.array(raw.to_pylist(), np.bytes_)
         values = [original(value, self._encoding) for value in raw.to_pylist()]
-        self.refuse(np.array([not _is_utf8(value) for value in values]), name, "which is not UTF-8 text")
+        self.refuse(np.array([not is_utf8(value) for value in values]), name, "which is not UTF-8 text")
         return np.array(values, np.bytes_)
 
     def raw(self, name: str) -> list[str]:
@@ -192,7 +192,8 @@ def _content(raw: Any) -> np.ndarray:
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
-def _is_utf8(value: bytes) -> bool:
+def is_utf8(value: bytes) -> bool:
+    """Returns whether bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

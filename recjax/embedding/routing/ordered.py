@@ -1,4 +1,4 @@
-"""What happens to routed batches in their order, one after the other, between routing and packing.
+"""Stages that routed batches pass in their order, one after the other, between routing and packing.
 
 Routing is a pure function of a batch, so that worker threads run ahead with it. Whatever has a state (where rows lie, a
 cache, a set of hot rows) is an `OrderedStage` of the input stream: one thread calls it for each batch in turn, and

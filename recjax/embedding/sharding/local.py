@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FetchResiduals(NamedTuple):
-    """What `fetch` leaves for `send_gradients`: which way the gradients go.
+    """Leftovers of `fetch` for `send_gradients`: which way the gradients go.
 
     Attributes:
       slots_NxC: slots of this device's part of the buffer: [N, C] as all devices asked for them ([H, K] by a relay of
@@ -53,7 +53,7 @@ class SparseGradient(NamedTuple):
 
 
 class UpdateContext(NamedTuple):
-    """What an update depends on beside rows and gradients.
+    """Inputs of an update beside rows and gradients.
 
     Attributes:
       scale: [], what the sums are multiplied with, for the gradients of the mean loss.
@@ -73,7 +73,7 @@ class UpdateContext(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """What an update would write, before it is known whether the step counts.
+    """Values that an update would write, before it is known whether the step counts.
 
     Attributes:
       rows: new rows, float; U of them: [M, W] beside `SparseGradient.touched`, or [R, W] where all rows pass through
@@ -146,7 +146,7 @@ def write_all(
 
 
 def in_place(table_RxW: jax.Array) -> bool:
-    """Whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
+    """Returns whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
     return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
 
 
