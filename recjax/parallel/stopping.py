@@ -205,8 +205,11 @@ def command_line(saves: bool, interrupted: str) -> Iterator[None]:
 
 
 def _end(stderr: int, why: str, number: int) -> None:
-    """Ends this process at once, and with it those that train together with it."""
-    _write(stderr, f"\nrecjax: error: {masked(why)}\n")
+    """Ends this process at once, and with it those that train together with it. Nothing is printed after the reason."""
+    last = os.dup(stderr)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stderr)  # the main thread goes on until the exit, and may be about to print
+    _write(last, f"\nrecjax: error: {masked(why)}\n")
     watchdog.ending(why, 128 + number)
     os._exit(128 + number)
 

@@ -16,7 +16,7 @@ from recjax.comms.formats.issued import with_waits
 from recjax.comms.statistics import figures
 from recjax.comms.trace import COMPUTE, ITEM_BYTES, Event, Trace
 
-QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def back(trace: Trace, folder: Path, format: str) -> Trace:
