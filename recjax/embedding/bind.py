@@ -74,7 +74,7 @@ def bind(
     check_specs(tables, features)
     check_plan(plan, tables)
     spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one segment's rows
-    parts = [part for table in tables for part in _parts(table, plan.tables[table.name])]
+    parts = [part for table in tables for part in _parts(table, plan.tables[table.name], devices)]
     owners = _owners(parts, features, devices, spans)
     members: dict[tuple[Any, ...], list[_Part]] = {}
     for part in parts:
@@ -122,10 +122,11 @@ def bind(
     )
 
 
-def _parts(table: TableSpec, segments: tuple[Segment, ...]) -> list[_Part]:
+def _parts(table: TableSpec, segments: tuple[Segment, ...], devices: int) -> list[_Part]:
     """The segments of one table; a column-wise one with named owners becomes as many table-wise ones."""
     found = []
     for number, (segment, band) in enumerate(zip(segments, bands(segments, table), strict=True)):
+        _check_named(table, segment, devices)
         first, last = (0, table.dim) if segment.columns == "all" else segment.columns
         if segment.placement == "column_wise" and isinstance(segment.owners, tuple):
             split = Split(last - first, len(segment.owners))
@@ -215,8 +216,6 @@ def _owners(
         for n in range(owner * span[key], (owner + 1) * span[key]):
             loads[n] += load[key]
 
-    for part in parts:
-        _check_named(part, devices)
     for key, part in alone.items():
         owner = part.segment.owners
         if not isinstance(owner, int):
@@ -235,12 +234,12 @@ def _owners(
     return owners
 
 
-def _check_named(part: _Part, devices: int) -> None:
+def _check_named(spec: TableSpec, segment: Segment, devices: int) -> None:
     """Refuses a list of owners that names a device which the mesh does not have (ConfigError)."""
-    named = part.segment.owners
+    named = segment.owners
     if isinstance(named, tuple) and max(named) >= devices:
         raise ConfigError(
-            f"the plan spreads {part.segment.placement} rows of table {part.spec.name!r} over the devices "
+            f"the plan spreads {segment.placement} rows of table {spec.name!r} over the devices "
             f"{', '.join(map(str, named))}, but the mesh has only {devices}, counted from 0. Name others, write "
             '"owners": "all" to use every device, or use more devices.'
         )

@@ -166,6 +166,13 @@ def test_owners_of_the_plan_are_kept_and_the_others_go_around_them():
         bind(moved, tables, features, 3)
 
 
+def test_owners_that_the_mesh_lacks_are_refused_though_no_column_is_left_for_them():
+    tables, features = specs(TableSpec("a", 10, 1, SGD))
+    plan = Plan({"a": (Segment("column_wise", owners=(0, 3)),)})
+    with pytest.raises(ConfigError, match="over the devices 0, 3, but the mesh has only 3"):
+        bind(plan, tables, features, 3)
+
+
 def test_columns_are_cut_evenly():
     tables, features = specs(TableSpec("a", 10, 5, SGD))
     (group,) = bind(make_plan("column_wise", tables), tables, features, 3).groups
