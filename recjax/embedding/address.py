@@ -80,15 +80,25 @@ class SlotMap:
     slots_OxR: np.ndarray
 
     def __post_init__(self) -> None:
-        rows = self.slots_OxR.shape[1]
-        if not np.array_equal(np.sort(self.slots_OxR, axis=1), np.broadcast_to(np.arange(rows), self.slots_OxR.shape)):
+        rows, used_OxR = self.slots_OxR.shape[1], np.zeros(self.slots_OxR.shape, bool)
+        beyond = self.slots_OxR.size and (self.slots_OxR.min() < 0 or self.slots_OxR.max() >= rows)
+        if not beyond:
+            np.put_along_axis(used_OxR, self.slots_OxR, True, axis=1)
+        if not used_OxR.all():
             raise ValueError("two homes of one part share a slot, or a slot lies beyond the buffer")
 
     def homes(self, group: Group) -> np.ndarray:
         """Returns the home of each slot of all parts of the buffer, int32 [versions * parts * R]."""
-        of_owner = np.argsort(self.slots_OxR, axis=1).astype(np.int32)
+        of_owner = inverse(self.slots_OxR)
         owners = [int(group.place(part)[0]) for part in range(group.parts)]
         return np.tile(of_owner[owners].ravel(), group.versions)
+
+
+def inverse(permutations_OxR: np.ndarray) -> np.ndarray:
+    """The inverses of permutations of 0 to R - 1, int32 [O, R]."""
+    found = np.empty(permutations_OxR.shape, np.int32)
+    np.put_along_axis(found, permutations_OxR, np.arange(permutations_OxR.shape[1], dtype=np.int32)[None], axis=1)
+    return found
 
 
 def identity(bound: BoundPlan) -> dict[str, SlotMap]:

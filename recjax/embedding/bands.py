@@ -1,8 +1,8 @@
 """Bands: some rows of one table, by storage position, counted from 0 without gaps.
 
 Segments of a plan select rows by id (`plan.py`). A `Band` is what such a selector means in the order in which rows are
-stored: sorted positions, so that a segment's rows are split among owners, stored and found by arithmetic and one binary
-search.
+stored: sorted positions, so that a segment's rows are split among owners, stored and found by arithmetic and one
+search. The host makes it by bits, one for each row of the table, which takes 3 to 30 times less time than bisection.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import numpy as np
 from recjax.embedding.plan import RowIds, Segment
 from recjax.embedding.row_order import RowOrder, library
 from recjax.embedding.spec import TableSpec
+
+FEW = 16  # positions, among which bisection is as quick as a bit far away in memory
+MOST_ROWS = 2**28  # of a table with bits: 64 MiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Band:
         return np.append(self._chosen, np.int32(-1))
 
     @functools.cached_property
+    def _bits(self) -> _Bits:
+        """`chosen` once more."""
+        return _Bits.of(self._chosen, self.rows)
+
+    @functools.cached_property
     def _inside_before(self) -> np.ndarray:
         """Numbers of rows outside `chosen` before each of those, int32 [K]; ascending."""
         return self._chosen - np.arange(len(self._chosen), dtype=np.int32)
@@ -61,8 +69,11 @@ class Band:
         """
         if self.chosen is None:
             return position, None
-        before = _search(self._chosen, position, "left")
-        is_chosen = library(position).take(self._ended, before) == position
+        if isinstance(position, np.ndarray) and len(self.chosen) >= FEW and self.rows <= MOST_ROWS:
+            before, is_chosen = self._bits.find(position)
+        else:  # on devices, too: a program should not hold an array as long as a table
+            before = _search(self._chosen, position, "left")
+            is_chosen = library(position).take(self._ended, before) == position
         return (position - before, ~is_chosen) if self.inverted else (before, is_chosen)
 
     def position(self, number: Any) -> Any:
@@ -73,6 +84,26 @@ class Band:
             return number + _search(self._inside_before, number, "right")
         return library(number).take(self._chosen, number)
 
+    def runs(self, start: int, stop: int) -> np.ndarray:
+        """The positions of the rows with numbers in [start, stop), in runs: each first, and the one after the last.
+
+        int64 [K, 2], ascending.
+        """
+        if start >= stop:
+            return np.zeros((0, 2), np.int64)
+        if self.chosen is None:
+            return np.array([[start, stop]], np.int64)
+        if self.inverted:
+            first, last = (int(position) for position in self.position(np.array([start, stop - 1])))
+            gaps_M = self._chosen[np.searchsorted(self._chosen, first) : np.searchsorted(self._chosen, last)]
+            edges = np.concatenate([[first], gaps_M + 1]), np.concatenate([gaps_M, [last + 1]])
+            found_Kx2 = np.stack(edges, axis=1).astype(np.int64)
+            return found_Kx2[found_Kx2[:, 0] < found_Kx2[:, 1]]
+        positions = self._chosen[start:stop].astype(np.int64)
+        breaks = np.flatnonzero(np.diff(positions) > 1)
+        firsts, lasts = positions[np.append(0, breaks + 1)], positions[np.append(breaks, len(positions) - 1)]
+        return np.stack([firsts, lasts + 1], axis=1)
+
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Numbers of the band's rows with positions in [start, stop), 0 <= start <= stop <= V.
 
@@ -82,6 +113,35 @@ class Band:
             return start, stop
         first, last = (int(n) for n in np.searchsorted(self._chosen, [start, stop]))
         return (start - first, stop - last) if self.inverted else (first, last)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bits:
+    """A set of positions, one bit for each that there may be, and as many bits again for how many come before.
+
+    Attributes:
+      words_W: uint32, 32 positions in each word, the first in the lowest bit.
+      ranks_W: int32, positions of the set before those of each word.
+    """
+
+    words_W: np.ndarray
+    ranks_W: np.ndarray
+
+    @staticmethod
+    def of(ascending_K: np.ndarray, rows: int) -> _Bits:
+        """The set of some positions below `rows`."""
+        words_W = np.zeros(-(-rows // 32), np.uint32)
+        np.bitwise_or.at(words_W, ascending_K >> 5, np.uint32(1) << (ascending_K & 31).astype(np.uint32))
+        ranks_W = np.cumsum(np.bitwise_count(words_W), dtype=np.int64) - np.bitwise_count(words_W)
+        return _Bits(words_W, ranks_W.astype(np.int32))
+
+    def find(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(positions of the set before, in its dtype; whether it is in the set) for each position."""
+        word = position >> 5
+        up_to = self.words_W[word] << (31 - (position & 31)).astype(np.uint32)  # with its own bit as the highest
+        inside = up_to >= np.uint32(1 << 31)
+        before = self.ranks_W[word] + np.bitwise_count(up_to) - inside
+        return before.astype(position.dtype, copy=False), inside
 
 
 def _search(ascending_K: np.ndarray, values: Any, side: str) -> Any:

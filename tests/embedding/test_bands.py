@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.bands import Band, bands
+from recjax.embedding.bands import FEW, Band, bands
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import RowIds, Segment
 from recjax.embedding.row_order import RowOrder
@@ -54,6 +54,26 @@ def test_a_span_holds_the_rows_of_a_range_of_positions(case, data):
         first, last = band.span(start, stop)
         assert type(first) is type(last) is int
         assert [inside[n] for n in range(first, last)] == [row for row in inside if start <= row < stop]
+        runs = band.runs(first, last).tolist()
+        assert [row for a, z in runs for row in range(a, z)] == list(inside[first:last])
+        assert all(z < a for (_, z), (a, _) in zip(runs, runs[1:], strict=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(FEW, 200), st.integers(0, 2**32), st.booleans(), st.sampled_from([np.int32, np.int64]))
+@example(FEW, 0, False, np.int32)
+def test_many_positions_are_found_as_a_few_are(rows, seed, inverted, dtype):
+    """By bits, against running sums over all rows of the table; at both ends of words of 32, too."""
+    rng = np.random.default_rng(seed)
+    is_chosen = np.zeros(rows, bool)
+    is_chosen[rng.choice(rows, rng.integers(FEW, rows + 1), replace=False)] = True
+    inside = is_chosen != inverted
+    band = Band(rows, tuple(np.flatnonzero(is_chosen).tolist()), inverted)
+    asked = rng.integers(0, rows, 500).astype(dtype)
+    number, found = band.number(asked)
+    assert number.dtype == dtype and found.dtype == bool
+    assert found.tolist() == inside[asked].tolist()
+    assert number.tolist() == (np.cumsum(inside) - inside)[asked].tolist()
 
 
 @settings(max_examples=8, deadline=None)
