@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recjax.errors import ConfigError
 from recjax.parallel import distributed, watchdog
 from recjax.train import preflight
-from recjax.utils.lazy_arrays import as_lazy, joined
+from recjax.utils.lazy_arrays import Runs, as_lazy, joined
 
 TOLD = {"RECJAX_COORDINATOR": "node1:7777", "RECJAX_PROCESSES": "4", "RECJAX_PROCESS": "2"}
 
@@ -132,6 +132,45 @@ def test_an_array_is_read_from_its_rectangles(data):
     np.testing.assert_array_equal(array.load(), whole)
     with pytest.raises(ValueError, match="do not make up"):
         joined(whole.shape, whole.dtype, pieces[1:])
+
+
+@given(st.data())
+def test_an_array_is_read_from_scattered_rows(data):
+    """Each range of columns has its own owners of the rows: of some a rectangle, of the others whatever is left."""
+    rows, columns = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    whole = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+    cut = data.draw(st.integers(0, columns))
+    pieces = []
+    for first, last in {(0, cut), (cut, columns)} - {(0, 0), (columns, columns)}:
+        owners = np.array(data.draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)))
+        for owner in set(owners.tolist()):
+            own = np.flatnonzero(owners == owner)
+            breaks = np.flatnonzero(np.diff(own) > 1) + 1
+            runs = np.array([(run[0], run[-1] + 1) for run in np.split(own, breaks)])
+            at = (int(own[0]), first) if len(runs) == 1 and data.draw(st.booleans()) else Runs(runs, (first,))
+            pieces.append((at, as_lazy(whole[own, first:last])))
+    array = joined(whole.shape, whole.dtype, pieces)
+    np.testing.assert_array_equal(array.load(), whole)
+    spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in whole.shape]
+    index = tuple(slice(*span) for span in spans)
+    np.testing.assert_array_equal(array.read(index), whole[index])
+    with pytest.raises(ValueError, match="do not make up"):
+        joined(whole.shape, whole.dtype, pieces[1:])
+
+
+def test_scattered_rows_that_another_piece_has_are_refused():
+    """As many values as there are, but row 2 twice and row 3 not at all; or a piece of more rows than its runs."""
+    whole = np.arange(8.0).reshape(4, 2)
+    first = Runs(np.array([[0, 1], [2, 3]]), (0,)), as_lazy(whole[[0, 2]])
+    good = Runs(np.array([[1, 2], [3, 4]]), (0,)), as_lazy(whole[[1, 3]])
+    np.testing.assert_array_equal(joined((4, 2), whole.dtype, [first, good]).load(), whole)
+    for wrong in (
+        [first, (Runs(np.array([[1, 3]]), (0,)), as_lazy(whole[1:3]))],
+        [first, ((1, 0), as_lazy(whole[1:3]))],
+        [(Runs(np.array([[0, 1]]), (0,)), as_lazy(whole[[0, 2]])), good],
+    ):
+        with pytest.raises(ValueError, match="do not make up"):
+            joined((4, 2), whole.dtype, wrong)
 
 
 def test_peers_end_with_the_status_of_one_that_a_signal_stopped():

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from recjax.embedding.address import Homes
+from recjax.embedding.address import Homes, inverse
 from recjax.embedding.buffers import GroupSlots, Tables, filled
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group, Piece
 from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
-from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, block_of
+from recjax.utils.lazy_arrays import Index, LazyArray, Place, Runs, Spread, as_lazy, block_of
 
 Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives it, or the same read from the disk
 
@@ -107,7 +107,7 @@ def _places(group: Group, homes: jax.Array | None) -> Places:
     if homes is None:
         return {}
     shards = homes.addressable_shards
-    return {_part(group, shard.index): np.argsort(np.asarray(shard.data)) for shard in shards}
+    return {_part(group, shard.index): inverse(np.asarray(shard.data)[None])[0] for shard in shards}
 
 
 def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: int) -> LazyArray | Spread:
@@ -142,8 +142,27 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
 
         return LazyArray(size, dtype, moved, block_of(size, dtype))
 
-    boxes = [box for group, segment, buffer, _ in held for box in _boxes(group, segment, buffer, version)]
-    return Spread(shape, dtype, tuple((at, rectangle(at, size)) for at, size in boxes))
+    def scattered(piece: Piece, block: jax.Array, slots_R: np.ndarray | None) -> LazyArray:
+        def of_piece(part: Index) -> np.ndarray:
+            homes = range(piece.offset + part[0].start, piece.offset + part[0].stop)
+            offset = tuple(axis.start for axis in part[1:])
+            found = _Overlap(piece.part, homes, part[0], part[1:], offset)
+            return _copy(block, found, slots_R).view(dtype)
+
+        size = (piece.stop - piece.start, piece.last - piece.first)[: array.ndim]
+        return LazyArray(size, dtype, of_piece, block_of(size, dtype))
+
+    pieces: list[tuple[Place, LazyArray]] = []
+    for (group, segment, buffer, places), of_part in zip(held, blocks, strict=True):
+        mine = _mine(group, segment, buffer, version)
+        if segment.band.chosen is None:
+            pieces += [(at, rectangle(at, size)) for at, size in _boxes(mine, array.ndim)]
+            continue
+        for piece in mine:
+            k = version * group.parts + piece.part
+            at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
+            pieces.append((at, scattered(piece, of_part[k], places.get(k))))
+    return Spread(shape, dtype, tuple(pieces))
 
 
 def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None) -> np.ndarray:
@@ -155,38 +174,35 @@ def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None) -> np.n
     return np.asarray(jax.lax.dynamic_slice(rows, (0, *found.offset), (len(rows), *widths)))
 
 
-def _boxes(
-    group: Group, segment: BoundSegment, buffer: jax.Array, version: int
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(least index, size) of the rectangles of a table that this process is to give, neighbours joined.
+def _mine(group: Group, segment: BoundSegment, buffer: jax.Array, version: int) -> list[Piece]:
+    """The pieces of a segment that this process is to give.
 
     An array of one value a row is held beside each part of the columns; then the first one's counts.
     """
     where: Any = buffer.sharding.devices_indices_map(buffer.shape)
     first = {_part(group, index): device for device, index in reversed(where.items())}
-    mine = [k for k in range(group.parts) if first[version * group.parts + k].process_index == jax.process_index()]
+    return [
+        piece
+        for piece in group.pieces(segment)
+        if first[version * group.parts + piece.part].process_index == jax.process_index()
+        and piece.start < piece.stop
+        and piece.first < piece.last
+        and (buffer.ndim > 1 or piece.first == 0)
+    ]
+
+
+def _boxes(pieces: Sequence[Piece], axes: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(least index, size) of the rectangles of a table that some pieces of all its rows are, neighbours joined."""
     found: list[list[int]] = []  # start, stop, first, last
-    for start, stop, left, right in (run for k in mine for run in _runs(segment, next(group.pieces(segment, k)))):
-        box = [start, stop, left, right]
-        if start >= stop or left >= right or (buffer.ndim == 1 and left > 0):
-            continue
+    for piece in pieces:
+        box = [piece.start, piece.stop, piece.first, piece.last]
         if found and found[-1][2:] == box[2:] and found[-1][1] == box[0]:
             found[-1][1] = box[1]
         elif found and found[-1][:2] == box[:2] and found[-1][3] == box[2]:
             found[-1][3] = box[3]
         else:
             found.append(box)
-    return [((a, c)[: buffer.ndim], (b - a, d - c)[: buffer.ndim]) for a, b, c, d in found]
-
-
-def _runs(segment: BoundSegment, piece: Piece) -> Iterator[tuple[int, int, int, int]]:
-    """(start, stop, first, last) of the rectangles of a table that a piece consists of, by storage positions."""
-    if segment.band.chosen is None or piece.start == piece.stop:
-        yield piece.start, piece.stop, piece.first, piece.last
-        return
-    positions = segment.band.position(np.arange(piece.start, piece.stop))
-    for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
-        yield int(run[0]), int(run[-1]) + 1, piece.first, piece.last
+    return [((a, c)[:axes], (b - a, d - c)[:axes]) for a, b, c, d in found]
 
 
 def _outside(dtype: Any) -> np.dtype[Any]:

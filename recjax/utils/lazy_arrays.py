@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -55,18 +56,51 @@ class LazyArray:
 
 
 @dataclasses.dataclass(frozen=True)
+class Runs:
+    """The place of a piece of an array that has scattered rows of it, one after the other.
+
+    Attributes:
+      rows_Kx2: int64, the first row of each run of rows and the one after its last; ascending, with rows between them.
+      corner: least index on all axes but the first.
+    """
+
+    rows_Kx2: np.ndarray
+    corner: tuple[int, ...]
+
+    @functools.cached_property
+    def before_K(self) -> np.ndarray:
+        """Rows of the piece before those of each run, and all in the end, int64 [K+1]."""
+        return np.concatenate([[0], np.cumsum(np.diff(self.rows_Kx2, axis=1)[:, 0])])
+
+    def within(self, start: int, stop: int) -> tuple[slice, np.ndarray]:
+        """The rows of the piece that lie in [start, stop) of the array, and their places there, counted from start."""
+        first_K, last_K = self.rows_Kx2.T
+        some = slice(int(np.searchsorted(last_K, start, "right")), int(np.searchsorted(first_K, stop, "left")))
+        begin_M, length_M = np.maximum(first_K[some], start), np.minimum(last_K[some], stop)
+        length_M = length_M - begin_M
+        if not len(length_M):
+            return slice(0, 0), np.zeros(0, np.int64)
+        at = int(self.before_K[some][0] + begin_M[0] - first_K[some][0])
+        count, ahead_M = int(length_M.sum()), np.cumsum(length_M) - length_M
+        return slice(at, at + count), np.repeat(begin_M - start - ahead_M, length_M) + np.arange(count)
+
+
+Place = tuple[int, ...] | Runs  # of a piece of an array: the least index of a rectangle, or several runs of rows
+
+
+@dataclasses.dataclass(frozen=True)
 class Spread:
-    """An array of which this process holds some rectangles, or none, and other processes the rest.
+    """An array of which this process holds some pieces, or none, and other processes the rest.
 
     Attributes:
       shape: of the whole array.
       dtype: as of a NumPy array.
-      pieces: the least index of each rectangle, and the rectangle.
+      pieces: the place of each piece, and the piece.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    pieces: tuple[tuple[tuple[int, ...], LazyArray], ...]
+    pieces: tuple[tuple[Place, LazyArray], ...]
 
     @property
     def nbytes(self) -> int:
@@ -74,35 +108,57 @@ class Spread:
         return sum(piece.nbytes for _, piece in self.pieces)
 
 
-def joined(
-    shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Sequence[tuple[tuple[int, ...], LazyArray]]
-) -> LazyArray:
-    """The whole array of its rectangles.
+def joined(shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Sequence[tuple[Place, LazyArray]]) -> LazyArray:
+    """The whole array of its pieces.
 
     Raises:
       ValueError: they do not cover it once.
     """
-    boxes = [[(at, at + n) for at, n in zip(corner, piece.shape, strict=True)] for corner, piece in pieces]
+    boxes = [_box(at, piece) for at, piece in pieces]
     inside = all(a >= 0 and z <= n for box in boxes for (a, z), n in zip(box, shape, strict=True))
     apart = all(
-        any(z <= b or y <= a for (a, z), (b, y) in zip(one, other, strict=True))
-        for one, other in itertools.combinations(boxes, 2)
+        any(z <= b or y <= a for (a, z), (b, y) in zip(boxes[one], boxes[other], strict=True))
+        or not _share_rows(pieces[one], pieces[other])
+        for one, other in itertools.combinations(range(len(pieces)), 2)
     )
-    if sum(math.prod(piece.shape) for _, piece in pieces) != math.prod(shape) or not (inside and apart):
+    fitting = all(at.before_K[-1] == piece.shape[0] for at, piece in pieces if isinstance(at, Runs))
+    fitting &= sum(math.prod(piece.shape) for _, piece in pieces) == math.prod(shape)
+    if not (inside and apart and fitting):
         raise ValueError(f"its pieces do not make up an array of shape {shape}")
 
     def read(index: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in index], dtype)
-        for corner, piece in pieces:
-            ends = (at + length for at, length in zip(corner, piece.shape, strict=True))
-            spans = [(max(i.start, at), min(i.stop, end)) for i, at, end in zip(index, corner, ends, strict=True)]
-            if all(start < stop for start, stop in spans):
-                inside = tuple(slice(a - i.start, z - i.start) for (a, z), i in zip(spans, index, strict=True))
-                there = tuple(slice(a - at, z - at) for (a, z), at in zip(spans, corner, strict=True))
-                out[inside] = piece.read(there)
+        for (at, piece), box in zip(pieces, boxes, strict=True):
+            spans = [(max(i.start, a), min(i.stop, z)) for i, (a, z) in zip(index, box, strict=True)]
+            if any(start >= stop for start, stop in spans):
+                continue
+            to: list[Any] = [slice(a - i.start, z - i.start) for (a, z), i in zip(spans, index, strict=True)]
+            there = [slice(a - first, z - first) for (a, z), (first, _) in zip(spans, box, strict=True)]
+            if isinstance(at, Runs):
+                there[0], to[0] = at.within(index[0].start, index[0].stop)
+            if not there or there[0].start < there[0].stop:
+                out[tuple(to)] = piece.read(tuple(there))
         return out
 
     return LazyArray(shape, dtype, read, block_of(shape, dtype))
+
+
+def _box(at: Place, piece: LazyArray) -> list[tuple[int, int]]:
+    """The smallest box around a piece: its first index on each axis, and the one after its last."""
+    if isinstance(at, Runs):
+        rows = int(at.rows_Kx2[0, 0]), int(at.rows_Kx2[-1, 1])
+        return [rows, *((a, a + n) for a, n in zip(at.corner, piece.shape[1:], strict=True))]
+    return [(a, a + n) for a, n in zip(at, piece.shape, strict=True)]
+
+
+def _share_rows(one: tuple[Place, LazyArray], other: tuple[Place, LazyArray]) -> bool:
+    """Whether some row is in both pieces."""
+    runs = [at.rows_Kx2 if isinstance(at, Runs) else np.array(_box(at, piece)[:1]) for at, piece in (one, other)]
+    if not all(run.size for run in runs):
+        return True  # numbers, which have no rows
+    both_Kx2 = np.concatenate(runs)
+    both_Kx2 = both_Kx2[np.argsort(both_Kx2[:, 0], kind="stable")]
+    return bool((both_Kx2[1:, 0] < both_Kx2[:-1, 1]).any())
 
 
 def as_lazy(array: np.ndarray | LazyArray) -> LazyArray:

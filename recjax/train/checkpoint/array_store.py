@@ -38,7 +38,7 @@ import tensorstore as ts
 
 from recjax.train.checkpoint.manifest import CorruptCheckpointError
 from recjax.utils import lazy_arrays
-from recjax.utils.lazy_arrays import Index, LazyArray, Spread, as_lazy, joined
+from recjax.utils.lazy_arrays import Index, LazyArray, Runs, Spread, as_lazy, joined
 from recjax.utils.paths import Plain
 
 # NumPy has no name for a nested dict of arrays, and mypy none for a recursive one that is read back from JSON.
@@ -79,17 +79,19 @@ def size_bytes(arrays: Arrays) -> int:
 
 
 def parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
-    """Separates the arrays that this process holds whole from its rectangles of the others (`lazy_arrays.Spread`).
+    """Separates the arrays that this process holds whole from its pieces of the others (`lazy_arrays.Spread`).
 
     Returns:
-      Two nested dicts, without empty ones: whole arrays under their keys, and rectangles under "0", "1", ... below
-      the key of their array.
+      Two nested dicts, without empty ones: whole arrays under their keys, and pieces under "0", "1", ... below the key
+      of their array, those of scattered rows with their `Runs.rows_Kx2` under "0 rows" and so on.
     """
     whole: Arrays = {}
     pieces: Arrays = {}
     for key, value in arrays.items():
         if isinstance(value, Spread):
-            mine: Arrays = {str(number): piece for number, (_, piece) in enumerate(value.pieces)}
+            mine: Arrays = {}
+            for number, (at, piece) in enumerate(value.pieces):
+                mine |= {str(number): piece} | ({_rows(number): at.rows_Kx2} if isinstance(at, Runs) else {})
             pieces |= {key: mine} if mine else {}
         elif isinstance(value, dict):
             below = parted(value)
@@ -100,14 +102,27 @@ def parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
     return whole, pieces
 
 
+def _rows(number: int) -> str:
+    """The key of the runs of rows of a piece."""
+    return f"{number} rows"
+
+
 def corners(arrays: Arrays) -> Description:
-    """Returns the least index and the shape of every rectangle that this process holds, nested as by `parted`."""
+    """Returns the least index and the shape of every piece that this process holds, nested as by `parted`.
+
+    Of a piece of scattered rows that is without the first axis, and the number of its runs of rows comes third.
+    """
     found: Description = {}
     for key, value in arrays.items():
         if isinstance(value, dict):
             found |= {key: below} if (below := corners(value)) else {}
         elif isinstance(value, Spread) and value.pieces:
-            found[key] = [[list(corner), list(piece.shape)] for corner, piece in value.pieces]
+            found[key] = [
+                [list(at.corner), list(piece.shape), len(at.rows_Kx2)]
+                if isinstance(at, Runs)
+                else [list(at), list(piece.shape)]
+                for at, piece in value.pieces
+            ]
     return found
 
 
@@ -173,8 +188,8 @@ def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Descr
     Args:
       folder: the folder.
       described: the result of `describe` for the arrays.
-      parts: folders beside it with rectangles of arrays, each with the result of `corners` for them. Arrays that lie
-        there in rectangles are not in `folder`.
+      parts: folders beside it with pieces of arrays, each with the result of `corners` for them. Arrays that lie there
+        in pieces are not in `folder`.
 
     Raises:
       OSError: there is no such folder.
@@ -189,14 +204,15 @@ def read(folder: Path, described: Description, parts: Sequence[tuple[Path, Descr
 
 
 def _of_pieces(described: Description, found: Description) -> Description:
-    """Describes the rectangles of a folder, as `describe` does arrays."""
+    """Describes the pieces of a folder, as `describe` does arrays."""
     made: Description = {}
     for key, value in found.items():
         if isinstance(value, dict):
             made[key] = _of_pieces(described[key], value)
         else:
             dtype = described[key].partition("[")[0]
-            made[key] = {str(n): f"{dtype}[{','.join(map(str, shape))}]" for n, (_, shape) in enumerate(value)}
+            made[key] = {str(n): f"{dtype}[{','.join(map(str, shape))}]" for n, (_, shape, *_) in enumerate(value)}
+            made[key] |= {_rows(n): f"int64[{runs[0]},2]" for n, (_, _, *runs) in enumerate(value) if runs}
     return made
 
 
@@ -220,7 +236,9 @@ def _joined(
         elif parts:
             dtype, shape = _parsed(text)
             pieces = [
-                (tuple(corner), held[str(number)]) for held, found in parts for number, (corner, _) in enumerate(found)
+                (Runs(held[_rows(n)].load(), tuple(corner)) if runs else tuple(corner), held[str(n)])
+                for held, found in parts
+                for n, (corner, _, *runs) in enumerate(found)
             ]
             arrays[key] = joined(shape, dtype, pieces)
         else:
