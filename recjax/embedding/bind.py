@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from recjax.embedding.bands import Band, bands
 from recjax.embedding.layout import (
     ACROSS,
@@ -19,7 +21,7 @@ from recjax.embedding.layout import (
     Pool,
     Source,
 )
-from recjax.embedding.plan import EXACT, OWNED, Plan, Segment, check_plan
+from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, check_plan
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
@@ -78,18 +80,14 @@ def bind(
     owners = _owners(parts, features, devices, spans)
     members: dict[tuple[Any, ...], list[_Part]] = {}
     for part in parts:
-        spec, segment = part.spec, part.segment
-        sharding = _sharding(segment.placement, devices, hosts)
-        held = () if spec.dtype == "float32" else (spec.dtype, spec.rounding)
-        # Where rows are divided and their means are asked for, all rows of a group have as many columns.
-        divided = spec.dim if spec.optimizer.row_wise and part.last - part.first < spec.dim else 0
-        key = (sharding, part.last - part.first, divided, held, spec.optimizer, segment.exchange)
+        sharding = _sharding(part.segment.placement, devices, hosts)
+        key = (sharding, *stack_of(part.spec, part.last - part.first, part.segment.exchange))
         members.setdefault(key, []).append(part)
     groups: list[Group] = []
     names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
     for (sharding, dim, divided, held, optimizer, exchange), found in members.items():
         bound = []
-        ends = [0] * sharding.owners  # rows taken so far in each part
+        ends = np.zeros(sharding.owners, np.int64)  # rows taken so far in each part
         for part in found:
             placement = part.segment.placement
             split = Split(part.band.size, len(ends))
@@ -98,12 +96,14 @@ def bind(
                 split = Split(part.band.size, span, owners[_key(part)] * span)
             elif isinstance(part.segment.owners, tuple):
                 split = Split(part.band.size, len(part.segment.owners), named=part.segment.owners)
+            offsets = tuple(ends.tolist())
             bound.append(
-                BoundSegment(part.spec, placement, split, tuple(ends), part.band, part.first, part.last, part.number)
+                BoundSegment(part.spec, placement, split, offsets, part.band, part.first, part.last, part.number)
             )
-            ends = [end + int(stop - start) for k, end in enumerate(ends) for start, stop in (split.bounds(k),)]
+            starts, stops = split.bounds(np.arange(len(ends)))
+            ends += stops - starts
         base = f"{'+'.join(dict.fromkeys(s.placement for s in bound))}_D{dim}_{'_'.join((*held, optimizer.kind))}"
-        base += f"_of_D{divided}" if divided else ""
+        base += "_of_wider" if divided else ""
         if exchange != EXACT:
             base = f"{base}_{exchange.forward}_{exchange.backward}"
         name = base
@@ -111,15 +111,31 @@ def bind(
             name = f"{base}_{len(names)}"
         names.add(name)
         sources = _sources(name, bound, features, plan)
-        size, groups_are = max(1, *ends), (replicas, independent and replicas > 1)
+        size, groups_are = max(1, int(ends.max())), (replicas, independent and replicas > 1)
         groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped))
-        if max(ends) > MAX_ROWS:
+        if size > MAX_ROWS:
             raise ConfigError(
-                f"group {name}: {max(ends):,} rows on one device exceed int32. Use more devices or fewer rows."
+                f"group {name}: {size:,} rows on one device exceed int32. Use more devices or fewer rows."
             )
     return BoundPlan(
         devices, hosts, tuple(groups), features, _pools(groups, features), replicas, independent and replicas > 1
     )
+
+
+def stack_of(spec: TableSpec, columns: int, exchange: Exchange) -> tuple[Any, ...]:
+    """Whatever segments of one sharding must have in common to share a buffer.
+
+    Args:
+      spec: the segment's table.
+      columns: of the segment.
+      exchange: of the segment.
+
+    Returns:
+      (columns, whether means over rows are made of several groups' columns, dtype unless it is float32, optimizer,
+      exchange).
+    """
+    divided = spec.optimizer.row_wise and columns < spec.dim
+    return columns, divided, () if spec.dtype == "float32" else (spec.dtype, spec.rounding), spec.optimizer, exchange
 
 
 def _parts(table: TableSpec, segments: tuple[Segment, ...], devices: int) -> list[_Part]:
@@ -149,11 +165,13 @@ def _sources(
 ) -> tuple[Source, ...]:
     """The sources of a group, in the order of the features: one for each range of columns of a feature's table."""
     found = []
+    of_table: dict[str, list[BoundSegment]] = collections.defaultdict(list)
+    for segment in segments:
+        of_table[segment.spec.name].append(segment)
     for feature in features:
         ranges: dict[tuple[int, int], list[BoundSegment]] = collections.defaultdict(list)
-        for segment in segments:
-            if segment.spec.name == feature.table:
-                ranges[segment.first, segment.last].append(segment)
+        for segment in of_table[feature.table]:
+            ranges[segment.first, segment.last].append(segment)
         for (first, last), own in ranges.items():
             alone = len(plan.tables[feature.table]) == 1 and own[0].whole_rows
             name = feature.name if alone else f"{feature.name}[{first}:{last}] in {group}"
@@ -168,8 +186,12 @@ def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool
         for group in groups
         if any(source.name == source.feature.name for source in group.sources)
     }
+    of_feature: dict[str, list[tuple[Group, Source]]] = collections.defaultdict(list)
+    for group in groups:
+        for source in group.sources:
+            of_feature[source.feature.name].append((group, source))
     for feature in features:
-        own = [(group, source) for group in groups for source in group.sources if source.feature.name == feature.name]
+        own = of_feature[feature.name]
         columns = [(source.segments[0].first, source.segments[0].last) for _, source in own]
         cuts = sorted({cut for pair in columns for cut in pair})
         for first, last in zip(cuts[:-1], cuts[1:], strict=True):

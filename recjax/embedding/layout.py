@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from recjax.embedding.bands import Band
 from recjax.embedding.optim import SlotSpec
@@ -283,6 +286,19 @@ class Group(_InReplicas):
         """True if its optimizer asks for means over rows of which it has only some columns: see `row_statistic.py`."""
         return self.optimizer.row_wise and not self.segments[0].whole_rows
 
+    def row_bytes(self, item_bytes: int) -> int:
+        """Bytes of one row of the buffer and of its slots; `item_bytes` is that of an element that is not bfloat16."""
+        values_bytes = self.width * (2 if self.dtype == "bfloat16" else item_bytes)
+        return values_bytes + item_bytes * sum(math.prod(slot.shape) for slot in self.slots().values())
+
+    def counts(self, segment: BoundSegment) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how many rows, and how many columns of them, each device holds of a segment: int64 [N] both."""
+        owner, column = self.place(np.arange(self.parts))
+        start, stop = segment.split.bounds(owner)
+        columns = self.columns.start(column + 1) - self.columns.start(column)
+        rows, devices = np.asarray(stop - start, np.int64), self.devices  # of named owners int32, too few for bytes
+        return np.broadcast_to(rows, devices), np.broadcast_to(columns, devices)
+
     def pieces(self, segment: BoundSegment, part: int | None = None) -> Iterator[Piece]:
         """Yields the pieces of a segment in all parts of the buffer, or in one."""
         for k in range(self.parts) if part is None else (part,):
@@ -379,11 +395,25 @@ class BoundPlan(_InReplicas):
         """Those of all pools."""
         return tuple(lookup for pool in self.pools for lookup in pool.lookups)
 
+    def buffer_bytes(self, item_bytes: int) -> int:
+        """Bytes of all buffers and slots that one device allocates; `item_bytes` as for `Group.row_bytes`."""
+        return sum(group.rows * group.row_bytes(item_bytes) for group in self.groups)
+
     def group(self, name: str) -> Group:
         """Returns the group called `name`."""
         return next(group for group in self.groups if group.name == name)
 
     def segments(self, table: str) -> list[tuple[Group, BoundSegment]]:
         """Returns the segments of a table with their groups, in the order of its plan."""
-        found = [(g, s) for g in self.groups for s in g.segments if s.spec.name == table]
-        return sorted(found, key=lambda pair: (pair[1].number, pair[1].first))
+        return self._segments[table]
+
+    @functools.cached_property
+    def _segments(self) -> dict[str, list[tuple[Group, BoundSegment]]]:
+        """By table."""
+        found: dict[str, list[tuple[Group, BoundSegment]]] = {}
+        for group in self.groups:
+            for segment in group.segments:
+                found.setdefault(segment.spec.name, []).append((group, segment))
+        for of_table in found.values():
+            of_table.sort(key=lambda pair: (pair[1].number, pair[1].first))
+        return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -78,18 +77,12 @@ def describe_plan(
         "replicas": replicas,
         "tables": {t.name: described[t.name] for t in tables},
         "bytes_per_device": bytes_N.tolist(),
-        "buffer_bytes_per_device": sum(group.rows * _row_bytes(group, item_bytes) for group in bound.groups),
+        "buffer_bytes_per_device": bound.buffer_bytes(item_bytes),
         "lookups_per_device": [round(x) for x in lookups_N.tolist()],
         "imbalance": float(bytes_N.max() * devices / bytes_N.sum()),
         "lookup_imbalance": float(lookups_N.max() * devices / lookups_N.sum()),
         "groups": [g.name for g in bound.groups],
     }
-
-
-def _row_bytes(group: Group, item_bytes: int) -> int:
-    """Bytes of one row of a group's buffer and of its slots."""
-    values_bytes = group.width * (2 if group.dtype == "bfloat16" else item_bytes)
-    return values_bytes + item_bytes * sum(math.prod(s.shape) for s in group.slots().values())
 
 
 def _describe_segment(
@@ -99,15 +92,10 @@ def _describe_segment(
 
     `ids` are those of a step that look its table up.
     """
-    spec, devices = segment.spec, group.devices
-    row_bytes = _row_bytes(group, item_bytes)
-    held = np.zeros(devices, np.int64)
-    cells = np.zeros(devices)
-    for piece in group.pieces(segment):
-        for n in group.sharding.holders(piece.part):
-            held[n] = row_bytes * (piece.stop - piece.start)
-            cells[n] = (piece.stop - piece.start) * (piece.last - piece.first)
-    answered = ids * cells / (spec.rows * spec.dim) / (1 if group.spread else devices)
+    spec = segment.spec
+    rows_N, columns_N = group.counts(segment)
+    held = group.row_bytes(item_bytes) * rows_N
+    answered = ids * (rows_N * columns_N) / (spec.rows * spec.dim) / (1 if group.spread else group.devices)
     described = {
         "placement": segment.placement,
         "owner": segment.split.first // segment.split.owners if segment.placement in OWNED else None,
@@ -153,7 +141,7 @@ def plan_table(described: dict[str, Any]) -> str:
     if buffers > 1.1 * max(described["bytes_per_device"]):
         lines.append(
             f"but the buffers of each device take {buffers:,} bytes: in every group they are as large as the fullest "
-            "device needs; place tables of equal D more evenly, or row_wise"
+            "device needs; place tables of equal D more evenly, or row_wise, or with plan=balanced"
         )
     if any(t["jagged"] for t in described["tables"].values()):
         lines.append("+: a jagged bag counts as one id")

@@ -3,11 +3,11 @@
 Row-wise Adagrad keeps one accumulator a row, of the mean square of the whole row's gradient. Each device that holds
 some columns of a row knows the sum over these alone. Whoever looked the row up asked for all its columns, and so knows
 who holds them: each holder sends its sums to all that asked, these add them up, always in the same order, and send the
-total back. No id travels, and no list is longer than in the exchange of rows. In the scope row_statistic, for each
+mean back. No id travels, and no list is longer than in the exchange of rows. In the scope row_statistic, for each
 group that holds columns of such rows, with C rows of each of O owners as in its row_exchange:
 
   all-to-all   of the sums      O * C * itemsize bytes a device (of column-wise segments N * C)
-  all-to-all   of the totals    the same, back
+  all-to-all   of the means     the same, back
 
 and inside hosts as often again where rows travel in two steps; an all-reduce of [M] over replica groups that hold the
 same; of replicated segments one of [R] in place of both. That is two floats a row that is asked for, where W columns of
@@ -69,15 +69,15 @@ def row_means(
             sums[group.name] = group.sharding.row_sum(group, squares)
         every_row = [group for group in groups if group.optimizer.every_row]
         asked = [group for group in groups if not group.optimizer.every_row]
-        totals = _of_every_row(bound, every_row, sums, context)
-        totals |= _of_asked_rows(bound, asked, sums, routing, residuals, gradients)
-        return {group.name: totals[group.name] / group.segments[0].spec.dim for group in groups}
+        return _of_every_row(bound, every_row, sums, context) | _of_asked_rows(
+            bound, asked, sums, routing, residuals, gradients
+        )
 
 
 def _of_every_row(
     bound: BoundPlan, groups: list[Group], sums: Mapping[str, jax.Array], context: UpdateContext
 ) -> dict[str, jax.Array]:
-    """Sums over all columns of all rows, group name -> [R], from those over each device's columns."""
+    """Means over all columns of all rows, group name -> [R], from the sums over each device's columns."""
     if not groups:
         return {}
     base: dict[str, int] = {}  # of each table in a vector of all their rows
@@ -88,12 +88,13 @@ def _of_every_row(
                 base[segment.spec.name] = size
                 size += segment.spec.rows
     vector: Any = 0
-    places = {}
+    places, dims = {}, {}
     for group in groups:
         homes_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
         t_R, position_R, used_R = locator(group, group.place(group.sharding.this_part())[0])(homes_R)
         base_T = jnp.asarray([base[segment.spec.name] for segment in group.segments], jnp.int32)
         places[group.name] = jnp.where(used_R, base_T[t_R] + position_R, size)
+        dims[group.name] = jnp.asarray([segment.spec.dim for segment in group.segments], sums[group.name].dtype)[t_R]
         sums_R = sums[group.name]
         if not group.spread:  # all devices have them
             sums_R = jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sums_R, 0)
@@ -102,7 +103,7 @@ def _of_every_row(
             vector += jnp.zeros(size, sums_R.dtype).at[at_R].add(sums_R, mode="drop")
     # Within a replica group. If there is one alone, its number along the axis of the groups is no difference either.
     vector = jax.lax.psum(vector, MODEL_AXES if bound.replicas > 1 else BATCH_AXES)
-    return {name: vector.at[at_R].get(mode="fill", fill_value=0) for name, at_R in places.items()}
+    return {name: vector.at[at_R].get(mode="fill", fill_value=0) / dims[name] for name, at_R in places.items()}
 
 
 def _of_asked_rows(
@@ -113,7 +114,7 @@ def _of_asked_rows(
     residuals: Mapping[str, FetchResiduals],
     gradients: Mapping[str, SparseGradient],
 ) -> dict[str, jax.Array]:
-    """Sums over all columns of touched rows, group name -> [U], from those over each device's columns."""
+    """Means over all columns of touched rows, group name -> [U], from the sums over each device's columns."""
     told = {}  # group name -> the sum of its columns for each row that this device fetched, [F]
     for group in groups:
         with jax.named_scope(group.name):
@@ -127,17 +128,18 @@ def _of_asked_rows(
         for source in group.sources:
             found_L = told[group.name].at[places[source.name]].get(mode="fill", fill_value=0)
             of_feature[source.feature.name] = of_feature.get(source.feature.name, 0) + found_L
-    totals = {}
+    means = {}
     for group in groups:
-        total_F = jnp.zeros_like(told[group.name])
-        for source in group.sources:  # equal rows have equal totals, which are not negative
-            total_F = total_F.at[places[source.name]].max(of_feature[source.feature.name], mode="drop")
+        mean_F = jnp.zeros_like(told[group.name])
+        for source in group.sources:  # equal rows have equal means, which are not negative
+            mean_L = of_feature[source.feature.name] / source.segments[0].spec.dim
+            mean_F = mean_F.at[places[source.name]].max(mean_L, mode="drop")
         with jax.named_scope(group.name):
-            arrived = group.sharding.tell_owners(group, residuals[group.name], total_F)
-            total_U = group.sharding.largest_of_asked(group, gradients[group.name], residuals[group.name], arrived)
+            arrived = group.sharding.tell_owners(group, residuals[group.name], mean_F)
+            mean_U = group.sharding.largest_of_asked(group, gradients[group.name], residuals[group.name], arrived)
             # Rows that another group of the same values alone has asked for.
-            totals[group.name] = jax.lax.pmax(total_U, ACROSS_GROUPS) if group.synchronous else total_U
-    return totals
+            means[group.name] = jax.lax.pmax(mean_U, ACROSS_GROUPS) if group.synchronous else mean_U
+    return means
 
 
 def _places(bound: BoundPlan, told: Mapping[str, jax.Array], routing: Routing) -> dict[str, jax.Array]:
