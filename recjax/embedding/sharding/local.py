@@ -115,7 +115,8 @@ def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Ar
     slots, _, summed = residuals
     with jax.named_scope("sparse_update"):
         # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order.
-        lists = len(slots) if group.dedup and not group.mapped else slots.size + 1
+        ascending = group.dedup and not group.mapped
+        lists = len(slots) if ascending else slots.size  # of one entry each
         touched, sums = coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
     if not group.synchronous:
         return SparseGradient(touched, sums)
