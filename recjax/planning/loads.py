@@ -92,22 +92,22 @@ class Workload:
 
     def _of_spread(self, group: Group, segment: BoundSegment) -> np.ndarray:
         """The loads of each device by a segment of which they hold different rows or columns: float64 [N, K]."""
-        owner_N, columns_N = group.place(np.arange(self.devices))  # a part of the buffer is a device
-        start_N, stop_N = segment.split.bounds(owner_N)
-        count_N = group.columns.start(columns_N + 1) - group.columns.start(columns_N)
+        rows_N, columns_N = group.counts(segment)
         of_all = {
-            count: self.of_columns(segment.spec, count, group.exchange, group.width) for count in set(count_N.tolist())
+            count: self.of_columns(segment.spec, count, group.exchange, group.width)
+            for count in set(columns_N.tolist())
         }
-        of_all_NxK = np.array([of_all[count] for count in count_N.tolist()])
-        return of_all_NxK * ((stop_N - start_N) / segment.spec.rows)[:, None]
+        of_all_NxK = np.array([of_all[count] for count in columns_N.tolist()])
+        return of_all_NxK * (rows_N / segment.spec.rows)[:, None]
 
 
 def describe_loads(work: Workload, bound: BoundPlan) -> dict[str, Any]:
     """The loads of each device, as JSON values.
 
     Returns:
-      "profile": where the figures come from; and for each key of `LOADS` "per_device", "min", "max" and "imbalance",
-      which is the most over the mean (1 where there is nothing).
+      "profile": where the figures come from; for each key of `LOADS` "per_device", "min", "max" and "imbalance", which
+      is the most over the mean (1 where there is nothing); "allocated_bytes": the bytes that every device has buffers
+      for, and their "imbalance", over the mean of what is held.
     """
     loads_NxK = work.of_plan(bound)
     described: dict[str, Any] = {"profile": work.profile.origin}
@@ -118,6 +118,8 @@ def describe_loads(work: Workload, bound: BoundPlan) -> dict[str, Any]:
             "max": round(float(load_N.max())),
             "imbalance": imbalance(load_N),
         }
+    allocated, mean = bound.buffer_bytes(work.item_bytes), float(loads_NxK[:, 0].mean())
+    described["allocated_bytes"] = {"each": allocated, "imbalance": allocated / mean}
     return described
 
 
@@ -133,4 +135,7 @@ def loads_table(described: dict[str, Any]) -> str:
     for key, words in LOADS.items():
         load = described[key]
         cells.append([words, f"{load['min']:,}", f"{load['max']:,}", f"{load['imbalance']:.3f}"])
+    allocated = described["allocated_bytes"]
+    each = f"{allocated['each']:,}"
+    cells.insert(2, ["bytes allocated, over the mean of those held", each, each, f"{allocated['imbalance']:.3f}"])
     return "\n".join([*aligned(cells), f"ids and distinct rows from {described['profile']}"])

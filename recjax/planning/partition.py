@@ -21,7 +21,8 @@ class Item:
     """Something to be divided.
 
     Attributes:
-      loads: float64 [K], what each of its parts adds to a device.
+      loads: float64 [K], what each of its parts adds to a device; where it adds none of a load, what devices have of
+        that does not matter to it.
       parts: equal parts, which must lie on different devices; 1 to N.
     """
 
@@ -32,18 +33,22 @@ class Item:
 Owners = list[tuple[int, ...]]  # of each item, the devices of its parts, ascending
 
 
-def divide(items: Sequence[Item], base_NxK: np.ndarray) -> tuple[Owners, str]:
-    """The better of both ways, and its name. Deterministic.
+def divide(
+    items: Sequence[Item], base_NxK: np.ndarray, cost: Callable[[np.ndarray], float]
+) -> tuple[Owners, str, float]:
+    """The better of both ways, its name and its cost. Deterministic.
 
     Args:
       items: what to divide.
       base_NxK: loads that the devices have already, all in shares of what is right: 1 is a device's share.
+      cost: of the loads that all have in the end, [N, K].
     """
     ways: dict[str, Callable[[Sequence[Item], np.ndarray], Owners]]
     ways = {"largest differencing": largest_differencing, "greedy": greedy}
     found = {name: way(items, base_NxK) for name, way in ways.items()}
-    best = min(found, key=lambda name: float(loads(items, found[name], base_NxK).max()))  # the first of equals
-    return found[best], best
+    costs = {name: cost(loads(items, owners, base_NxK)) for name, owners in found.items()}
+    best = min(costs, key=costs.__getitem__)  # the first of equals
+    return found[best], best, costs[best]
 
 
 def loads(items: Sequence[Item], owners: Owners, base_NxK: np.ndarray) -> np.ndarray:
@@ -60,7 +65,8 @@ def greedy(items: Sequence[Item], base_NxK: np.ndarray) -> Owners:
     owners: Owners = [()] * len(items)
     for n in _heaviest_first(items):
         item = items[n]
-        devices = _least(sums_NxK + item.loads)[: item.parts]
+        used_K = item.loads > 0
+        devices = _least(sums_NxK[:, used_K] + item.loads[used_K])[: item.parts]
         sums_NxK[devices] += item.loads
         owners[n] = tuple(sorted(devices.tolist()))
     return owners
@@ -72,7 +78,7 @@ def _heaviest_first(items: Sequence[Item]) -> list[int]:
 
 def _least(sums_NxK: np.ndarray) -> np.ndarray:
     """The devices by their fullest load, then by all their loads, then by number."""
-    return np.lexsort((sums_NxK.sum(1), sums_NxK.max(1)))
+    return np.lexsort((sums_NxK.sum(1), sums_NxK.max(1, initial=0)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The compiled step on paper, against closed forms and against the step that a training really takes."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +15,8 @@ from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam, RowWiseAdagrad
+from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan_report import describe_plan
 from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
@@ -59,6 +63,35 @@ def test_memory_is_that_of_closed_forms(found: dict[str, Any]) -> None:
     assert memory["total"] - memory["temporaries"] == pytest.approx(given, abs=288)
     assert memory["temporaries"] > memory["fetched_rows"] + memory["pooled"]
     assert found["fits"] is True
+
+
+def test_tables_in_segments_take_what_the_plan_says(tmp_path: Path) -> None:
+    """By columns, by rows, with hot rows apart, on 8 devices: what the compiler counts beside the plan's own figure."""
+    hot = RowIds(tuple(range(0, 600, 3)))
+    plan = Plan(
+        {
+            "sparse_0": (Segment("data_parallel"),),
+            "sparse_1": (
+                Segment("table_wise", columns=(0, 4), owners=3),
+                Segment("row_wise", columns=(4, D), owners=(5, 0, 6)),
+            ),
+            "sparse_2": (Segment("data_parallel", hot), Segment("row_wise", "rest", columns=(0, 4)))
+            + (Segment("column_wise", "rest", columns=(4, D)),),
+        }
+    )
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    config = dataclasses.replace(CONFIG, mesh=MeshConfig(devices=8), plan=str(file))
+    memory = compile_report.on_paper(config)["memory"]
+    trainer = build_trainer(config, weights=False)
+    tables = tuple({s.spec.name: s.spec for g in trainer.bound.groups for s in g.segments}.values())
+    told = describe_plan(plan, tables, trainer.bound.features, 8, B)["buffer_bytes_per_device"]
+    rest = 3002 - 200
+    columns_of_4 = 5000 + rest // 8  # the fullest device, 3, has half of the columns of sparse_1
+    assert told == 4 * ((3 + 200) * (D + 1) + columns_of_4 * (4 + 1) + rest * (1 + 1))
+    assert memory["tables"] + memory["slots"] == told
+    others = sum(memory[kind] for kind in ("dense", "dense_optimizer", "batch"))
+    assert memory["total"] - memory["temporaries"] - others == pytest.approx(told, abs=500)
 
 
 def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def test_by_hand() -> None:
     owners = largest_differencing(items, base_NxK)
     assert fullest(items, owners, base_NxK) == 16
     assert least(items, base_NxK) == 15
-    assert divide(items, base_NxK) == (owners, "largest differencing")
+    assert divide(items, base_NxK, np.max) == (owners, "largest differencing", 16)
 
 
 def test_greedy_is_taken_where_it_is_better() -> None:
@@ -49,9 +49,20 @@ def test_greedy_is_taken_where_it_is_better() -> None:
     items = [Item(np.array(loads, np.float64)) for loads in ((4, 1), (3, 3), (3, 4), (4, 4))]
     base_NxK = np.zeros((2, 2))
     assert fullest(items, largest_differencing(items, base_NxK), base_NxK) == 8
-    owners, way = divide(items, base_NxK)
+    owners, way, cost = divide(items, base_NxK, np.max)
     assert (owners, way) == ([(1,), (0,), (1,), (0,)], "greedy")
-    assert fullest(items, owners, base_NxK) == 7
+    assert fullest(items, owners, base_NxK) == 7 == cost
+
+
+def test_what_is_better_is_for_the_caller_to_say() -> None:
+    """Of 16 and 14 against 17 and 13 the latter, if devices are to differ as much as they can."""
+    items = items_of(8, 7, 6, 5, 4)
+    assert divide(items, np.zeros((2, 1)), lambda loads: -float(np.ptp(loads)))[1:] == ("greedy", -4)
+
+
+def test_a_load_that_an_item_adds_nothing_to_does_not_matter_to_it() -> None:
+    """Device 0 has 9 of the second load, and nothing of the first, which is all that the item has."""
+    assert greedy([Item(np.array([1.0, 0.0]))], np.array([[0.0, 9.0], [2.0, 0.0]])) == [(0,)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -90,7 +101,8 @@ def test_every_part_has_one_device_and_the_better_way_wins(problem: tuple[list[I
             assert len(set(devices)) == item.parts and set(devices) <= set(range(len(base_NxK)))
         assert owners == way(items, base_NxK)
         reached.append(fullest(items, owners, base_NxK))
-    assert fullest(items, divide(items, base_NxK)[0], base_NxK) == min(reached)
+    owners, _, cost = divide(items, base_NxK, np.max)
+    assert fullest(items, owners, base_NxK) == min(reached) == cost
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,221 @@
+"""Splits tables into shards that can be divided evenly among devices.
+
+A shard of which any load exceeds a device's share of that is split:
+
+  by rows     as far as its ids do so, since each shard of columns asks for all ids once more
+  by columns  else, into ranges of one width for all tables, which then share a buffer, and what remains; of 32 at
+              least, or so many that the rows on a device can be counted in int32
+  by rows     where columns are as few as they may be
+
+The same if its bytes exceed a device's share of those in the same buffer, which would be larger on all devices for this
+shard alone. Buffers that hold next to nothing may be uneven (`_SPARE`), so that the small tables of every width stay
+whole.
+
+The common width is the one with which samples send least: the columns of a table's vector from each part of its rows,
+and its ids to each range of its columns. Rows are split evenly among distinct devices. A table that is split by rows
+and would come to as many shards as there are devices is split by rows alone, among all of them: that asks for its ids
+once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recjax.embedding.bind import stack_of
+from recjax.embedding.plan import Exchange
+from recjax.embedding.spec import MAX_ROWS, TableSpec
+from recjax.planning.loads import LOADS, Workload
+
+NARROWEST = 32  # columns that a split leaves a shard
+_SPARE = 0.03  # of the bytes that a device holds: those that all buffers together may allocate in vain for one shard
+_ROUNDS = 20
+_HELD, _IDS = (list(LOADS).index(key) for key in ("held_bytes", "ids"))
+
+Stack = tuple[Any, ...]  # what segments that share a buffer have in common: see `bind.stack_of`
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A table cut into ranges of columns, each of so many parts of rows."""
+
+    spec: TableSpec
+    width: int  # columns of each range; the last may have fewer
+    rows: int = 1
+    why: str = ""
+
+    @functools.cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The first column of each range, and the one after its last."""
+        dim = self.spec.dim
+        return tuple((first, min(first + self.width, dim)) for first in range(0, dim, self.width))
+
+    @functools.cached_property
+    def widths(self) -> dict[int, int]:
+        """Columns of a range -> how many ranges have as many."""
+        whole, rest = divmod(self.spec.dim, self.width)
+        return {self.width: whole} | ({rest: 1} if rest else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Loads of shards in shares of a device: those of `LOADS`, then for each buffer its bytes; M in all.
+
+    Attributes:
+      demand: whose they are.
+      total_K: the loads of all devices together.
+      stacks: number of each buffer.
+      room_G: bytes of each buffer that are right for a device: the mean, or those of its largest shard.
+    """
+
+    demand: Demand
+    total_K: np.ndarray
+    stacks: dict[Stack, int]
+    room_G: np.ndarray
+
+    @functools.cached_property
+    def mean_K(self) -> np.ndarray:
+        """Means over devices; 1 where there is nothing."""
+        return np.where(self.total_K > 0, self.total_K, 1.0) / self.demand.work.devices
+
+    def of_shard(self, cut: Cut, width: int) -> np.ndarray:
+        """Those of one part of the rows of so many columns of a table, float64 [M]."""
+        loads_K, stack = self.demand.of_columns(cut.spec, width)
+        found_G = np.zeros(len(self.stacks))
+        found_G[self.stacks[stack]] = loads_K[_HELD] / cut.rows / self.room_G[self.stacks[stack]]
+        return np.concatenate([loads_K / cut.rows / self.mean_K, found_G])
+
+    @functools.cached_property
+    def base_NxM(self) -> np.ndarray:
+        """Those that the devices have before, float64 [N, M]."""
+        base_NxG = np.zeros((self.demand.work.devices, len(self.stacks)))
+        for stack, bytes_N in self.demand.base_stacks.items():
+            base_NxG[:, self.stacks[stack]] = bytes_N / self.room_G[self.stacks[stack]]
+        return np.concatenate([self.demand.base_NxK / self.mean_K, base_NxG], axis=1)
+
+    def imbalance(self, loads_NxM: np.ndarray) -> float:
+        """The most over the mean of any load, or bytes allocated over those held."""
+        loads_NxK, filled_NxG = np.split(loads_NxM, [len(LOADS)], axis=1)
+        allocated = self.demand.other_bytes + float((filled_NxG.max(0) * self.room_G).sum())
+        return max(float(loads_NxK.max()), allocated / float(self.mean_K[_HELD]))
+
+
+class Demand:
+    """Loads of all tables on the devices."""
+
+    def __init__(
+        self,
+        work: Workload,
+        exchange: Exchange,
+        base_NxK: np.ndarray,
+        base_stacks: dict[Stack, np.ndarray],
+        other_bytes: float,
+    ) -> None:
+        """Tables to be placed in the presence of others.
+
+        Args:
+          work: the step's work, and the devices that share it.
+          exchange: of all tables to be placed.
+          base_NxK: loads by other tables.
+          base_stacks: bytes of other tables in buffers that tables to be placed may share, on each device, [N].
+          other_bytes: of one device, in all other buffers.
+        """
+        self.work, self.exchange = work, exchange
+        self.base_NxK, self.base_stacks, self.other_bytes = base_NxK, base_stacks, other_bytes
+        self._known: dict[tuple[str, int], tuple[np.ndarray, Stack]] = {}
+
+    def of_columns(self, spec: TableSpec, width: int) -> tuple[np.ndarray, Stack]:
+        """Loads of so many columns of all rows of a table, float64 [K], and what shares a buffer with them."""
+        key = spec.name, width
+        if key not in self._known:
+            loads_K = self.work.of_columns(spec, width, self.exchange)
+            self._known[key] = loads_K, stack_of(spec, width, self.exchange)
+        return self._known[key]
+
+    def shares(self, cuts: Sequence[Cut], spare: float = 0.0) -> Shares:
+        """What a device's share is if tables are cut so; of a buffer at least `spare` of all bytes held."""
+        total_K = self.base_NxK.sum(0)
+        bytes_of = {stack: float(bytes_N.sum()) for stack, bytes_N in self.base_stacks.items()}
+        largest = {stack: float(bytes_N.max()) for stack, bytes_N in self.base_stacks.items()}
+        for cut in cuts:
+            for width, count in cut.widths.items():
+                loads_K, stack = self.of_columns(cut.spec, width)
+                total_K = total_K + count * loads_K
+                bytes_of[stack] = bytes_of.get(stack, 0.0) + count * float(loads_K[_HELD])
+                largest[stack] = max(largest.get(stack, 0.0), float(loads_K[_HELD]) / cut.rows)
+        mean_G = np.array(list(bytes_of.values())) / self.work.devices
+        least = total_K[_HELD] / self.work.devices * spare if spare else np.array(list(largest.values()))
+        return Shares(self, total_K, {stack: n for n, stack in enumerate(bytes_of)}, np.maximum(mean_G, least))
+
+
+def cut_width(cuts: Sequence[Cut], demand: Demand, most: float) -> int:
+    """The width of ranges of columns with which samples send least: see the module; of equal ones the widest."""
+    narrowest = _narrowest(cuts, demand.work.devices)
+    dims = {cut.spec.dim for cut in cuts}
+    widths = {w for dim in dims for w in range(narrowest, dim + 1) if dim % w == 0} | {max(dims, default=1)}
+
+    def sent(width: int) -> float:
+        finer = cut_all(cuts, demand, width, most)
+        ids = demand.work.profile.tables
+        return sum(cut.rows * cut.spec.dim + len(cut.ranges) * ids[cut.spec.name].ids for cut in finer)
+
+    return min(sorted(widths, reverse=True), key=sent)
+
+
+def _narrowest(cuts: Sequence[Cut], devices: int) -> int:
+    """Columns of which a device's share of all values has at most half the rows that int32 can count."""
+    values = sum(cut.spec.rows * cut.spec.dim for cut in cuts) / devices
+    return max(NARROWEST, math.ceil(values / (MAX_ROWS / 2)))
+
+
+def cut_all(cuts: Sequence[Cut], demand: Demand, width: int, most: float) -> Sequence[Cut]:
+    """The cuts, finer where a shard has more than `most` of a device's share of anything.
+
+    Args:
+      cuts: to begin with.
+      demand: of all tables.
+      width: of the ranges of columns.
+      most: in shares of a device.
+    """
+    for _ in range(_ROUNDS):
+        stacks = {demand.of_columns(cut.spec, w)[1] for cut in cuts for w in cut.widths} | demand.base_stacks.keys()
+        shares = demand.shares(cuts, _SPARE / max(1, len(stacks)))
+        finer = [_split(cut, shares, most, width) for cut in cuts]
+        if finer == cuts:
+            break
+        cuts = finer
+    return cuts
+
+
+def _split(cut: Cut, shares: Shares, most: float, width: int) -> Cut:
+    """The cut, finer if one of its shards has more than `most` of anything."""
+    everywhere = min(shares.demand.work.devices, cut.spec.rows)
+    if cut.rows == everywhere or cut.spec.placement is not None:
+        return cut
+    excess, why, ids = 0.0, "", 0.0
+    for columns in cut.widths:
+        loads_K, stack = shares.demand.of_columns(cut.spec, columns)
+        shares_K = loads_K / cut.rows / shares.mean_K
+        worst, ids = int(shares_K.argmax()), float(shares_K[_IDS])
+        in_buffer = float(loads_K[_HELD]) / cut.rows / float(shares.room_G[shares.stacks[stack]])
+        if in_buffer > max(excess, float(shares_K[worst])):
+            excess, why = in_buffer, f"{in_buffer:.2f} of a device's part of a buffer of {columns} columns"
+        elif shares_K[worst] > excess:
+            excess = float(shares_K[worst])
+            why = f"{excess:.2f} of a device's {list(LOADS.values())[worst]}"
+    if excess <= most:
+        return cut
+    rest = cut.spec.dim % width
+    divisible = cut.width == cut.spec.dim > width and (rest == 0 or rest >= NARROWEST)
+    if divisible and ids <= most:
+        columns, rows = width, cut.rows
+    else:
+        columns, rows = cut.width, min(everywhere, math.ceil(cut.rows * (ids if divisible else excess) / most))
+    if rows > 1 and rows * math.ceil(cut.spec.dim / columns) >= everywhere:
+        columns, rows = cut.spec.dim, everywhere
+    return Cut(cut.spec, columns, rows, cut.why or why)
