@@ -314,6 +314,11 @@ def test_a_name_that_is_nearly_right(preset: Path) -> None:
     assert_refused(inside("plan", preset, "plan=balance"), 2, "Did you mean balanced?")
 
 
+def test_a_wrong_plan_is_refused_before_there_are_devices(preset: Path, tmp_path: Path) -> None:
+    options = ("plan=balance", "mesh.platform=gpu", "--out", tmp_path / "run")  # which there is not
+    assert_refused(inside("train", preset, *options), 2, "Did you mean balanced?")
+
+
 @pytest.mark.full
 def test_training_does_not_depend_on_it(preset: Path, tmp_path: Path) -> None:
     """Float64, four devices, tables split by columns and by rows: the losses of whole rows spread over all devices."""
