@@ -120,6 +120,28 @@ def test_tables_in_several_segments_equal_the_oracle(devices: int, first: int, h
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
+def test_columns_of_tables_of_any_width_share_a_buffer() -> None:
+    """Tables of 4 and 6 columns in ranges of 2, on three devices: means divide by the columns of the own table."""
+    rules = {"some": OPTIMIZERS["adagrad"], "every": OPTIMIZERS["every_row"]}
+    tables = tuple(TableSpec(f"{name} {dim}", V, dim, rule) for name, rule in rules.items() for dim in (4, 6))
+    features = tuple(
+        FeatureSpec(f"{source} {table.name}", table.name, DATA[source][0], "sum", DATA[source][1], source)
+        for table, source in zip(tables, ("one", "jagged", "three", "jagged_weighted"), strict=True)
+    )
+    ranges: list[dict[str, Any]] = [
+        {"placement": "table_wise", "owners": 1},
+        {"placement": "row_wise", "owners": (2, 0)},
+        {"placement": "row_wise"},
+    ]
+    segments = [Segment(**how, columns=(2 * n, 2 * n + 2)) for n, how in enumerate(ranges)]
+    plan = Plan({table.name: tuple(segments[: table.dim // 2]) for table in tables})
+    problem = dataclasses.replace(make(), tables=tables, features=features)
+    assert sum(g.divides_row_means for g in trainer_of(problem, 3, plan).bound.groups) == len(rules)
+    with jax.enable_x64(True):
+        result = run_sharded(problem, 3, plan, np.float64)
+        compare(result, run_oracle(problem, np.float64), loss_rtol=1e-9, atol=1e-9)
+
+
 def test_pooled_bits_equal_those_of_undivided_tables() -> None:
     """In float32, for fixed, jagged, weighted and un-pooled bags. XLA may round what the dense part makes of them."""
     found: list[dict[str, Any]] = []
