@@ -69,7 +69,7 @@ def sample(trainer: Trainer) -> Sample:
     )
     batch: Batch = next(stream)
     counted = host.route_on_host(batch, bound, train.batch_size, train.accumulate)
-    counts = {group.name: host.true_counts(group, counted) for group in bound.groups}
+    counts = host.all_true_counts(bound, counted)
     counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
     return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.required_capacities), counts)
 
@@ -106,7 +106,8 @@ def on_paper(config: RunConfig, memory_gib: float | None = None) -> dict[str, An
     compiled_s = time.monotonic() - started
     item_bytes = np.dtype(trainer.dtype).itemsize
     counts, hosts = Routing(found.counts, {}), trainer.config.mesh.hosts
-    lines = wire_bytes(compiled.as_text() or "", trainer.bound, counts, item_bytes, hosts)
+    b = host.local_samples(config.train.batch_size, trainer.bound.all_devices, config.train.accumulate)
+    lines = wire_bytes(compiled.as_text() or "", trainer.bound, counts, item_bytes, hosts, b)
     memory = _memory(trainer, found.capacities, compiled)
     kinds = ("padded_bytes", "useful_bytes")
     phases = {line["phase"]: dict.fromkeys(kinds, 0.0) for line in lines}
@@ -143,8 +144,9 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
     bound, item_bytes = trainer.bound, np.dtype(trainer.dtype).itemsize
     stats: Any = compiled.memory_analysis()
-    fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.groups)
+    fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.fetching)
     b = inputs.labels_B.shape[0] // bound.all_devices
+    of_rows = sum(pool.width * len(pool.lookups) for pool in bound.pools)
     return {
         "tables": _bytes(state.tables),
         "slots": _bytes(state.slots),
@@ -157,7 +159,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
         + stats.output_size_in_bytes
         - stats.alias_size_in_bytes,
         "fetched_rows": fetched * item_bytes,
-        "pooled": b * sum(pool.width * len(pool.lookups) for pool in bound.pools) * item_bytes,
+        "pooled": b * (of_rows + sum(e.devices * e.blocks * e.block for e in bound.pooled)) * item_bytes,
     }
 
 

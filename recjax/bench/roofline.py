@@ -11,7 +11,7 @@ import numpy as np
 from recjax.comms.compiled import collectives, members
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.host import Routing
-from recjax.embedding.traffic import EXCHANGES, sent_bytes
+from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 
 # What a ring sends, in units of (N - 1) / N of the result.
 _RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
@@ -63,11 +63,25 @@ def lookup_bytes(bound: BoundPlan, routing: Routing, samples: int) -> int:
         for lookup in pool.lookups:
             inverse = np.asarray(routing.features[lookup.name].inverse)
             total += (int(np.count_nonzero(inverse < nothing)) * item_bytes + samples * 4) * pool.width
+    for exchange in bound.pooled:
+        of_exchange = routing.pooled[exchange.name]
+        b = -(-samples // bound.all_devices)
+        lists = np.asarray(of_exchange.ids_NxOxC)
+        for owner, of_groups in enumerate(exchange.of_owner):
+            row = 0
+            for group, streams in zip(exchange.groups, of_groups, strict=True):
+                item_bytes = 2 if group.dtype == "bfloat16" else 4
+                for stream in streams:
+                    ids = samples * (stream.feature.bag or 0)
+                    if stream.counted:
+                        ids = int(lists[:, owner, row * b : (row + 1) * b].sum())
+                        row += 1
+                    total += (ids * item_bytes + samples * 4) * group.dim
     return total
 
 
 def wire_bytes(
-    hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int, hosts: int | None = None
+    hlo: str, bound: BoundPlan, routing: Routing, item_bytes: int, hosts: int | None = None, samples: int = 0
 ) -> list[dict[str, Any]]:
     """The collectives of a compiled step and the bytes that leave a device for another one, the mean over devices.
 
@@ -79,6 +93,7 @@ def wire_bytes(
       routing: of one batch, which tells what of an exchange is useful; counts of the first devices alone will do.
       item_bytes: size of a table's element, if that is not bfloat16.
       hosts: in which all devices stand; None: the bound plan's, which are those of one replica group.
+      samples: b, of one device; exchanges of pooled vectors need it.
 
     Returns:
       For each phase, kind and number of devices of collectives, and "between" (what they connect: "devices" of one
@@ -87,7 +102,7 @@ def wire_bytes(
       "across_useful_bytes", those that leave the host. Reductions count what a ring sends that goes round host by
       host: an all-reduce 2 (N - 1) / N of its result, a reduce-scatter N - 1 times its result, 1/N of what it reduces.
     """
-    useful = _useful(bound, routing, item_bytes)
+    useful = _useful(bound, routing, item_bytes, samples)
     hosts = hosts or bound.hosts
     per_host = bound.all_devices // hosts
     found: dict[tuple[str, str, str, int], dict[str, Any]] = {}
@@ -121,10 +136,15 @@ def named(line: dict[str, Any]) -> str:
     return f"{line['phase'] or 'elsewhere'} ({line['kind']}{across})"
 
 
-def _useful(bound: BoundPlan, routing: Routing, item_bytes: int) -> dict[tuple[str, str, str], float]:
+def _useful(bound: BoundPlan, routing: Routing, item_bytes: int, samples: int) -> dict[tuple[str, str, str], float]:
     """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
     total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
-    for group in bound.groups:
+    for exchange in bound.pooled:
+        ids = (routing.groups.get(exchange.name) or routing.pooled[exchange.name]).counts_NxO
+        outer = "both" if 1 < bound.hosts < bound.devices else "hosts" if bound.hosts > 1 else "devices"
+        for phase in POOLED_EXCHANGES:
+            total[phase, "all-to-all", outer] += _leaving(pooled_sent_bytes(exchange, ids, samples, phase, item_bytes))
+    for group in bound.fetching:
         if not group.spread:
             continue
         counts = routing.groups[group.name]

@@ -187,15 +187,18 @@ def _step(
     needed, _ = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals))  # as XLA leaves it
     flops = roofline.matmul_flops(needed)
     item_bytes = 8 if config.compute_dtype == "float64" else 4
+    samples = inputs.labels_B.shape[0] // bound.all_devices
     copy, products = limits["copy_bytes_per_s"], limits["flops_per_s"].get(config.compute_dtype)
     ms = found["device_ms"]
-    forward_s = sum(ms.get(p, 0) for p in ("gather", "row_exchange", "pool")) / 1e3
-    backward_s = sum(ms.get(p, 0) for p in ("pool_backward", "grad_exchange", "sparse_update")) / 1e3
+    forward_s = sum(ms.get(p, 0) for p in ("gather", "row_exchange", "pooled_exchange", "pool")) / 1e3
+    backward_s = (
+        sum(ms.get(p, 0) for p in ("pool_backward", "grad_exchange", "pooled_grad_exchange", "sparse_update")) / 1e3
+    )
     return state, {
         "step_ms": step_s * 1e3,
         "compilations": side.compilations,
         "profile": found,
-        "wire": roofline.wire_bytes(hlo, bound, inputs.routing, item_bytes, config.mesh.hosts),
+        "wire": roofline.wire_bytes(hlo, bound, inputs.routing, item_bytes, config.mesh.hosts, samples),
         "flights": overlap.flights(hlo),
         "sparse": {
             "lookup_bytes": lookup,

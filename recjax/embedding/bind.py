@@ -22,6 +22,7 @@ from recjax.embedding.layout import (
     Source,
 )
 from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, check_plan
+from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
@@ -78,12 +79,15 @@ def bind(
     spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one segment's rows
     parts = [part for table in tables for part in _parts(table, plan.tables[table.name], devices)]
     owners = _owners(parts, features, devices, spans)
+    _check_kinds(tables, parts)
     members: dict[tuple[Any, ...], list[_Part]] = {}
     for part in parts:
+        _check_kind(part, mapped)
         sharding = _sharding(part.segment.placement, devices, hosts)
         key = (sharding, *stack_of(part.spec, part.last - part.first, part.segment.exchange))
         members.setdefault(key, []).append(part)
     groups: list[Group] = []
+    streams: list[tuple[Stream, ...]] = []
     names = {f.name for f in features}  # capacities are kept by feature and group name, so these must differ
     for (sharding, dim, divided, held, optimizer, exchange), found in members.items():
         bound = []
@@ -107,19 +111,23 @@ def bind(
         if exchange != EXACT:
             base = f"{base}_{exchange.forward}_{exchange.backward}"
         name = base
-        while {name, name + ACROSS, name + SUMMED} & names:  # two optimizers of one kind that differ in a setting
+        while {
+            name,
+            *(name + other for other in (ACROSS, SUMMED, IDS, ROWS)),
+        } & names:  # two optimizers of one kind that differ in a setting
             name = f"{base}_{len(names)}"
         names.add(name)
-        sources = _sources(name, bound, features, plan)
+        sources = _sources(name, bound, features, plan, "rows", devices)
         size, groups_are = max(1, int(ends.max())), (replicas, independent and replicas > 1)
         groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped))
+        streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {size:,} rows on one device exceed int32. Use more devices or fewer rows."
             )
-    return BoundPlan(
-        devices, hosts, tuple(groups), features, _pools(groups, features), replicas, independent and replicas > 1
-    )
+    pooled = make_exchanges(list(zip(groups, streams, strict=True)), names)
+    pools = _pools(groups, features)
+    return BoundPlan(devices, hosts, tuple(groups), features, pools, replicas, independent and replicas > 1, pooled)
 
 
 def stack_of(spec: TableSpec, columns: int, exchange: Exchange) -> tuple[Any, ...]:
@@ -132,21 +140,28 @@ def stack_of(spec: TableSpec, columns: int, exchange: Exchange) -> tuple[Any, ..
 
     Returns:
       (columns, whether means over rows are made of several groups' columns, dtype unless it is float32, optimizer,
-      exchange).
+      exchange of rows: those that travel and those that are pooled may lie side by side).
     """
     divided = spec.optimizer.row_wise and columns < spec.dim
-    return columns, divided, () if spec.dtype == "float32" else (spec.dtype, spec.rounding), spec.optimizer, exchange
+    held = () if spec.dtype == "float32" else (spec.dtype, spec.rounding)
+    return columns, divided, held, spec.optimizer, dataclasses.replace(exchange, kind=EXACT.kind)
 
 
 def _parts(table: TableSpec, segments: tuple[Segment, ...], devices: int) -> list[_Part]:
-    """The segments of one table; a column-wise one with named owners becomes as many table-wise ones."""
+    """The segments of one table.
+
+    A column-wise one becomes as many table-wise ones if it has named owners, or exchanges pooled vectors. On one device
+    nothing travels, so that all is as it is for rows.
+    """
     found = []
     for number, (segment, band) in enumerate(zip(segments, bands(segments, table), strict=True)):
         _check_named(table, segment, devices)
         first, last = (0, table.dim) if segment.columns == "all" else segment.columns
-        if segment.placement == "column_wise" and isinstance(segment.owners, tuple):
-            split = Split(last - first, len(segment.owners))
-            for k, owner in enumerate(segment.owners):
+        spread = isinstance(segment.owners, tuple) or (segment.exchange.kind == "pooled" and devices > 1)
+        if segment.placement == "column_wise" and spread:
+            owners = segment.owners if isinstance(segment.owners, tuple) else tuple(range(devices))
+            split = Split(last - first, len(owners))
+            for k, owner in enumerate(owners):
                 start, stop = (first + int(column) for column in split.bounds(k))
                 shard = dataclasses.replace(segment, placement="table_wise", owners=owner)
                 if start < stop:
@@ -161,9 +176,12 @@ def _key(part: _Part) -> tuple[str, int, int]:
 
 
 def _sources(
-    group: str, segments: list[BoundSegment], features: tuple[FeatureSpec, ...], plan: Plan
+    group: str, segments: list[BoundSegment], features: tuple[FeatureSpec, ...], plan: Plan, kind: str, devices: int
 ) -> tuple[Source, ...]:
-    """The sources of a group, in the order of the features: one for each range of columns of a feature's table."""
+    """The sources of a group, in the order of the features: one for each range of columns of a feature's table.
+
+    Either those of which "rows" travel, or those of which "pooled" vectors do; rows of a sequence travel in any case.
+    """
     found = []
     of_table: dict[str, list[BoundSegment]] = collections.defaultdict(list)
     for segment in segments:
@@ -171,11 +189,14 @@ def _sources(
     for feature in features:
         ranges: dict[tuple[int, int], list[BoundSegment]] = collections.defaultdict(list)
         for segment in of_table[feature.table]:
+            own = plan.tables[feature.table][segment.number].exchange.kind
+            if kind != (own if devices > 1 and feature.pooling != "none" else "rows"):
+                continue
             ranges[segment.first, segment.last].append(segment)
-        for (first, last), own in ranges.items():
-            alone = len(plan.tables[feature.table]) == 1 and own[0].whole_rows
+        for (first, last), same in ranges.items():
+            alone = len(plan.tables[feature.table]) == 1 and same[0].whole_rows
             name = feature.name if alone else f"{feature.name}[{first}:{last}] in {group}"
-            found.append(Source(name, feature, tuple(own)))
+            found.append(Source(name, feature, tuple(same)))
     return tuple(found)
 
 
@@ -197,12 +218,15 @@ def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool
         for first, last in zip(cuts[:-1], cuts[1:], strict=True):
             # In the order of the groups: hot rows, or cold ones, come first for all features alike.
             over = [(g, s, a) for (g, s), (a, z) in zip(own, columns, strict=True) if a <= first and last <= z]
+            if not over:  # columns of a feature whose other columns travel as rows
+                continue
             rows = tuple(Fetched(group.name, first - a, last - a) for group, _, a in over)
             spec = feature
             if len(cuts) > 2:
                 spec = dataclasses.replace(feature, name=f"{feature.name}[{first}:{last}]", source=feature.reads)
             sources = tuple(source.name for _, source, _ in over)
-            pools.setdefault(rows, []).append(Lookup(spec, feature.name, first, sources))
+            everywhere = len(over) == 1 and over[0][1].whole
+            pools.setdefault(rows, []).append(Lookup(spec, feature.name, first, sources, everywhere))
     return tuple(Pool(rows, tuple(lookups)) for rows, lookups in pools.items())
 
 
@@ -254,6 +278,28 @@ def _owners(
         least = min(starts, key=lambda n: sum(loads[n : n + span[key]]))
         give(key, least // span[key])
     return owners
+
+
+def _check_kind(part: _Part, mapped: bool) -> None:
+    """Refuses an exchange of pooled vectors where there is none (ConfigError)."""
+    if part.segment.exchange.kind == "pooled" and (part.segment.placement == "grid" or mapped):
+        where = "whose rows may lie anywhere (mapped)" if mapped else "placed grid"
+        raise ConfigError(
+            f"table {part.spec.name!r} is to exchange pooled vectors, which a table {where} cannot. Choose "
+            'exchange kind "rows", or place it table_wise, table_row_wise, column_wise or row_wise.'
+        )
+
+
+def _check_kinds(tables: tuple[TableSpec, ...], parts: list[_Part]) -> None:
+    """Refuses two kinds of exchange where a row's columns have a common statistic (ConfigError)."""
+    for table in tables:
+        own = [part for part in parts if part.spec == table and part.segment.placement != "data_parallel"]
+        divided = any(part.last - part.first < table.dim for part in own)
+        if table.optimizer.row_wise and divided and len({part.segment.exchange.kind for part in own}) > 1:
+            raise ConfigError(
+                f"table {table.name!r} is split by columns, its optimizer keeps statistics of whole rows, and some of "
+                'its segments exchange rows, others pooled vectors. Give all of them the same exchange "kind".'
+            )
 
 
 def _check_named(spec: TableSpec, segment: Segment, devices: int) -> None:

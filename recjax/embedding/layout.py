@@ -28,6 +28,7 @@ from recjax.embedding.row_order import RowOrder, Split, library
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype, TableSpec
 
 if TYPE_CHECKING:
+    from recjax.embedding.pooled.layout import PooledExchange
     from recjax.embedding.sharding.base import Sharding
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
@@ -102,8 +103,12 @@ class Source:
             other_owner, other_home, there = segment.locate(ids)
             owner, home = where(there, other_owner, owner), where(there, other_home, home)
             here = here | there
-        whole = sum(segment.band.size for segment in self.segments) == self.segments[0].spec.rows
-        return owner, home, None if whole else here
+        return owner, home, None if self.whole else here
+
+    @property
+    def whole(self) -> bool:
+        """True if the segments have all rows of the table."""
+        return sum(segment.band.size for segment in self.segments) == self.segments[0].spec.rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +157,7 @@ class Group(_InReplicas):
       sharding: the way in which the buffer is spread over N devices, with its exchanges.
       rows: R, rows of one device's part of the buffer.
       segments: the stacked segments; all have this group's D and optimizer.
-      sources: the features that look them up.
+      sources: what the features look up whose rows travel; those of pooled vectors are in `BoundPlan.pooled`.
       dedup: True if a row travels once, however many of a device's ids ask for it.
       exchange: precision in which rows and gradients travel; not used where all devices hold all rows.
       replicas: groups of N devices that each hold all of this; the batch is split over all of them.
@@ -337,12 +342,14 @@ class Lookup:
       feature: the feature's name.
       first: the first of these columns in the feature's table.
       sources: names of the `Source`s of its rows, beside `Pool.rows`.
+      everywhere: True if there is one source alone, which has all rows.
     """
 
     spec: FeatureSpec
     feature: str
     first: int
     sources: tuple[str, ...]
+    everywhere: bool = True
 
     @property
     def name(self) -> str:
@@ -380,6 +387,7 @@ class BoundPlan(_InReplicas):
       pools: what is pooled from their rows; each feature is in one lookup, or in one for each range of its columns.
       replicas: groups of N devices.
       independent: as `Group` has it.
+      pooled: exchanges of vectors that owners of rows have pooled.
     """
 
     devices: int
@@ -389,6 +397,12 @@ class BoundPlan(_InReplicas):
     pools: tuple[Pool, ...]
     replicas: int = 1
     independent: bool = False
+    pooled: tuple[PooledExchange, ...] = ()
+
+    @property
+    def fetching(self) -> tuple[Group, ...]:
+        """The groups whose rows travel, or are looked up where they are."""
+        return tuple(group for group in self.groups if group.sources)
 
     @functools.cached_property
     def lookups(self) -> tuple[Lookup, ...]:

@@ -40,7 +40,6 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a file's path
 AUTO_REPLICATE_BYTES = 64 * 1024
 ExchangeKind = Literal["rows", "pooled"]
-BUILT_KINDS: tuple[str, ...] = ("rows",)
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
@@ -57,7 +56,7 @@ class Exchange:
 
     forward: Precision = "float32"  # of rows: float32, bfloat16, float16 or int8
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
-    kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled, which is not built yet: pooled vectors
+    kind: ExchangeKind = "rows"  # what travels: distinct rows; or pooled vectors, one for each bag
 
 
 EXACT = Exchange()
@@ -266,18 +265,12 @@ def _exchange(value: Any, placement: str, place: str) -> Exchange:
             f"{', '.join(get_args(ExchangeKind))}."
         )
     exchange = Exchange(**both)
-    _check_kind(exchange, f"{place}: exchange kind")
     if exchange != EXACT and placement == "data_parallel":
         raise ConfigError(
             f"{place}: a data_parallel table exchanges no rows, and its gradients are reduced in the precision of the "
             'table. Leave out "exchange", or place it otherwise.'
         )
     return exchange
-
-
-def _check_kind(exchange: Exchange, place: str) -> None:
-    if exchange.kind not in BUILT_KINDS:
-        raise ConfigError(f"{place}={exchange.kind} is not built yet; leave it at {', '.join(BUILT_KINDS)}.")
 
 
 def self_contained(file: Path) -> bytes:
@@ -316,7 +309,6 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
       ConfigError: no such choice or file, or a file that does not name exactly these tables, whose segments do not
         partition one, or that contradicts the placement of one, or `exchange`.
     """
-    _check_kind(exchange, "embedding.exchange.kind")
     if choice == "auto" or choice in PLACEMENTS:
         placed = {
             t.name: _own(t) or (_auto(t) if choice == "auto" else Segment(choice, why=f"plan={choice}")) for t in tables

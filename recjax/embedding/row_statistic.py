@@ -15,13 +15,16 @@ it travelled in either direction. To send each sum straight to the other holders
 and touched row; but who holds a row together differs from row to row, the blocks of that all-to-all would all be as
 large as the largest, and a holder of a popular table would send them all.
 
+Where owners pool vectors (`pooled/`) the same goes with one number for each id, in lists as long as those of the ids.
+
 Tables whose optimizer updates every row, asked for or not, are small: one all-reduce of [rows of all of them].
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +32,20 @@ import jax.numpy as jnp
 from recjax.embedding.address import homes_of, locator
 from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.routing.host import Routing
-from recjax.embedding.sharding.local import FetchResiduals, SparseGradient, UpdateContext
+from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
+
+if TYPE_CHECKING:
+    from recjax.embedding.sharded import Residuals
 
 
 def row_means(
     bound: BoundPlan,
     tables: Tables,
     routing: Routing,
-    residuals: Mapping[str, FetchResiduals],
+    residuals: Residuals,
     gradients: Mapping[str, SparseGradient],
     context: UpdateContext,
 ) -> dict[str, jax.Array]:
@@ -69,9 +76,16 @@ def row_means(
             sums[group.name] = group.sharding.row_sum(group, squares)
         every_row = [group for group in groups if group.optimizer.every_row]
         asked = [group for group in groups if not group.optimizer.every_row]
-        return _of_every_row(bound, every_row, sums, context) | _of_asked_rows(
-            bound, asked, sums, routing, residuals, gradients
-        )
+        means = _of_every_row(bound, every_row, sums, context)
+        fetching = [group for group in asked if group.sources]
+        of_rows = _of_asked_rows(bound, fetching, sums, routing, residuals, gradients)
+        of_vectors = _of_pooled_rows(bound, asked, sums, routing, residuals, gradients)
+        for group in asked:  # equal rows have equal means, which are not negative; 0 where nobody here has asked
+            found = [of[group.name] for of in (of_rows, of_vectors) if group.name in of]
+            mean_U = functools.reduce(jnp.maximum, found)
+            # Rows that another group of the same values alone has asked for.
+            means[group.name] = jax.lax.pmax(mean_U, ACROSS_GROUPS) if group.synchronous else mean_U
+        return means
 
 
 def _of_every_row(
@@ -111,17 +125,16 @@ def _of_asked_rows(
     groups: list[Group],
     sums: Mapping[str, jax.Array],
     routing: Routing,
-    residuals: Mapping[str, FetchResiduals],
+    residuals: Residuals,
     gradients: Mapping[str, SparseGradient],
 ) -> dict[str, jax.Array]:
     """Means over all columns of touched rows, group name -> [U], from the sums over each device's columns."""
     told = {}  # group name -> the sum of its columns for each row that this device fetched, [F]
     for group in groups:
         with jax.named_scope(group.name):
-            given = group.sharding.numbers_of_asked(
-                group, gradients[group.name], residuals[group.name], sums[group.name]
-            )
-            told[group.name] = group.sharding.tell_requesters(group, residuals[group.name], given)
+            own = residuals.groups[group.name]
+            given = group.sharding.numbers_of_asked(group, gradients[group.name], own, sums[group.name])
+            told[group.name] = group.sharding.tell_requesters(group, own, given)
     places = _places(bound, told, routing)
     of_feature: dict[str, Any] = {}
     for group in groups:
@@ -135,10 +148,45 @@ def _of_asked_rows(
             mean_L = of_feature[source.feature.name] / source.segments[0].spec.dim
             mean_F = mean_F.at[places[source.name]].max(mean_L, mode="drop")
         with jax.named_scope(group.name):
-            arrived = group.sharding.tell_owners(group, residuals[group.name], mean_F)
-            mean_U = group.sharding.largest_of_asked(group, gradients[group.name], residuals[group.name], arrived)
-            # Rows that another group of the same values alone has asked for.
-            means[group.name] = jax.lax.pmax(mean_U, ACROSS_GROUPS) if group.synchronous else mean_U
+            own = residuals.groups[group.name]
+            arrived = group.sharding.tell_owners(group, own, mean_F)
+            means[group.name] = group.sharding.largest_of_asked(group, gradients[group.name], own, arrived)
+    return means
+
+
+def _of_pooled_rows(
+    bound: BoundPlan,
+    groups: list[Group],
+    sums: Mapping[str, jax.Array],
+    routing: Routing,
+    residuals: Residuals,
+    gradients: Mapping[str, SparseGradient],
+) -> dict[str, jax.Array]:
+    """As `_of_asked_rows`, for rows whose vectors were pooled by those that hold them: a number for each id."""
+    means = {}
+    for exchange in bound.pooled:
+        own = [(g, of) for g, of in enumerate(residuals.pooled[exchange.name]) if exchange.groups[g] in groups]
+        if not own:
+            continue
+        with jax.named_scope(exchange.name):
+            at, given = [], []
+            for g, of in own:
+                group = exchange.groups[g]
+                found_M = jnp.searchsorted(gradients[group.name].touched, of.slots_M)
+                sums_M = sums[group.name].at[found_M].get(mode="fill", fill_value=0)
+                at.append(jnp.where(of.slots_M < group.rows, found_M, len(gradients[group.name].touched)))
+                given.append(jnp.where(of.slots_M < group.rows, sums_M, 0))
+            entries, of_exchange = [of for _, of in own], routing.pooled[exchange.name]
+            told_OxC = pooled_lookup.tell_requesters(of_exchange, entries, given)
+            places_OxC = of_exchange.places_NxOxC[0]
+            total_P = jnp.zeros(told_OxC.size, told_OxC.dtype).at[places_OxC].add(told_OxC, mode="drop")
+            totals_OxC = total_P.at[places_OxC].get(mode="fill", fill_value=0)
+            arrived = pooled_lookup.tell_owners(entries, totals_OxC)
+            for (g, of), at_M, total_M in zip(own, at, arrived, strict=True):
+                group = exchange.groups[g]
+                mean_M = total_M / pooled_lookup.dims_of(exchange, g, of, total_M.dtype)
+                size = len(gradients[group.name].touched)
+                means[group.name] = jnp.zeros(size, mean_M.dtype).at[at_M].max(mean_M, mode="drop")
     return means
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,47 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan, Group, Pool
+from recjax.embedding.pooled import lookup as pooled_lookup
+from recjax.embedding.pooled.lookup import Entries, Vectors
 from recjax.embedding.pooling import Sequence, pool
 from recjax.embedding.routing.host import GroupRouting, Routing
 from recjax.embedding.row_statistic import row_means
-from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, in_place
+from recjax.embedding.sharding.local import (
+    FetchResiduals,
+    Proposed,
+    SparseGradient,
+    UpdateContext,
+    in_place,
+    summed_over_devices,
+)
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
 
 Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]
-Residuals = dict[str, FetchResiduals]  # group name -> what `send_gradients` needs of the fetch
 Gradients = dict[str, SparseGradient]  # group name -> gradients of this device's rows
+
+
+class LookedUp(NamedTuple):
+    """Everything that a device looked up for its samples: what the model's gradient is asked for.
+
+    Attributes:
+      rows: distinct rows, group name -> [U, D].
+      vectors: what owners of rows have pooled, stream name -> [b, D].
+    """
+
+    rows: Rows
+    vectors: Vectors
+
+
+class Residuals(NamedTuple):
+    """Leftovers of a look-up for `send_gradients`.
+
+    Attributes:
+      groups: group name -> which way the gradients of its rows go.
+      pooled: exchange name -> the ids that this device has pooled, for each of its groups.
+    """
+
+    groups: dict[str, FetchResiduals]
+    pooled: dict[str, tuple[Entries, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +71,33 @@ class ShardedEmbeddings:
         """Group name -> how its buffer, and each of its slots, is split over the mesh."""
         return {group.name: P(group.partition_axes) for group in self.bound.groups}
 
-    def fetch(self, tables: Tables, routing: Routing, mean: bool = False) -> tuple[Rows, Residuals]:
-        """Brings the distinct rows that this device's samples need: see `Sharding.fetch`."""
+    def fetch(self, tables: Tables, routing: Routing, samples: int, mean: bool = False) -> tuple[LookedUp, Residuals]:
+        """Brings what this device's samples need, distinct rows or pooled vectors: see `Sharding.fetch`.
+
+        Args:
+          tables: this device's parts.
+          routing: of the batch.
+          samples: b, of this device.
+          mean: as for `Sharding.fetch`.
+        """
         rows: Rows = {}
-        residuals: Residuals = {}
-        for group in self.bound.groups:
+        residuals = Residuals({}, {})
+        for group in self.bound.fetching:
             with jax.named_scope(group.name):  # sets the collectives of several groups apart
                 found = group.sharding.fetch(group, tables[group.name], routing.groups[group.name], mean)
-            rows[group.name], residuals[group.name] = found
-        return rows, residuals
+            rows[group.name], residuals.groups[group.name] = found
+        vectors: Vectors = {}
+        for exchange in self.bound.pooled:
+            of, entries = pooled_lookup.look_up(exchange, tables, routing.pooled[exchange.name], samples, mean)
+            vectors |= of
+            residuals.pooled[exchange.name] = entries
+        return LookedUp(rows, vectors), residuals
 
-    def pool(self, rows: Rows, tables: Tables | None, routing: Routing, samples: int) -> dict[str, Any]:
+    def pool(self, found: LookedUp, tables: Tables | None, routing: Routing, samples: int) -> dict[str, Any]:
         """Pools each feature's bags: feature name -> [samples, D], or the rows of the bags where they stay apart.
 
         Args:
-          rows: as `fetch` brought them.
+          found: as `fetch` brought it.
           tables: None, or this device's parts, from which a kernel may sum bags where they hold all rows.
           routing: of the same batch.
           samples: of this device.
@@ -63,12 +108,20 @@ class ShardedEmbeddings:
             if tables and len(place.rows) == 1 and (group := self.bound.group(place.rows[0].group)).dim == place.width:
                 operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
             specs = [lookup.spec for lookup in place.lookups]
-            parts |= pool(specs, _concatenated(place, rows), routing.features, samples, operands)
+            parts |= pool(specs, _concatenated(place, found.rows), routing.features, samples, operands)
+        elsewhere = {feature.name for exchange in self.bound.pooled for feature in exchange.features}
         pooled: dict[str, Any] = {}
+        pieces: dict[str, list[tuple[int, jax.Array]]] = {name: [] for name in elsewhere}
         for lookup in sorted(self.bound.lookups, key=lambda lookup: lookup.first):
-            part = parts[lookup.name]
-            pooled[lookup.feature] = _beside(pooled[lookup.feature], part) if lookup.feature in pooled else part
-        return pooled
+            part, name = parts[lookup.name], lookup.feature
+            if name in elsewhere:
+                pieces[name].append((lookup.first, part))
+            else:
+                pooled[name] = _beside(pooled[name], part) if name in pooled else part
+        for exchange in self.bound.pooled:
+            for stream in (stream for of_group in exchange.streams for stream in of_group):
+                pieces[stream.feature.name].append((stream.first, found.vectors[stream.name]))
+        return pooled | {name: _assembled(of_feature) for name, of_feature in pieces.items()}
 
     def squares(self, gradients: Gradients, scale: jax.Array, homes: Homes) -> dict[str, jax.Array]:
         """Sums the squares of each group's gradients on this device, in an order that no slot has a part in: [] each.
@@ -87,12 +140,31 @@ class ShardedEmbeddings:
             found[group.name] = jnp.sum(jnp.square(sums * scale))
         return found
 
-    def send_gradients(self, residuals: Residuals, row_grads: Rows) -> Gradients:
-        """Brings every row's gradient, summed over the batch, to where the row lives: see `Sharding.send_gradients`."""
+    def send_gradients(self, residuals: Residuals, routing: Routing, grads: LookedUp) -> Gradients:
+        """Brings every row's gradient, summed over the batch, to where the row lives: see `Sharding.send_gradients`.
+
+        Args:
+          residuals: as `fetch` left them.
+          routing: as it got it.
+          grads: gradients of what it brought.
+        """
+        pooled: Gradients = {}
+        for exchange in self.bound.pooled:
+            name = exchange.name
+            pooled |= pooled_lookup.send_gradients(
+                exchange, routing.pooled[name], residuals.pooled[name], grads.vectors
+            )
         gradients: Gradients = {}
         for group in self.bound.groups:
+            own, further = residuals.groups.get(group.name), pooled.get(group.name)
             with jax.named_scope(group.name):
-                found = group.sharding.send_gradients(group, residuals[group.name], row_grads[group.name])
+                if own is not None:
+                    own = own._replace(further=further)
+                    found = group.sharding.send_gradients(group, own, grads.rows[group.name])
+                else:
+                    assert further is not None
+                    asked = FetchResiduals(further.touched[None], None, len(further.touched))
+                    found = summed_over_devices(group, asked, further.sums)
             gradients[group.name] = found
         return gradients
 
@@ -167,6 +239,18 @@ def _concatenated(place: Pool, rows: Rows) -> jax.Array:
         of_group = rows[part.group]
         found.append(of_group if part.columns == of_group.shape[1] else of_group[:, part.first : part.last])
     return found[0] if len(found) == 1 else jnp.concatenate(found)
+
+
+def _assembled(pieces: list[tuple[int, jax.Array]]) -> jax.Array:
+    """All columns of a feature, [samples, D], from pieces that start at some of them; where these overlap, sums."""
+    pieces = sorted(pieces, key=lambda piece: piece[0])
+    cuts = sorted({cut for first, part in pieces for cut in (first, first + part.shape[1])})
+    columns = []
+    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        over = [part[:, start - first : stop - first] for first, part in pieces
+                if first <= start and stop <= first + part.shape[1]]  # fmt: skip
+        columns.append(functools.reduce(jnp.add, over))
+    return columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
 
 
 def _beside(left: Any, right: Any) -> Any:

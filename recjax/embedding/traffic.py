@@ -5,10 +5,42 @@ from __future__ import annotations
 import numpy as np
 
 from recjax.embedding.layout import Group
+from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.host import GroupRouting
 
 EXCHANGES = ("id_exchange", "row_exchange", "grad_exchange")
+
+POOLED_EXCHANGES = ("id_exchange", "pooled_exchange", "pooled_grad_exchange")
+
+
+def pooled_sent_bytes(
+    exchange: PooledExchange, counts_NxO: np.ndarray, samples: int, phase: str, item_bytes: int
+) -> np.ndarray:
+    """As `sent_bytes`, of an exchange of pooled vectors.
+
+    Args:
+      exchange: the exchange.
+      counts_NxO: entries of the lists of ids, of all devices or the first ones: see `PooledRouting`.
+      samples: b.
+      phase: one of POOLED_EXCHANGES.
+      item_bytes: of a table's element, if that is not bfloat16, and of a weight.
+    """
+    asked, group = np.asarray(counts_NxO, np.int64), exchange.groups[0]
+    N, devices = len(asked), exchange.devices
+    if phase == "id_exchange":
+        each = asked * (4 + item_bytes * exchange.weighted)
+    else:
+        forward = phase == "pooled_exchange"
+        precision = exchange.exchange.forward if forward else exchange.exchange.backward
+        block = int(encoded_bytes(exchange.block, precision, item_bytes))
+        columns = np.array([exchange.columns(owner) for owner in range(devices)])
+        each = np.broadcast_to(samples * columns // exchange.block * block, (N, devices))
+    found = np.zeros((N, group.all_devices), np.int64)
+    for n in range(N):
+        first = n // devices * devices  # of its replica group
+        found[n, first : first + devices] = each[n]
+    return found.T if phase == "pooled_exchange" else found
 
 
 def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, inside: bool = False) -> np.ndarray:

@@ -29,7 +29,7 @@ from recjax.comms.trace import ITEM_BYTES, JOINED, Event, Trace, checked
 from recjax.config.run import RunConfig
 from recjax.embedding.routing import host
 from recjax.embedding.routing.host import GroupRouting
-from recjax.embedding.traffic import EXCHANGES, sent_bytes
+from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
 from recjax.settings.values import written
@@ -202,10 +202,10 @@ def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines
 def true_counts(trainer: Trainer, batch: InFlight) -> dict[str, GroupRouting]:
     """The counts of a batch's routing, whoever routed it."""
     routed = batch.routed
-    if not routed.keys:
+    if not routed.keys and trainer.bound.fetching:
         train, share = trainer.config.train, trainer.router.share
         routed = host.route_on_host(routed.batch, trainer.bound, train.batch_size, train.accumulate, share)
-    return {g.name: host.true_counts(g, routed) for g in trainer.bound.groups if g.spread}
+    return host.all_true_counts(trainer.bound, routed)
 
 
 def compiled_text(trainer: Trainer, capacities: dict[str, int]) -> str:
@@ -224,6 +224,7 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
     """
     bound = trainer.bound
     item_bytes = np.dtype(trainer.dtype).itemsize
+    samples = host.local_samples(trainer.config.train.batch_size, bound.all_devices, trainer.config.train.accumulate)
     scope_of, waits = scopes(hlo), dependencies(hlo)
     found = collectives(hlo)
     ids = {collective.name: number for number, collective in enumerate(found)}
@@ -232,10 +233,18 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
     for collective in found:
         scope = scope_of.get(collective.name, "").split("/")
         group = next((g for g in bound.groups if g.name in scope), None)
+        pooled = next((e for e in bound.pooled if e.name in scope), None)
+        named = group or pooled
         deps = tuple(ids[name] for name in waits.get(collective.name, ()) if ids[name] < ids[collective.name])
         sent: np.ndarray | None = None
         groups = members(collective.groups, bound.all_devices)
         exchange = collective.kind in ("all-to-all", "all-gather") and collective.phase in EXCHANGES
+        if pooled is not None and pooled.name in counts and collective.phase in POOLED_EXCHANGES:
+            key = (pooled.name, collective.phase, False)
+            if key not in splits:
+                asked = np.asarray(counts[pooled.name].counts_NxO)
+                splits[key] = pooled_sent_bytes(pooled, asked, samples, collective.phase, item_bytes)
+            sent = splits[key]
         if group is not None and group.name in counts and exchange:
             # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all
             inside = group.two_step and groups[0][1] == groups[0][0] + 1 and group.per_host > 1
@@ -245,7 +254,7 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
             sent = splits[key]
         for taking in groups:
             for rank in taking:
-                event = _event(collective, ids[collective.name], tuple(taking), deps, group.name if group else "")
+                event = _event(collective, ids[collective.name], tuple(taking), deps, named.name if named else "")
                 if sent is not None:
                     sends, receives = sent[rank, taking], sent[taking, rank]
                     event = dataclasses.replace(event, sends=tuple(map(int, sends)), receives=tuple(map(int, receives)))

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import ACROSS, SUMMED, Group
 from recjax.embedding.low_precision import storage_dtype
+from recjax.embedding.pooled.layout import PooledExchange
+from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
@@ -53,13 +55,14 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     train, devices = trainer.config.train, trainer.bound.all_devices
     parts = devices * train.accumulate
     samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
-    groups = {g.name: _group(g, capacities) for g in trainer.bound.groups}
+    groups = {g.name: _group(g, capacities) for g in trainer.bound.fetching}
+    pooled = {e.name: _pooled(trainer, e, samples * train.accumulate, capacities) for e in trainer.bound.pooled}
     features: dict[str, FeatureRouting] = {}
     for lookup in trainer.bound.lookups:
         features[lookup.name] = _feature(trainer, lookup.spec, parts, samples, capacities)
     dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
     each_B = jax.ShapeDtypeStruct((parts * samples,), trainer.dtype)
-    return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features)), P(BATCH_AXES))
+    return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled)), P(BATCH_AXES))
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
@@ -71,6 +74,21 @@ def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
         return GroupRouting(ints(group.owners, C), ints(group.owners), summed=summed)
     across, E = capacities[group.name + ACROSS], group.per_host
     return GroupRouting(ints(group.num_peers, across), ints(group.num_peers), ints(E, C), ints(E), summed)
+
+
+def _pooled(trainer: Trainer, exchange: PooledExchange, b: int, capacities: dict[str, int]) -> PooledRouting:
+    devices = trainer.bound.all_devices
+    lists = (devices, exchange.devices, capacities[exchange.name])
+    ids = jax.ShapeDtypeStruct(lists, np.int32)
+    divided = any(g.divides_row_means and own for g, own in zip(exchange.groups, exchange.streams, strict=True))
+    return PooledRouting(
+        ids,
+        jax.ShapeDtypeStruct(lists[:2], np.int32),
+        jax.ShapeDtypeStruct(lists, trainer.dtype) if exchange.weighted else None,
+        {f.name: jax.ShapeDtypeStruct((devices * b,), trainer.dtype) for f in exchange.features if f.pooling == "mean"},
+        ids if divided else None,
+        exchange.sizes(capacities),
+    )
 
 
 def _feature(

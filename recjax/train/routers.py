@@ -109,7 +109,8 @@ class DeviceRouter:
         routed = batch.routed
         with jax.profiler.TraceAnnotation("route"):
             features = device.pack_ids(routed, self.bound, capacities, self.dtype)
-        inputs = place(routed.batch, host.Routing({}, features), routed.local, self.mesh, self.dtype)
+        lists = host.pack_pooled(routed, self.bound, capacities, self.dtype)
+        inputs = place(routed.batch, host.Routing({}, features, lists), routed.local, self.mesh, self.dtype)
         located, required = self._sort(inputs.routing.features)
         for size in required.values():
             size.copy_to_host_async()
@@ -120,7 +121,7 @@ class DeviceRouter:
         capacity.require(capacities, batch.required_capacities)
         sizes, inputs = device.sizes(self.bound, capacities), batch.inputs
         routing = self._layout(inputs.routing.features, batch.located, sizes)
-        return dataclasses.replace(inputs, routing=routing)
+        return dataclasses.replace(inputs, routing=dataclasses.replace(routing, pooled=inputs.routing.pooled))
 
     @functools.cached_property
     def _sort(self) -> Any:

@@ -80,13 +80,13 @@ def make_train_step(
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
-        rows, residuals = embeddings.fetch(state.tables, inputs.routing)
-        order = gradient_order(forward, dense, state.dense, rows, state.tables, inputs, options.accumulate)
+        found, residuals = embeddings.fetch(state.tables, inputs.routing, inputs.labels_B.shape[0])
+        order = gradient_order(forward, dense, state.dense, found, state.tables, inputs, options.accumulate)
         whole = dense.gather(state.dense, order)
-        loss, own_grads, row_grads = forward_backward(forward, whole, rows, state.tables, inputs, options.accumulate)
+        loss, own_grads, row_grads = forward_backward(forward, whole, found, state.tables, inputs, options.accumulate)
 
         grads, loss, weight = mean_over_batch(dense, own_grads, loss, inputs.weights_B, order)
-        sparse_grads = embeddings.send_gradients(residuals, row_grads)  # sums over the batch
+        sparse_grads = embeddings.send_gradients(residuals, inputs.routing, row_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
             options.clip_norm, dense, grads, embeddings, sparse_grads, 1 / weight, loss, state.homes
@@ -122,9 +122,9 @@ def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REP
     forward = Forward(graphdef, embeddings)
 
     def predict(state: TrainState, inputs: StepInputs) -> jax.Array:
-        rows, _ = embeddings.fetch(state.tables, inputs.routing, mean=True)
+        found, _ = embeddings.fetch(state.tables, inputs.routing, inputs.labels_B.shape[0], mean=True)
         params = dense.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
-        return forward.logits(params, rows, None if bound.independent else state.tables, inputs)
+        return forward.logits(params, found, None if bound.independent else state.tables, inputs)
 
     specs = (state_specs(bound, dense), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))

@@ -25,7 +25,7 @@ from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.plan import EXACT, Plan
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.embedding.spec import TableSpec
@@ -292,7 +292,7 @@ def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:
                 "(and embedding.tables.*.dtype) at float32, which stands for float64 in such a run."
             )
     for name, segments in plan.tables.items():
-        if any(segment.exchange != EXACT for segment in segments):
+        if any({segment.exchange.forward, segment.exchange.backward} != {"float32"} for segment in segments):
             raise ConfigError(
                 f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
                 "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."

@@ -249,7 +249,6 @@ def test_a_pipe_of_ids_is_refused(tmp_path):
         (plan_text(owners=[]), r"owners=\[\] is not a list of devices"),
         (plan_text(placement="table_wise", owners=[0]), r"owners=\[0\] is not the number of a device"),
         (plan_text(placement="data_parallel", owners=[0, 1]), "a data_parallel segment is on all devices"),
-        (plan_text(exchange={"kind": "pooled"}), "exchange kind=pooled is not built yet; leave it at rows"),
         (plan_text(exchange={"kind": "int8"}), "exchange={'kind': 'int8'} is neither .* \"kind\" one of rows, pooled"),
         (plan_text(tier="host"), "tier='host' is not built yet; leave it at 'device'"),
         (plan_text(exchange="int4"), "exchange='int4' is neither one of float32, bfloat16, float16, int8 nor an obj"),
@@ -334,8 +333,3 @@ def test_settings_hold_for_every_segment_of_a_table(tmp_path):
     make_plan(str(path), (table,), Exchange("int8", "int8"))
     with pytest.raises(ConfigError, match=r"plan\.json, table 't': columns \[8, 16\) of segment 3 go beyond the 12"):
         make_plan(str(path), (dataclasses.replace(table, dim=12),))
-
-
-def test_pooled_exchange_is_not_built_yet():
-    with pytest.raises(ConfigError, match="embedding.exchange.kind=pooled is not built yet; leave it at rows"):
-        make_plan("auto", (TableSpec("t", 100, 16, SGD),), Exchange(kind="pooled"))

@@ -12,7 +12,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host
-from recjax.embedding.sharded import ShardedEmbeddings
+from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
 from recjax.embedding.sharding.local import SparseGradient
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
@@ -57,10 +57,10 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
         fetched_CxD = np.concatenate([rows_RxD, np.zeros((1, 2))])[np.minimum(slots_C, 7)]
         graphdef, params = nnx.split(Linear())
         params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
-        loss, grads, row_grads = forward_backward(
+        loss, grads, found_grads = forward_backward(
             Forward(graphdef, tables),
             params,
-            {group.name: jnp.asarray(fetched_CxD)},
+            LookedUp({group.name: jnp.asarray(fetched_CxD)}, {}),
             {group.name: jnp.asarray(rows_RxD)},
             jax.tree.map(jnp.asarray, StepInputs(dense, LABELS, WEIGHTS, routing)),
             parts,
@@ -72,7 +72,7 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
     by_slot_R = np.zeros(8)
     np.add.at(by_slot_R, slot_V[IDS].ravel(), np.repeat(by_logit_B, 3))
     expected_CxD = np.where(slots_C < 7, by_slot_R[np.minimum(slots_C, 7)], 0)[:, None] * np.ones(2)
-    np.testing.assert_allclose(row_grads[group.name], expected_CxD, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(found_grads.rows[group.name], expected_CxD, rtol=1e-12, atol=1e-15)
 
 
 def clipped(norm: float, dense: list[float], sums: list[list[float]], scale: float):

@@ -26,6 +26,7 @@ from recjax.embedding.routing.host import (
     RoutedBatch,
     Routing,
     local_samples,
+    locate_pooled,
     longest,
     pack_feature,
 )
@@ -92,7 +93,8 @@ def count_ids(
         for lookup in bound.lookups
         if batch.bags[lookup.spec.reads].lengths is not None
     }
-    return RoutedBatch(batch, share.count, b, parts, required, {}, {}, {}, {})
+    found = locate_pooled(batch, bound, b, share, required)
+    return RoutedBatch(batch, share.count, b, parts, required, {}, {}, {}, {}, pooled=found)
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
@@ -101,7 +103,7 @@ def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
     def further(group: Group, key: str) -> int:
         return capacities.get(group.name + key, 0)
 
-    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.groups)
+    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.fetching)
 
 
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -124,11 +126,11 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[s
 
     def sort(features: Features) -> Any:
         ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
-        located = {group.name: _locate(group, ids) for group in bound.groups}
+        located = {group.name: _locate(group, ids) for group in bound.fetching}
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
-        between = [g for g in bound.groups if g.synchronous and g.spread]
+        between = [g for g in bound.fetching if g.synchronous and g.spread]
         asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
         return located, jax.lax.pmax(largest, BATCH_AXES) | asked
 
@@ -214,7 +216,7 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, D
 
     def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
         groups, places = {}, {}
-        for group, (C, across, summed) in zip(bound.groups, capacities, strict=True):
+        for group, (C, across, summed) in zip(bound.fetching, capacities, strict=True):
             of, lists = located[group.name], group.num_row_lists
             list_M = of.bucket_M // group.num_peers
             if of.relay is not None:

@@ -20,6 +20,8 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.pooled import routing as pooled_ids
+from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.hierarchical import Merged, lay_out, merge, relay_counts
 from recjax.embedding.routing.sorting import distinct, ranks
@@ -87,6 +89,7 @@ class Routing:
 
     groups: dict[str, GroupRouting]
     features: dict[str, FeatureRouting]
+    pooled: dict[str, PooledRouting] = dataclasses.field(default_factory=dict)  # by the names of exchanges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +107,7 @@ class RoutedBatch:
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
     # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
     slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
 
 
 def route_on_host(
@@ -129,7 +133,7 @@ def route_on_host(
         bags = batch.bags[lookup.spec.reads]
         if bags.lengths is not None:
             required[lookup.name] = longest(lookup.spec, bags, b // parts)
-    for group in bound.groups:
+    for group in bound.fetching:
         pieces, here = [], []
         buckets = share.count * group.owners
         for source in group.sources:
@@ -158,7 +162,29 @@ def route_on_host(
             required[group.name + ACROSS] = _largest(merged[group.name].counts)
         if group.synchronous and group.spread:
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
-    return RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
+    located = locate_pooled(batch, bound, b, share, required)
+    return RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged, pooled=located)
+
+
+def locate_pooled(batch: Batch, bound: BoundPlan, b: int, share: Share, required: dict[str, int]) -> dict[str, Found]:
+    """Finds the rows of features that exchange pooled vectors; adds the capacities for them to those required."""
+    located = {}
+    for exchange in bound.pooled:
+        located[exchange.name] = found = pooled_ids.locate(batch, exchange)
+        required |= pooled_ids.required(exchange, found, b, share)
+    return located
+
+
+def pack_pooled(
+    routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any
+) -> dict[str, PooledRouting]:
+    """Lays out the lists of ids of features that exchange pooled vectors: exchange name -> routing."""
+    return {
+        exchange.name: pooled_ids.pack(
+            exchange, routed.batch, routed.pooled[exchange.name], routed.local, routed.devices, capacities, dtype
+        )
+        for exchange in bound.pooled
+    }
 
 
 def _only(keys_L: np.ndarray, here_L: np.ndarray | None) -> np.ndarray:
@@ -220,7 +246,7 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     places: dict[str, np.ndarray | None] = {}  # of each key among the device's lists * C rows; None: in its order
-    for group in bound.groups:
+    for group in bound.fetching:
         N, lists, C = routed.devices, group.num_row_lists, capacities[group.name]
         keys_U = routed.keys[group.name]
         list_U: Any = 0
@@ -244,30 +270,32 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
         )
-    sizes = {group.name: group.num_row_lists * capacities[group.name] for group in bound.groups}
+    sizes = {group.name: group.num_row_lists * capacities[group.name] for group in bound.fetching}
     for pool in bound.pools:
         from_groups = [fetched.group for fetched in pool.rows]
         total = sum(sizes[name] for name in from_groups)
         for lookup in pool.lookups:
             inverse = [routed.inverse[source] for source in lookup.sources]
-            if len(inverse) == 1:
+            if lookup.everywhere:
                 place_U = places[from_groups[0]]
                 index_L = inverse[0] if place_U is None else place_U[inverse[0]]
             else:
                 index_L = _among(inverse, [places[name] for name in from_groups], [sizes[name] for name in from_groups])
             features[lookup.name] = pack_feature(lookup.spec, routed, index_L, total, capacities, dtype)
-    return Routing(groups, features)
+    return Routing(groups, features, pack_pooled(routed, bound, capacities, dtype))
 
 
 def _among(inverse: list[np.ndarray], places: list[np.ndarray | None], sizes: list[int]) -> np.ndarray:
     """Index of each id's row among those fetched from several groups, one below the other, int32 [L].
 
+    That of a row that none of them has, since its owner pools it, is the number of them all.
+
     Args:
-      inverse: for each group the index into its keys, -1 where another one has the row.
+      inverse: for each group the index into its keys, -1 where it has not the row.
       places: for each group the place of each key among its fetched rows; None: in its order.
       sizes: how many rows are fetched from each.
     """
-    index_L = np.empty(len(inverse[0]), np.int32)
+    index_L = np.full(len(inverse[0]), sum(sizes), np.int32)
     start = 0
     for inverse_L, place_U, size in zip(inverse, places, sizes, strict=True):
         here_L = inverse_L >= 0
@@ -275,6 +303,15 @@ def _among(inverse: list[np.ndarray], places: list[np.ndarray | None], sizes: li
         index_L[here_L] = start + (found if place_U is None else place_U[found])
         start += size
     return index_L
+
+
+def all_true_counts(bound: BoundPlan, routed: RoutedBatch) -> dict[str, GroupRouting]:
+    """Only the counts of a batch's routing, by the names of groups whose rows travel and of pooled exchanges."""
+    found = {group.name: true_counts(group, routed) for group in bound.fetching if group.spread}
+    for exchange in bound.pooled:
+        ids = pooled_ids.true_counts(exchange, routed.pooled[exchange.name], routed.local, routed.devices)
+        found[exchange.name] = GroupRouting(None, ids)
+    return found
 
 
 def true_counts(group: Group, routed: RoutedBatch) -> GroupRouting:

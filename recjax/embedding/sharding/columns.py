@@ -69,7 +69,7 @@ class ColumnSharding(Sharding):
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """As `Sharding.send_gradients`: each device gets its columns' gradients."""
-        slots, inside_ExC, _ = residuals
+        slots, inside_ExC = residuals[:2]
         with jax.named_scope("grad_exchange"):
             parts = _split_columns(group, grads_UxD)
             if inside_ExC is not None:

@@ -16,6 +16,7 @@ from recjax.embedding.exchange import gather_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
+from recjax.embedding.ordering import in_order
 from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
@@ -33,11 +34,13 @@ class FetchResiduals(NamedTuple):
         each host in two steps), or its own [1, C] if the group is replicated.
       inside_ExC: None, or the rows that each device of its host asks of it as a relay.
       summed: as `GroupRouting` has it.
+      further: None, or gradients that this device has summed already, of rows that it pooled itself.
     """
 
     slots_NxC: jax.Array
     inside_ExC: jax.Array | None
     summed: int = 0
+    further: SparseGradient | None = None
 
 
 class SparseGradient(NamedTuple):
@@ -112,12 +115,16 @@ def asked_rows(sharding: Sharding, routing: GroupRouting) -> tuple[jax.Array, ja
 
 def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
     """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
-    slots, _, summed = residuals
+    slots, _, summed, further = residuals
     with jax.named_scope("sparse_update"):
         # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order.
         ascending = group.dedup and not group.mapped
         lists = len(slots) if ascending else slots.size  # of one entry each
-        touched, sums = coalesce(slots.reshape(-1), arrived.reshape(-1, group.width), group.rows, lists)
+        slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, group.width)
+        if further is not None:
+            slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
+            lists, summed = lists + 1, summed + len(further.touched)
+        touched, sums = coalesce(slots_M, arrived, group.rows, lists)
     if not group.synchronous:
         return SparseGradient(touched, sums)
     with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
@@ -178,8 +185,7 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) ->
     unused_M = rows + jnp.arange(M, dtype=jnp.int32)
     if lists == 1:
         return jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD
-    order_M = jnp.argsort(slots_M, stable=True)
-    sorted_M = slots_M[order_M]
+    sorted_M, order_M = in_order(slots_M)
     starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
     segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
     sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)

@@ -68,7 +68,7 @@ class RowSharding(Sharding):
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """As `Sharding.send_gradients`: gradients go the way that the rows came."""
-        slots, inside_ExC, _ = residuals
+        slots, inside_ExC = residuals[:2]
         with jax.named_scope("grad_exchange"):
             parts = grads_UxD.reshape(group.num_row_lists, -1, group.dim)
             if inside_ExC is not None:

@@ -11,6 +11,7 @@ import jax
 from recjax.bench import breakdown
 from recjax.comms import profile
 from recjax.embedding.layout import SUMMED, BoundPlan
+from recjax.embedding.pooled.layout import ROWS
 from recjax.embedding.quantize import Precision, encoded_bytes
 from recjax.embedding.routing import capacity
 from recjax.train.trainer import Trainer
@@ -22,7 +23,14 @@ PARTS = {
     "loss": ("loss",),
     "backward": ("dense_backward", "pool_backward"),
     "all-reduce": ("dense_grads", "replica_exchange", "finite_check", "clip"),
-    "exchange in the group": ("id_exchange", "row_exchange", "grad_exchange", "route"),
+    "exchange in the group": (
+        "id_exchange",
+        "row_exchange",
+        "grad_exchange",
+        "pooled_exchange",
+        "pooled_grad_exchange",
+        "route",
+    ),  # fmt: skip
     "optimizer": ("dense_update", "sparse_update"),
 }
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
@@ -85,7 +93,9 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
             if not group.spread:
                 total[f"rows {precision}"] += ring * group.rows * (group.dim + 1) * item_bytes
             else:
-                total[f"rows {precision}"] += (G - 1) * needs[group.name + SUMMED] * (4 + row)
+                total[f"rows {precision}"] += (
+                    (G - 1) * (needs.get(group.name + SUMMED, 0) + needs.get(group.name + ROWS, 0)) * (4 + row)
+                )
     return total
 
 

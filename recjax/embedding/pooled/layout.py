@@ -1,0 +1,248 @@
+"""Who sums which bags, and where each sum lies in what travels: the static side of the exchange of pooled vectors.
+
+For a feature that exchanges pooled vectors (`Exchange.kind`), the devices send their ids to the owners of its table, an
+owner sums the rows of each bag, and the sums travel back. That is Neo's 4D parallelism (Mudigere et al. 2022, section
+4) and the Emb-Dist all-to-all of the distributed DLRMs.
+
+A *stream* is a feature's bags over one range of columns. It has one owner that holds all rows, or several that hold
+some of them each (table-row-wise, or segments of rows): then these send partial sums, which the asker adds up. All
+streams of one precision travel in one buffer, whatever their D, so that the padding is that of one sum over an owner's
+columns and not of many. It consists of blocks of q columns of all b samples, q being the largest that divides every D:
+a stream of D columns is D / q blocks, one after the other, and an owner's streams follow each other without gaps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from recjax.embedding.layout import BoundSegment, Group, Source
+from recjax.embedding.plan import Exchange
+from recjax.embedding.spec import FeatureSpec
+
+IDS = " pooled ids"  # after a group's name: the name of the capacity for the ids that a device sends to one owner
+ROWS = " pooled rows"  # the same for the distinct rows that an owner is asked for by all devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Bags of one feature over one range of columns.
+
+    Attributes:
+      source: the feature, and the segments that hold its rows. Its name is unique in the bound plan.
+      owners: the devices that hold some of the rows.
+      counted: True if the number of a bag's ids with an owner differs from bag to bag: these numbers travel, too.
+    """
+
+    source: Source
+    owners: tuple[int, ...]
+    counted: bool
+
+    @property
+    def name(self) -> str:
+        """That of its source."""
+        return self.source.name
+
+    @property
+    def feature(self) -> FeatureSpec:
+        """Whose bags they are."""
+        return self.source.feature
+
+    @property
+    def first(self) -> int:
+        """Its first column in the feature's table."""
+        return self.source.segments[0].first
+
+    @property
+    def last(self) -> int:
+        """The column after its last."""
+        return self.source.segments[0].last
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledExchange:
+    """Streams whose vectors travel together.
+
+    Attributes:
+      name: unique among groups and exchanges.
+      exchange: the precision of the vectors, and of their gradients.
+      groups: the table groups that the streams look up.
+      streams: of each group, in the order of the groups.
+    """
+
+    name: str
+    exchange: Exchange
+    groups: tuple[Group, ...]
+    streams: tuple[tuple[Stream, ...], ...]
+
+    @property
+    def devices(self) -> int:
+        """N, devices of a replica group."""
+        return self.groups[0].devices
+
+    @property
+    def weighted(self) -> bool:
+        """True if ids of some feature carry weights, which then travel with all ids."""
+        return any(stream.feature.weighted for of_group in self.streams for stream in of_group)
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """The features of all streams."""
+        return tuple(dict.fromkeys(stream.feature for of_group in self.streams for stream in of_group))
+
+    def sizes(self, capacities: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+        """For each group its capacities for ids and for distinct rows."""
+        return tuple((capacities[group.name + IDS], capacities[group.name + ROWS]) for group in self.groups)
+
+    @functools.cached_property
+    def block(self) -> int:
+        """q, columns of a block."""
+        return math.gcd(*(group.dim for group in self.groups))
+
+    @functools.cached_property
+    def of_owner(self) -> tuple[tuple[tuple[Stream, ...], ...], ...]:
+        """The streams of each owner, group by group: first those that are not counted."""
+        return tuple(
+            tuple(
+                tuple(sorted((s for s in of_group if owner in s.owners), key=lambda s: s.counted))
+                for of_group in self.streams
+            )
+            for owner in range(self.devices)
+        )
+
+    @functools.cached_property
+    def widths(self) -> tuple[int, ...]:
+        """The most streams that an owner has of each group, T."""
+        return tuple(max(len(groups[g]) for groups in self.of_owner) for g in range(len(self.groups)))
+
+    @functools.cached_property
+    def counted(self) -> int:
+        """J, the most counted streams that an owner has."""
+        return max(sum(s.counted for of_group in groups for s in of_group) for groups in self.of_owner)
+
+    @functools.cached_property
+    def blocks(self) -> int:
+        """Blocks that travel between two devices: the most that an owner fills."""
+        return max(self._filled(owner) for owner in range(self.devices))
+
+    def _filled(self, owner: int) -> int:
+        each = zip(self.groups, self.of_owner[owner], strict=True)
+        return sum(group.dim // self.block * len(streams) for group, streams in each)
+
+    def columns(self, owner: int) -> int:
+        """Columns of the vectors that an owner sends for each sample, without padding."""
+        return self._filled(owner) * self.block
+
+    @functools.cached_property
+    def starts(self) -> dict[tuple[int, str], int]:
+        """(owner, stream) -> its first block."""
+        found = {}
+        for owner, groups in enumerate(self.of_owner):
+            start = 0
+            for group, streams in zip(self.groups, groups, strict=True):
+                for stream in streams:
+                    found[owner, stream.name] = start
+                    start += group.dim // self.block
+        return found
+
+    @functools.cached_property
+    def sent_blocks(self) -> np.ndarray | None:
+        """Which block of its sums an owner sends in each place, int32 [N, `blocks`]; None if they lie as they travel.
+
+        Its sums are blocks too: of each group T streams, whether the owner has them or not. Beyond the last is nothing.
+        """
+        if len(self.groups) == 1:
+            return None
+        found = np.full((self.devices, self.blocks), self.summed_blocks, np.int32)
+        for owner, places in enumerate(self._places()):
+            found[owner, : len(places)] = places
+        return found
+
+    @functools.cached_property
+    def arrived_blocks(self) -> np.ndarray | None:
+        """The inverse of `sent_blocks`: the place of each block of an owner's sums; `blocks` where it sends none."""
+        if len(self.groups) == 1:
+            return None
+        found = np.full((self.devices, self.summed_blocks), self.blocks, np.int32)
+        for owner, places in enumerate(self._places()):
+            found[owner, places] = np.arange(len(places), dtype=np.int32)
+        return found
+
+    @property
+    def summed_blocks(self) -> int:
+        """Blocks of the sums of every owner."""
+        return sum(group.dim // self.block * T for group, T in zip(self.groups, self.widths, strict=True))
+
+    def _places(self) -> list[np.ndarray]:
+        """For each owner: of the blocks that it sends, the places among its sums."""
+        found = []
+        for groups in self.of_owner:
+            places: list[int] = []
+            start = 0
+            for group, T, streams in zip(self.groups, self.widths, groups, strict=True):
+                each = group.dim // self.block
+                places += range(start, start + each * len(streams))
+                start += each * T
+            found.append(np.array(places, np.int32))
+        return found
+
+    def fixed_lengths(self, g: int) -> np.ndarray:
+        """Ids of a bag of each stream of a group that is not counted, int32 [N, T]; 0 for others."""
+        found = np.zeros((self.devices, self.widths[g]), np.int32)
+        for owner, groups in enumerate(self.of_owner):
+            for t, stream in enumerate(groups[g]):
+                found[owner, t] = 0 if stream.counted else stream.feature.bag or 0
+        return found
+
+    def counted_rows(self, g: int) -> np.ndarray:
+        """Which of an owner's counts belong to each stream of a group, int32 [N, T]; J for none."""
+        found = np.full((self.devices, self.widths[g]), self.counted, np.int32)
+        for owner, groups in enumerate(self.of_owner):
+            row = sum(s.counted for of_group in groups[:g] for s in of_group)
+            for t, stream in enumerate(groups[g]):
+                if stream.counted:
+                    found[owner, t] = row
+                    row += 1
+        return found
+
+
+def make_streams(group: Group, sources: Sequence[Source]) -> tuple[Stream, ...]:
+    """The streams of a group, from what its pooled features look up."""
+    found = []
+    for source in sources:
+        owners = sorted({owner for segment in source.segments for owner in _holders(group, segment)})
+        counted = source.feature.bag is None or len(owners) > 1 or not source.whole
+        found.append(Stream(source, tuple(owners), counted))
+    return tuple(found)
+
+
+def _holders(group: Group, segment: BoundSegment) -> list[int]:
+    """The devices that hold rows of a segment."""
+    bounds = ((owner, *segment.split.bounds(owner)) for owner in range(group.owners))
+    return [owner for owner, start, stop in bounds if start < stop]
+
+
+def make_exchanges(
+    pairs: Sequence[tuple[Group, tuple[Stream, ...]]], taken: Collection[str]
+) -> tuple[PooledExchange, ...]:
+    """Joins groups with streams by the precision in which these travel.
+
+    Args:
+      pairs: groups with their streams, if any.
+      taken: names that are not to be used.
+    """
+    by_exchange: dict[Exchange, list[tuple[Group, tuple[Stream, ...]]]] = {}
+    for group, streams in pairs:
+        if streams:
+            by_exchange.setdefault(group.exchange, []).append((group, streams))
+    found = []
+    for exchange, members in by_exchange.items():
+        name = f"pooled_{exchange.forward}_{exchange.backward}"
+        while name in taken:
+            name += "_"
+        found.append(PooledExchange(name, exchange, tuple(g for g, _ in members), tuple(s for _, s in members)))
+    return tuple(found)

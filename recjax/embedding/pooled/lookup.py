@@ -1,0 +1,282 @@
+"""The exchange of pooled vectors in a step: bags are summed where their rows are.
+
+All functions run inside `jax.shard_map` over BATCH_AXES. Collectives of an exchange and step, N devices of b samples, C
+entries of a list, q * `blocks` columns (see `layout.py`):
+
+  id_exchange           all-to-all of the lists          N * C * 4 bytes a device; weights beside them, if any
+  pooled_exchange       all-to-all of the sums           N * b * q * blocks * itemsize
+  pooled_grad_exchange  all-to-all of their gradients    as much, back
+
+An owner sorts the ids that it got, to know its distinct rows, and adds up the gradient of each: no row, and no gradient
+of one, travels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.layout import Group
+from recjax.embedding.low_precision import from_storage
+from recjax.embedding.ordering import in_order
+from recjax.embedding.pooled.layout import PooledExchange
+from recjax.embedding.pooled.routing import PooledRouting
+from recjax.embedding.segment_sums import segment_sums
+from recjax.embedding.sharding.local import SparseGradient
+from recjax.parallel.mesh import ACROSS_GROUPS, MODEL_AXES
+
+Vectors = dict[str, jax.Array]  # stream name -> [b, D], sums or means of this device's bags
+
+
+class Entries(NamedTuple):
+    """The ids that an owner was asked for in one of its groups, with what else it sums by.
+
+    Attributes:
+      slots_M: int32 [N * capacity], device after device; R where there is none.
+      bags_M: int32, ascending: which of its N * T * b bags each belongs to.
+      weights_M: None, or floats.
+      places_M: int32, place of each in the list that it came in; beyond the list where there is none.
+      streams_M: int32, which of the T streams.
+    """
+
+    slots_M: jax.Array
+    bags_M: jax.Array
+    weights_M: jax.Array | None
+    places_M: jax.Array
+    streams_M: jax.Array
+
+
+def look_up(
+    exchange: PooledExchange, tables: Mapping[str, jax.Array], routing: PooledRouting, samples: int, mean: bool = False
+) -> tuple[Vectors, tuple[Entries, ...]]:
+    """Brings the pooled vectors of this device's samples.
+
+    Args:
+      exchange: the exchange.
+      tables: group name -> this device's part of its buffer.
+      routing: this device's lists.
+      samples: b.
+      mean: where replica groups are independent, take the mean of their rows instead of those of the own group.
+
+    Returns:
+      the vectors; and for each group what `send_gradients` needs.
+    """
+    with jax.named_scope(exchange.name):
+        with jax.named_scope("id_exchange"):
+            lists_NxC = all_to_all(routing.ids_NxOxC[0])
+            weights_NxC = None if routing.weights_NxOxC is None else all_to_all(routing.weights_NxOxC[0])
+        entries = _entries(exchange, routing, lists_NxC, weights_NxC, samples)
+        sums = [
+            _summed(group, tables[group.name], of_group, len(lists_NxC) * T * samples, mean and group.independent)
+            for group, T, of_group in zip(exchange.groups, exchange.widths, entries, strict=True)
+        ]
+        with jax.named_scope("pooled_exchange"):
+            arrived = exchange_rows(_as_sent(exchange, sums, samples), exchange.exchange.forward)
+        return _vectors(exchange, arrived, routing, samples), entries
+
+
+def send_gradients(
+    exchange: PooledExchange,
+    routing: PooledRouting,
+    entries: tuple[Entries, ...],
+    grads: Vectors,
+) -> dict[str, SparseGradient]:
+    """Brings the gradients of the vectors to the owners, which add them up by row.
+
+    Returns:
+      group name -> gradients of the distinct rows that the devices of this replica group asked for.
+    """
+    with jax.named_scope(exchange.name):
+        with jax.named_scope("pooled_grad_exchange"):
+            sent = _gradients(exchange, grads, routing)
+            arrived = exchange_rows(sent, exchange.exchange.backward)
+            of_bags = _as_summed(exchange, arrived)
+        found = {}
+        for group, of_group, grads_GxD, (_, rows) in zip(exchange.groups, entries, of_bags, routing.sizes, strict=True):
+            with jax.named_scope("sparse_update"):
+                found[group.name] = _by_row(group, of_group, grads_GxD, rows)
+        return found
+
+
+def _entries(
+    exchange: PooledExchange,
+    routing: PooledRouting,
+    lists_NxC: jax.Array,
+    weights_NxC: jax.Array | None,
+    b: int,
+) -> tuple[Entries, ...]:
+    """Takes the lists apart, group by group."""
+    N, J = len(lists_NxC), exchange.counted
+    this = jax.lax.axis_index(MODEL_AXES)
+    counts_NxJxb = lists_NxC[:, : J * b].reshape(N, J, b)
+    start_N: jax.Array | int = J * b
+    found = []
+    for g, (group, T) in enumerate(zip(exchange.groups, exchange.widths, strict=True)):
+        size = routing.sizes[g][0]
+        lengths_T = jnp.asarray(exchange.fixed_lengths(g))[this]
+        lengths_NxTxb = jnp.broadcast_to(lengths_T[:, None], (N, T, b))
+        if J:
+            row_T = jnp.asarray(exchange.counted_rows(g))[this]
+            counted_NxTxb = counts_NxJxb.at[:, row_T].get(mode="fill", fill_value=0)
+            lengths_NxTxb = lengths_NxTxb + counted_NxTxb
+        total_N = lengths_NxTxb.sum(axis=(1, 2), dtype=jnp.int32)
+        place_1xC = jnp.arange(size, dtype=jnp.int32)[None]
+        bag_NxC = jax.vmap(functools.partial(_repeated, total=size))(lengths_NxTxb.reshape(N, T * b))
+        streams_M = (bag_NxC // b).reshape(-1)
+        bag_NxC += (jnp.arange(N, dtype=jnp.int32) * T * b)[:, None]
+        at_NxC = jnp.broadcast_to(jnp.reshape(start_N, (-1, 1)) + place_1xC, (N, size))
+        slots_NxC = jnp.take_along_axis(lists_NxC, at_NxC, axis=1, mode="fill", fill_value=group.rows)
+        used_NxC = place_1xC < total_N[:, None]
+        slots_NxC = jnp.where(used_NxC, jnp.minimum(slots_NxC, group.rows), group.rows)
+        weights_M = None
+        if weights_NxC is not None:
+            weights_M = jnp.take_along_axis(weights_NxC, at_NxC, axis=1, mode="fill", fill_value=0).reshape(-1)
+        places_M = jnp.where(used_NxC, at_NxC, lists_NxC.shape[1]).reshape(-1)
+        found.append(Entries(slots_NxC.reshape(-1), bag_NxC.reshape(-1), weights_M, places_M, streams_M))
+        start_N = start_N + total_N
+    return tuple(found)
+
+
+def _repeated(lengths_B: jax.Array, total: int) -> jax.Array:
+    """0 `lengths[0]` times, 1 `lengths[1]` times, and so on, int32 [total]; then the last number."""
+    starts_B = jnp.cumsum(lengths_B, dtype=jnp.int32) - lengths_B
+    begun = jnp.zeros(total, jnp.int32).at[starts_B[1:]].add(1, mode="drop", indices_are_sorted=True)
+    return jnp.cumsum(begun, dtype=jnp.int32)
+
+
+def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mean: bool) -> jax.Array:
+    """The sums of all bags, [bags, D]."""
+    slots_M, bags_M, weights_M = entries[:3]
+    if mean:
+        with jax.named_scope("replica_exchange"):
+            asked = jax.tree.map(lambda x: jax.lax.all_gather(x, ACROSS_GROUPS), entries)
+        sums = jnp.stack([_summed(group, table_RxW, jax.tree.map(lambda x: x[r], asked), bags, False)  # noqa: B023
+                          for r in range(group.replicas)])  # fmt: skip
+        with jax.named_scope("replica_exchange"):
+            mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
+        return mean_BxD
+    with jax.named_scope("gather"):
+        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, _wide)
+
+
+def _wide(rows: jax.Array) -> jax.Array:
+    """Rows as they are held, as floats to calculate with."""
+    found = from_storage(rows)
+    return found.astype(jnp.float32) if found.dtype == jnp.bfloat16 else found
+
+
+def _as_sent(exchange: PooledExchange, sums: list[jax.Array], b: int) -> jax.Array:
+    """The sums of all groups as they travel, [N, blocks * b, q]."""
+    N, q = exchange.devices, exchange.block
+    blocks = [sums_BxD.reshape(N, -1, b, q) for sums_BxD in sums]
+    if exchange.sent_blocks is None:
+        return blocks[0].reshape(N, -1, q)
+    place = jnp.asarray(exchange.sent_blocks)[jax.lax.axis_index(MODEL_AXES)]
+    together = jnp.concatenate(blocks, axis=1)
+    return together.at[:, place].get(mode="fill", fill_value=0).reshape(N, -1, q)
+
+
+def _as_summed(exchange: PooledExchange, arrived: jax.Array) -> list[jax.Array]:
+    """The inverse of `_as_sent`, for gradients: for each group [bags, D]."""
+    N, q = exchange.devices, exchange.block
+    if exchange.arrived_blocks is None:
+        return [arrived.reshape(-1, exchange.groups[0].dim)]
+    b = arrived.shape[1] // exchange.blocks
+    place = jnp.asarray(exchange.arrived_blocks)[jax.lax.axis_index(MODEL_AXES)]
+    blocks = arrived.reshape(N, exchange.blocks, b, q).at[:, place].get(mode="fill", fill_value=0)
+    sizes = [T * group.dim // q for group, T in zip(exchange.groups, exchange.widths, strict=True)]
+    parts = jnp.split(blocks, np.cumsum(sizes)[:-1], axis=1)
+    return [part.reshape(-1, group.dim) for part, group in zip(parts, exchange.groups, strict=True)]
+
+
+def _vectors(exchange: PooledExchange, arrived: jax.Array, routing: PooledRouting, b: int) -> Vectors:
+    """Each stream's vectors, [b, D], from what each owner sent, [N, blocks * b, q]; partial sums are added up."""
+    q = exchange.block
+    found: Vectors = {}
+    for group, streams in zip(exchange.groups, exchange.streams, strict=True):
+        rows = group.dim // q * b
+        for stream in streams:
+            total: jax.Array | None = None
+            for owner in stream.owners:
+                start = exchange.starts[owner, stream.name] * b
+                part = arrived[owner, start : start + rows].reshape(b, group.dim)
+                total = part if total is None else total + part
+            assert total is not None
+            factor_b = routing.factors.get(stream.feature.name)
+            found[stream.name] = total if factor_b is None else total * factor_b[:, None]
+    return found
+
+
+def _gradients(exchange: PooledExchange, grads: Vectors, routing: PooledRouting) -> jax.Array:
+    """The inverse of `_vectors`: what goes to each owner, [N, blocks * b, q]."""
+    b, q = len(next(iter(grads.values()))), exchange.block
+    scaled = {}
+    for streams in exchange.streams:
+        for stream in streams:
+            factor_b = routing.factors.get(stream.feature.name)
+            grad = grads[stream.name]
+            scaled[stream.name] = (grad if factor_b is None else grad * factor_b[:, None]).reshape(-1, q)
+    to_owners = []
+    for groups in exchange.of_owner:
+        parts = [scaled[stream.name] for of_group in groups for stream in of_group]
+        short = exchange.blocks * b - sum(len(part) for part in parts)
+        to_owners.append(jnp.concatenate([*parts, jnp.zeros((short, q), next(iter(scaled.values())).dtype)]))
+    return jnp.stack(to_owners)
+
+
+def _by_row(group: Group, entries: Entries, grads_BxD: jax.Array, rows: int) -> SparseGradient:
+    """The gradients of `rows` distinct rows at most, from those of the bags."""
+    slots_M, bags_M, weights_M = entries[:3]
+    sorted_M, order_M = in_order(slots_M)
+    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
+    row_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
+    row_M = jnp.where(sorted_M < group.rows, row_M, rows)
+    unused = group.rows + jnp.arange(rows, dtype=jnp.int32)
+    touched = unused.at[row_M].set(sorted_M, mode="drop", indices_are_sorted=True)
+    weights_M = None if weights_M is None else weights_M[order_M]
+    return SparseGradient(touched, segment_sums(grads_BxD, bags_M[order_M], row_M, weights_M, rows))
+
+
+def tell_requesters(routing: PooledRouting, entries: Sequence[Entries], numbers: Sequence[jax.Array]) -> jax.Array:
+    """Sends each device one number for every id that it asked this one for.
+
+    Args:
+      routing: as `look_up` got it.
+      entries: of some groups.
+      numbers: for each of them [M], beside its entries.
+
+    Returns:
+      [O, C], beside this device's own lists; 0 where other groups have the ids.
+    """
+    N, C = routing.ids_NxOxC.shape[1:]
+    lists_NxC = jnp.zeros((N, C), numbers[0].dtype)
+    for of_group, numbers_M in zip(entries, numbers, strict=True):
+        places_NxM = of_group.places_M.reshape(N, -1)
+        lists_NxC = lists_NxC.at[jnp.arange(N)[:, None], places_NxM].set(numbers_M.reshape(N, -1), mode="drop")
+    return all_to_all(lists_NxC)
+
+
+def tell_owners(entries: Sequence[Entries], numbers_OxC: jax.Array) -> list[jax.Array]:
+    """Sends the owners of the ids one number for each: the inverse of `tell_requesters`; for each group [M]."""
+    arrived_NxC = all_to_all(numbers_OxC)
+    N = len(arrived_NxC)
+    found = []
+    for of_group in entries:
+        places_NxM = of_group.places_M.reshape(N, -1)
+        found.append(jnp.take_along_axis(arrived_NxC, places_NxM, axis=1, mode="fill", fill_value=0).reshape(-1))
+    return found
+
+
+def dims_of(exchange: PooledExchange, g: int, entries: Entries, dtype: Any) -> jax.Array:
+    """Columns of the whole table that each of an owner's ids looks up, [M]; 1 for what is none."""
+    N, T = exchange.devices, exchange.widths[g]
+    dims = np.ones((N, T))
+    for owner, groups in enumerate(exchange.of_owner):
+        dims[owner, : len(groups[g])] = [stream.source.segments[0].spec.dim for stream in groups[g]]
+    return jnp.asarray(dims, dtype)[jax.lax.axis_index(MODEL_AXES)][entries.streams_M]
