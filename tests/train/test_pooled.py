@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
-from support.problems import Problem, Result, compare, run_oracle, run_sharded
+from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
+from recjax.bench.roofline import wire_bytes
+from recjax.comms.compiled import collectives
 from recjax.config.train import DenseAdagrad
+from recjax.data.batch import Bags, Batch
+from recjax.data.source import between
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.pooled.layout import IDS, ROWS
+from recjax.embedding.routing import host
+from recjax.embedding.routing.capacity import rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+from recjax.parallel.mesh import Share
+from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
 
@@ -115,3 +126,128 @@ def test_it_equals_the_oracle(devices: int, first: int, how: dict[str, int]) -> 
     with jax.enable_x64(True):
         result = run_sharded(problem, devices, plan(devices // how.get("replicas", 1), first), np.float64, **own)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
+
+
+def test_two_runs_are_equal_to_the_bit() -> None:
+    ends = []
+    for _ in range(2):
+        placed = Placed.of(make(), trainer_of(make(), 3, plan(3, 1)))
+        ends.append(load(placed.trainer.export(placed.steps(placed.trainer.init_state()))))
+    assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
+
+
+def test_a_run_goes_on_with_another_kind_on_another_mesh() -> None:
+    problem = make()
+    with jax.enable_x64(True):
+        first = Placed.of(problem, trainer_of(problem, 3, plan(3, 0), np.float64))
+        half = load(first.trainer.export(first.steps(first.trainer.init_state(), last=2)))
+        for devices, then in ((2, "row_wise"), (4, plan(4, 5))):
+            placed = Placed.of(problem, trainer_of(problem, devices, then, np.float64))
+            state, losses = placed.trainer.restore(half, 2), []
+            for inputs in placed.inputs[2:]:
+                state, metrics = placed.trainer.train_step(state, inputs)
+                losses.append(float(metrics["loss"]))
+            truth = dataclasses.replace(oracle(), losses=oracle().losses[2:])
+            compare(Result(losses, *by_row(placed.trainer, state)), truth, loss_rtol=1e-9, atol=1e-9)
+
+
+def test_routing_on_the_devices_gives_the_same() -> None:
+    """To the bit: only where distinct rows are sought differs."""
+    ends = []
+    for routing in ("host", "device"):
+        trainer = trainer_of(make(), 4, plan(4, 5))
+        how = dataclasses.replace(trainer.config.train, routing=routing)
+        trainer = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, train=how))
+        placed = Placed.of(make(), trainer)
+        ends.append(load(trainer.export(placed.steps(trainer.init_state()))))
+    assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
+
+
+def test_predictions_of_independent_groups_are_made_with_their_mean_rows() -> None:
+    """Those of one group that holds the means."""
+    with jax.enable_x64(True):
+        problem = make()
+        apart = Placed.of(problem, trainer_of(problem, 4, plan(2, 0), np.float64, replicas=2, independent=True))
+        state = apart.steps(apart.trainer.init_state(), last=3)
+        logits = apart.trainer.predict_program(state, apart.inputs[3])
+        exported = load(apart.trainer.export(state))
+        together = Placed.of(problem, trainer_of(problem, 4, "row_wise", np.float64))
+        expected = together.trainer.predict_program(together.trainer.restore(exported, 3), together.inputs[3])
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "int8"])
+def test_vectors_travel_in_a_reduced_precision(precision: Any) -> None:
+    """Both ways; the loss stays within what its rounding allows, and is not that of float32."""
+    exact, reduced = (
+        run_sharded(make(), 4, Plan({name: (segment("table_wise", exchange=e),) for name in TABLES}), np.float32)
+        for e in (POOLED, Exchange(precision, precision, "pooled"))
+    )
+    apart = np.abs(np.subtract(reduced.losses, exact.losses))
+    assert 1e-6 < apart.max() < 0.01
+
+
+def wide(ids: int, samples: int) -> Problem:
+    """One feature of long bags, of which rows and vectors can be told apart by their sizes."""
+    table, rng = TableSpec("t", 5000, 12, RowWiseAdagrad(0.1)), np.random.default_rng(0)
+    batch = Batch(
+        rng.normal(size=(samples, 2)).astype(np.float32),
+        {"f": Bags(rng.integers(0, 5000, (samples, ids)))},
+        np.zeros(samples, np.float32),
+        np.ones(samples, np.float32),
+    )
+    return Problem([batch], samples, (table,), (FeatureSpec("f", "t", ids),), Net(), 2, DenseAdagrad(0.1).build())
+
+
+def test_no_row_travels_and_no_array_has_a_row_for_each_id() -> None:
+    """4 devices of 1,024 samples with 40 ids: an owner pools 163,840 ids, and sends 1,024 vectors to each."""
+    problem = wide(40, 4096)
+    how = Plan({"t": (segment("column_wise"),)})
+    placed = Placed.of(problem, trainer_of(problem, 4, how))
+    text = placed.compiled.as_text() or ""
+    found = {(c.phase, c.kind): c.result_bytes for c in collectives(text)}
+    assert found["pooled_exchange", "all-to-all"] == found["pooled_grad_exchange", "all-to-all"] == 4 * 1024 * 3 * 4
+    assert found["id_exchange", "all-to-all"] == 4 * placed.capacities["pooled_float32_float32"] * 4
+    assert placed.capacities["pooled_float32_float32"] == rung(int(1024 * 40 * 1.03))
+    assert not {"row_exchange", "grad_exchange"} & {phase for phase, _ in found}
+    arrays = [int(n) * int(d) for n, d in re.findall(r"f32\[(\d+),(\d+)\]", text)]
+    assert max(arrays) < 163_840 * 3 / 2
+    lines = wire_bytes(text, placed.trainer.bound, placed.inputs[0].routing, 4, samples=1024)
+    useful = {line["phase"]: line["useful_bytes"] for line in lines}
+    assert useful["pooled_exchange"] == useful["pooled_grad_exchange"] == 3 * 1024 * 3 * 4
+    assert useful["id_exchange"] == 3 * 1024 * 40 * 4
+
+
+def test_counts_of_rows_at_an_owner_are_enough_for_any_share_of_the_devices() -> None:
+    """What each of two processes finds for itself, and takes times two, is no less than what both find together."""
+    problem = wide(3, 64)
+    trainer = trainer_of(problem, 4, Plan({"t": (segment("table_wise"),)}))
+    (exchange,) = trainer.bound.pooled
+    (group,) = exchange.groups
+    batch = problem.batches[0]
+    whole = host.route_on_host(batch, trainer.bound, 64).required_capacities
+    distinct = len(np.unique(batch.bags["f"].ids))
+    assert whole[group.name + ROWS] == distinct
+    halves = []
+    for first in (0, 2):
+        share = Share(4, first, 2)
+        of_share = between(batch, *host.samples_of(share, 64))
+        halves.append(host.route_on_host(of_share, trainer.bound, 64, share=share).required_capacities)
+    assert max(half[group.name + ROWS] for half in halves) >= distinct
+    assert max(half[group.name + IDS] for half in halves) == whole[group.name + IDS] == 16 * 3
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ((segment("grid"),), "table 'adagrad' is to exchange pooled vectors, which a table placed grid cannot"),
+        (
+            (segment("table_wise", columns=(0, 2)), Segment("row_wise", columns=(2, 4))),
+            "table 'adagrad' is split by columns, .* some of its segments exchange rows, others pooled vectors",
+        ),
+    ],
+)
+def test_what_cannot_exchange_pooled_vectors_is_refused(segments: tuple[Segment, ...], message: str) -> None:
+    plans = {name: (Segment("row_wise"),) for name in TABLES} | {"adagrad": segments}
+    with pytest.raises(ConfigError, match=message):
+        trainer_of(make(), 4, Plan(plans), hosts=2)
