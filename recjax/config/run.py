@@ -13,7 +13,7 @@ from recjax.config.train import TrainConfig
 from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
-from recjax.embedding.plan import EXACT, Exchange, Placement
+from recjax.embedding.plan import Exchange, Placement
 from recjax.embedding.spec import Pooling, Rounding, TableDtype
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
@@ -59,7 +59,7 @@ class EmbeddingConfig:
     dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
     dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
     rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
-    exchange: Exchange = EXACT  # precision in which rows and gradients travel between devices; float32 is exact
+    exchange: Exchange = Exchange(kind="auto")  # what travels between devices, and how precise; float32 is exact
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
 

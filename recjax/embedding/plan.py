@@ -39,7 +39,8 @@ PLACEMENTS: tuple[str, ...] = get_args(Placement)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a file's path
 AUTO_REPLICATE_BYTES = 64 * 1024
-ExchangeKind = Literal["rows", "pooled"]
+ExchangeKind = Literal["auto", "rows", "pooled"]
+KINDS = ("rows", "pooled")  # those of a plan file
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
@@ -56,7 +57,7 @@ class Exchange:
 
     forward: Precision = "float32"  # of rows: float32, bfloat16, float16 or int8
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
-    kind: ExchangeKind = "rows"  # what travels: distinct rows; or pooled vectors, one for each bag
+    kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled vectors, one a bag; auto: whichever is less
 
 
 EXACT = Exchange()
@@ -257,12 +258,12 @@ def _short(value: Any) -> str:
 def _exchange(value: Any, placement: str, place: str) -> Exchange:
     """Reads an exchange, as a plan file has it: one precision, or one for each direction, and the kind."""
     both = {"forward": value, "backward": value} if isinstance(value, str) else value
-    known = {"forward": PRECISIONS, "backward": PRECISIONS, "kind": get_args(ExchangeKind)}
+    known = {"forward": PRECISIONS, "backward": PRECISIONS, "kind": KINDS}
     if not isinstance(both, dict) or any(type(v) is not str or v not in known.get(k, ()) for k, v in both.items()):
         raise ConfigError(
             f"{place}: exchange={_short(value)} is neither one of {', '.join(PRECISIONS)} nor an object that gives one "
             'of them for "forward", "backward" or both, and as "kind" one of '
-            f"{', '.join(get_args(ExchangeKind))}."
+            f"{', '.join(KINDS)}."
         )
     exchange = Exchange(**both)
     if exchange != EXACT and placement == "data_parallel":
@@ -327,12 +328,20 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
         raise ConfigError(f"plan={choice}: cannot be read ({error}). Check its permissions and its content.") from error
     check_plan(plan, tables, str(path))
     for table, segment in ((t, s) for t in tables for s in plan.tables[t.name]):
-        if exchange != EXACT and segment != with_exchange(segment, exchange):
+        ways = (exchange.forward, exchange.backward)
+        spread = segment.placement != "data_parallel"
+        reduced = spread and ways != (EXACT.forward, EXACT.backward)
+        if reduced and (segment.exchange.forward, segment.exchange.backward) != ways:
             raise ConfigError(
                 f"{path} exchanges rows of table {table.name!r} in {segment.exchange.forward} and gradients in "
                 f"{segment.exchange.backward}, but embedding.exchange says {exchange.forward} and {exchange.backward}. "
                 "Leave that to the file (embedding.exchange.forward=float32 embedding.exchange.backward=float32), or "
                 "change the file."
+            )
+        if spread and exchange.kind == "pooled" != segment.exchange.kind:
+            raise ConfigError(
+                f"{path} exchanges {segment.exchange.kind} of table {table.name!r}, but embedding.exchange.kind is "
+                "pooled. Leave that to the file (embedding.exchange.kind=auto), or change the file."
             )
         if table.placement not in (None, segment.placement):
             raise ConfigError(
@@ -359,8 +368,11 @@ def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the pla
 
 
 def with_exchange(segment: Segment, exchange: Exchange) -> Segment:
-    """The segment with this exchange, unless it is replicated."""
-    return segment if segment.placement == "data_parallel" else dataclasses.replace(segment, exchange=exchange)
+    """The segment with this exchange, unless it is replicated; rows where the kind is left open."""
+    if segment.placement == "data_parallel":
+        return segment
+    kind = "rows" if exchange.kind == "auto" else exchange.kind
+    return dataclasses.replace(segment, exchange=dataclasses.replace(exchange, kind=kind))
 
 
 def _own(table: TableSpec) -> Segment | None:

@@ -52,10 +52,11 @@ def describe_plan(
         bytes_N = bytes_N + of_table_N
         lookups_N = lookups_N + np.sum([answered for _, _, answered in parts], axis=0)
         first = plan.tables[spec.name][0]
+        exchanges = [s.exchange for s in plan.tables[spec.name] if s.placement != "data_parallel"]
         described[spec.name] = {
             "placement": "+".join(dict.fromkeys(str(part["placement"]) for part, _, _ in parts)),
             "owner": parts[0][0]["owner"] if len(parts) == 1 else None,
-            "exchange": dataclasses.asdict(first.exchange),
+            "exchange": dataclasses.asdict(exchanges[0] if exchanges else first.exchange),
             "rows": spec.rows,
             "dim": spec.dim,
             "dtype": spec.dtype,
@@ -119,6 +120,7 @@ def plan_table(described: dict[str, Any]) -> str:
             where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
         if {t["exchange"]["forward"], t["exchange"]["backward"]} != {"float32"}:
             where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
+        where += ", pooled" if t["exchange"]["kind"] == "pooled" else ""
         cells.append([name, where, *sizes, "" if "segments" in t else t["why"]])
         for part in t.get("segments", ()):
             first, last = part["columns"]

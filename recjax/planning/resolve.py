@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
-from recjax.embedding.plan import Plan, make_plan
+from recjax.embedding.plan import Plan, is_file, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance
+from recjax.planning.kinds import choose_kinds, may_pool
 from recjax.planning.loads import Workload
 from recjax.planning.profile import profile_of
 
@@ -22,7 +25,7 @@ def resolve_plan(
 
     Args:
       config: of the run.
-      source: its data, of which plan=balanced reads the first training samples.
+      source: its data, of which the first training samples are read where something is to be chosen by them.
       tables: of the model.
       features: of the model.
       shape: replica groups, hosts of each, devices of each of these.
@@ -31,9 +34,16 @@ def resolve_plan(
       ConfigError: as for `make_plan`.
       DataError: the data cannot be read.
     """
-    if config.plan != "balanced":
-        return make_plan(config.plan, tables, config.embedding.exchange)
-    return balance(tables, features, workload(config, source, tables, features, shape), config.embedding.exchange)
+    exchange, devices = config.embedding.exchange, shape[1] * shape[2]
+    work = functools.cache(lambda: workload(config, source, tables, features, shape))
+    plan = (
+        balance(tables, features, work(), exchange)
+        if config.plan == "balanced"
+        else make_plan(config.plan, tables, exchange)
+    )
+    if exchange.kind != "auto" or is_file(config.plan) or devices == 1 or not may_pool(plan, tables, features):
+        return plan
+    return choose_kinds(plan, tables, features, work())
 
 
 def workload(

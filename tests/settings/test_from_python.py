@@ -60,7 +60,7 @@ def test_a_group_with_its_kind_and_as_a_dataclass():
 
 def test_a_group_with_a_field_called_kind():
     """Which does not choose a class, as that of an optimizer does."""
-    wanted = recjax.load("synthetic", "embedding.exchange.forward=int8")
+    wanted = recjax.load("synthetic", "embedding.exchange.forward=int8", "embedding.exchange.kind=rows")
     for value in ({"kind": "rows", "forward": "int8"}, Exchange("int8")):
         assert recjax.load("synthetic", {"embedding.exchange": value}) == wanted
     pooled = recjax.load("synthetic", "embedding.exchange.kind=pooled")
