@@ -51,11 +51,11 @@ class Exchange:
 
     float32 is exact: values travel as they are held. On one device, and with replicated (data_parallel) tables, no
     rows travel, and everything is exact. Otherwise a reduced precision changes numbers: forward the rows, alike on any
-    number of devices (int8 up to the last bit; columns in float16 or int8 are encoded piece by piece, with their
-    padding); backward the sums of gradients, which then depend on how the samples lie on the devices.
+    number of devices (int8 up to the last bit; columns in float16, int8 or float8 are encoded piece by piece, with
+    their padding); backward the sums of gradients, which then depend on how the samples lie on the devices.
     """
 
-    forward: Precision = "float32"  # of rows: float32, bfloat16, float16 or int8
+    forward: Precision = "float32"  # of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
     kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled vectors, one a bag; auto: whichever is less
 

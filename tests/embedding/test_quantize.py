@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recjax.embedding.quantize import decode, encode, encoded_bytes
 
-REDUCED = ("bfloat16", "float16", "int8")
+REDUCED = ("bfloat16", "float16", "int8", "float8_e4m3", "float8_e5m2")
 M, D = 3, 5
 TINY = 2.0**-110  # far below any value that matters; row ranges and values below it may vanish
 
@@ -34,6 +34,10 @@ def bound(x, precision):
         return 2.0**-8 * np.abs(x)
     if precision == "float16":
         return np.maximum(2.0**-11 * np.abs(x), 2.0**-39 * largest)
+    if precision == "float8_e4m3":
+        return np.maximum(2.0**-4 * np.abs(x), 2.0**-17 * largest)
+    if precision == "float8_e5m2":
+        return np.maximum(2.0**-3 * np.abs(x), 2.0**-31 * largest)
     # half a step, and the rounding of float32 arithmetic on the row's values
     return np.ptp(x, axis=1, keepdims=True) / 255 / 2 * (1 + 2.0**-12) + 2.0**-22 * largest
 
@@ -69,6 +73,15 @@ def test_bounds_are_reached_and_ties_go_to_even():
     ulp = 2.0**-10
     x = [[1 + ulp / 2, 1 + 1.5 * ulp, 1 + ulp / 2 + 2.0**-20, -1 - ulp / 2, 3]]
     assert round_trip(x, "float16")[1].tolist() == [[1, 1 + 2 * ulp, 1 + ulp, -1, 3]]
+    # e4m3 has steps of 1/8 between 1 and 2, e5m2 of 1/4; 128 and 2^14 are what 1 is brought to
+    x = [[1, 1 + 1 / 16, 1 + 3 / 16, -1 - 1 / 16 - 2.0**-20, 2.0**-18]]
+    encoded, decoded = round_trip(x, "float8_e4m3")
+    assert decoded.tolist() == [[1, 1, 1.25, -1.125, 0]]
+    assert encoded[0].tolist() == [0x70, 0x70, 0x72, 0xF1, 0, 127]
+    x = [[1, 1 + 1 / 8, 1 + 3 / 8, -1 - 1 / 8 - 2.0**-20, 2.0**-32]]
+    encoded, decoded = round_trip(x, "float8_e5m2")
+    assert decoded.tolist() == [[1, 1, 1.5, -1.25, 0]]
+    assert encoded[0].tolist() == [0x74, 0x74, 0x76, 0xF5, 0, 127]
     # scale 1, bias -100: 255 steps
     x = [[-100, 155, 0.5, 1.5, 7.25]]
     encoded, decoded = round_trip(x, "int8")
@@ -124,8 +137,12 @@ def test_overflow_is_not_silent():
     assert np.isnan(round_trip(x, "int8")[1]).all()
     assert np.isinf(round_trip(x, "bfloat16")[1][0, :2]).all()
     assert np.isinf(round_trip(x, "float16")[1][0, :2]).all()
-    below = np.array([[top * (1 - 2.0**-8), 0, 0, 1, 2]], np.float32)
-    assert all(np.isfinite(round_trip(below, p)[1]).all() for p in REDUCED)
+    assert not np.isfinite(round_trip(x, "float8_e4m3")[1][0, :2]).any()
+    assert np.isinf(round_trip(x, "float8_e5m2")[1][0, :2]).all()
+    for precision in REDUCED:
+        bits = {"float8_e4m3": 4, "float8_e5m2": 3}.get(precision, 8)
+        below = np.array([[top * (1 - 2.0**-bits), 0, 0, 1, 2]], np.float32)
+        assert np.isfinite(round_trip(below, precision)[1]).all()
 
 
 def test_a_row_does_not_depend_on_its_company():
@@ -147,5 +164,5 @@ def test_bfloat16_rows_travel_as_they_are(precision):
 
 
 def test_bytes_of_a_row():
-    assert [encoded_bytes(16, p, 4) for p in ("float32", *REDUCED)] == [64, 32, 34, 24]
+    assert [encoded_bytes(16, p, 4) for p in ("float32", *REDUCED)] == [64, 32, 34, 24, 17, 17]
     assert encoded_bytes(16, "float32", 8) == 128
