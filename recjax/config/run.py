@@ -128,6 +128,7 @@ FREE_ON_RESUME = (
     "data.cache",
     "embedding.tables.*.placement",
     "embedding.dedup",
+    "embedding.exchange.kind",
     "train.steps",
     "train.epochs",
     "small.epochs",

@@ -24,11 +24,12 @@ from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.cuts import Cut, Demand, Stack, cut_all, cut_width
 from recjax.planning.loads import LOADS, Workload
-from recjax.planning.partition import Item, Owners, divide
+from recjax.planning.partition import Item, Owners, divide, loads
 
 GOOD_ENOUGH = 1.1  # of the fullest device's load over the mean, and of bytes allocated over those held
 ATTEMPTS = 12
 _FINER = 0.75  # a shard's largest share of a load, from one to the next attempt
+_ALLOCATED = 1.2  # over what is held, for an exchange of fewer bytes
 _WORTH = 0.01  # of imbalance, that a plan of more shards must gain
 
 
@@ -40,6 +41,9 @@ class _Division:
     owners: Owners
     way: str
     imbalance: float
+    pools: bool
+    allocated: float  # over what is held
+    sent: float  # bytes: see `Shares.costs`
 
 
 def balance(
@@ -67,7 +71,8 @@ def balance(
     owners = iter(division.owners)
     for cut in division.cuts:
         found = tuple(_segment(cut, *columns, next(owners), division.way, work.devices) for columns in cut.ranges)
-        segments[cut.spec.name] = tuple(with_exchange(segment, exchange) for segment in found)
+        own = work.resolved(cut.spec, exchange, len(cut.ranges), cut.rows)
+        segments[cut.spec.name] = tuple(with_exchange(segment, own) for segment in found)
     return Plan({t.name: segments[t.name] for t in tables})
 
 
@@ -98,7 +103,12 @@ def _fixed(
 
 
 def _divide(cuts: Sequence[Cut], demand: Demand) -> _Division:
-    """The division of the first cuts that are good enough, or else of the best."""
+    """The division of the first cuts that are good enough, or else of the best.
+
+    Where owners pool and no such cuts are good enough, of all that allocate little enough the one that sends least: to
+    split rows for even loads makes each part send as many vectors, until distinct rows are fewer.
+    """
+    found_all: list[_Division] = []
     best: _Division | None = None
     most = 1.0  # share of a load that a shard may have
     width = cut_width(cuts, demand, most)
@@ -107,12 +117,16 @@ def _divide(cuts: Sequence[Cut], demand: Demand) -> _Division:
         if best is None or finer != cuts:
             cuts = finer
             found = _placed(cuts, demand)
+            found_all.append(found)
             if best is None or found.imbalance < best.imbalance - _WORTH:
                 best = found
             if best.imbalance <= GOOD_ENOUGH:
                 break
         most *= _FINER
     assert best is not None  # the first attempt divides whatever there is
+    small = [found for found in found_all if found.allocated <= _ALLOCATED]
+    if any(found.pools for found in small) and not (best.pools and best.imbalance <= GOOD_ENOUGH):
+        return min(small, key=lambda found: found.sent)
     return best
 
 
@@ -120,7 +134,9 @@ def _placed(cuts: Sequence[Cut], demand: Demand) -> _Division:
     """The shards of some cuts divided among the devices."""
     shares = demand.shares(cuts)
     items = [Item(shares.of_shard(cut, last - first), cut.rows) for cut in cuts for first, last in cut.ranges]
-    return _Division(cuts, *divide(items, shares.base_NxM, shares.imbalance))
+    owners, way, uneven = divide(items, shares.base_NxM, shares.imbalance)
+    costs = shares.costs(loads(items, owners, shares.base_NxM))
+    return _Division(cuts, owners, way, uneven, shares.pools, *costs)
 
 
 def _segment(cut: Cut, first: int, last: int, owners: tuple[int, ...], way: str, devices: int) -> Segment:

@@ -15,6 +15,9 @@ The common width is the one with which samples send least: the columns of a tabl
 and its ids to each range of its columns. Rows are split evenly among distinct devices. A table that is split by rows
 and would come to as many shards as there are devices is split by rows alone, among all of them: that asks for its ids
 once.
+
+Vectors that owners pool count with their padding, as every owner sends as many columns as the one that has most. Rows
+of such tables are split for bytes held alone, since each part sends as many vectors.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from recjax.planning.loads import LOADS, Workload
 NARROWEST = 32  # columns that a split leaves a shard
 _SPARE = 0.03  # of the bytes that a device holds: those that all buffers together may allocate in vain for one shard
 _ROUNDS = 20
-_HELD, _IDS = (list(LOADS).index(key) for key in ("held_bytes", "ids"))
+_FASTER = 10.0  # times that an accelerator reads its memory as fast as it sends: 3.3 TB/s to 350 GB/s on an H100
+_HELD, _READ, _EXCHANGED, _POOLED, _IDS = range(len(LOADS))  # as `LOADS` has them
+_SENT_K = np.array([0, 1 / _FASTER, 1, 1, 4])  # what the loads count for if time is counted in bytes sent
 
 Stack = tuple[Any, ...]  # what segments that share a buffer have in common: see `bind.stack_of`
 
@@ -85,10 +90,10 @@ class Shares:
 
     def of_shard(self, cut: Cut, width: int) -> np.ndarray:
         """Those of one part of the rows of so many columns of a table, float64 [M]."""
-        loads_K, stack = self.demand.of_columns(cut.spec, width)
+        loads_K, stack = self.demand.of_part(cut, width)
         found_G = np.zeros(len(self.stacks))
-        found_G[self.stacks[stack]] = loads_K[_HELD] / cut.rows / self.room_G[self.stacks[stack]]
-        return np.concatenate([loads_K / cut.rows / self.mean_K, found_G])
+        found_G[self.stacks[stack]] = loads_K[_HELD] / self.room_G[self.stacks[stack]]
+        return np.concatenate([loads_K / self.mean_K, found_G])
 
     @functools.cached_property
     def base_NxM(self) -> np.ndarray:
@@ -99,10 +104,35 @@ class Shares:
         return np.concatenate([self.demand.base_NxK / self.mean_K, base_NxG], axis=1)
 
     def imbalance(self, loads_NxM: np.ndarray) -> float:
-        """The most over the mean of any load, or bytes allocated over those held."""
+        """The most over the mean of any load, or bytes allocated over those held.
+
+        Where owners pool, ids and bytes read count by their part of the time that an accelerator takes for what is sent
+        and read, since it reads its memory faster than it sends.
+        """
         loads_NxK, filled_NxG = np.split(loads_NxM, [len(LOADS)], axis=1)
+        if self.pools:
+            costs_K = _SENT_K * self.total_K
+            minor = [_READ, _IDS]
+            loads_NxK = loads_NxK.copy()
+            loads_NxK[:, minor] = 1 + (loads_NxK[:, minor] - 1) * costs_K[minor] / costs_K.sum()
+        return max(float(loads_NxK.max()), self._allocated(filled_NxG))
+
+    def _allocated(self, filled_NxG: np.ndarray) -> float:
         allocated = self.demand.other_bytes + float((filled_NxG.max(0) * self.room_G).sum())
-        return max(float(loads_NxK.max()), allocated / float(self.mean_K[_HELD]))
+        return allocated / float(self.mean_K[_HELD])
+
+    @property
+    def pools(self) -> bool:
+        """True if pooled vectors are exchanged."""
+        return bool(self.total_K[_POOLED])
+
+    def costs(self, loads_NxM: np.ndarray) -> tuple[float, float]:
+        """Returns bytes allocated over those held; and bytes that the fullest devices send, with those that they read.
+
+        These count by how much less time they take.
+        """
+        loads_NxK, filled_NxG = np.split(loads_NxM, [len(LOADS)], axis=1)
+        return self._allocated(filled_NxG), float((loads_NxK.max(0) * self.mean_K * _SENT_K).sum())
 
 
 class Demand:
@@ -127,14 +157,20 @@ class Demand:
         """
         self.work, self.exchange = work, exchange
         self.base_NxK, self.base_stacks, self.other_bytes = base_NxK, base_stacks, other_bytes
-        self._known: dict[tuple[str, int], tuple[np.ndarray, Stack]] = {}
+        self._known: dict[tuple[str, int, int, int], tuple[np.ndarray, Stack]] = {}
 
-    def of_columns(self, spec: TableSpec, width: int) -> tuple[np.ndarray, Stack]:
-        """Loads of so many columns of all rows of a table, float64 [K], and what shares a buffer with them."""
-        key = spec.name, width
+    def pools(self, cut: Cut) -> bool:
+        """True if a table that is cut so exchanges pooled vectors."""
+        return self.work.resolved(cut.spec, self.exchange, len(cut.ranges), cut.rows).kind == "pooled"
+
+    def of_part(self, cut: Cut, width: int) -> tuple[np.ndarray, Stack]:
+        """Loads of one part of the rows of so many columns of a table, [K], and what shares a buffer with them."""
+        spec = cut.spec
+        key = spec.name, width, len(cut.ranges), cut.rows
         if key not in self._known:
-            loads_K = self.work.of_columns(spec, width, self.exchange)
-            self._known[key] = loads_K, stack_of(spec, width, self.exchange)
+            exchange = self.work.resolved(spec, self.exchange, len(cut.ranges), cut.rows)
+            loads_K = self.work.of_columns(spec, width, exchange, parts=cut.rows)
+            self._known[key] = loads_K, stack_of(spec, width, exchange)
         return self._known[key]
 
     def shares(self, cuts: Sequence[Cut], spare: float = 0.0) -> Shares:
@@ -144,10 +180,10 @@ class Demand:
         largest = {stack: float(bytes_N.max()) for stack, bytes_N in self.base_stacks.items()}
         for cut in cuts:
             for width, count in cut.widths.items():
-                loads_K, stack = self.of_columns(cut.spec, width)
-                total_K = total_K + count * loads_K
-                bytes_of[stack] = bytes_of.get(stack, 0.0) + count * float(loads_K[_HELD])
-                largest[stack] = max(largest.get(stack, 0.0), float(loads_K[_HELD]) / cut.rows)
+                loads_K, stack = self.of_part(cut, width)
+                total_K = total_K + count * cut.rows * loads_K
+                bytes_of[stack] = bytes_of.get(stack, 0.0) + count * cut.rows * float(loads_K[_HELD])
+                largest[stack] = max(largest.get(stack, 0.0), float(loads_K[_HELD]))
         mean_G = np.array(list(bytes_of.values())) / self.work.devices
         least = total_K[_HELD] / self.work.devices * spare if spare else np.array(list(largest.values()))
         return Shares(self, total_K, {stack: n for n, stack in enumerate(bytes_of)}, np.maximum(mean_G, least))
@@ -161,8 +197,15 @@ def cut_width(cuts: Sequence[Cut], demand: Demand, most: float) -> int:
 
     def sent(width: int) -> float:
         finer = cut_all(cuts, demand, width, most)
-        ids = demand.work.profile.tables
-        return sum(cut.rows * cut.spec.dim + len(cut.ranges) * ids[cut.spec.name].ids for cut in finer)
+        ids, devices = demand.work.profile.tables, demand.work.devices
+        vectors = [cut for cut in finer if demand.pools(cut)]
+        sent = sum(len(cut.ranges) * ids[cut.spec.name].ids for cut in finer)
+        sent += sum(cut.rows * cut.spec.dim for cut in finer if cut not in vectors)
+        if vectors:  # every owner sends as many columns as the one that has most
+            widest = max(cut.width for cut in vectors)
+            columns = sum(cut.rows * cut.spec.dim * ids[cut.spec.name].bags for cut in vectors)
+            sent += devices * widest * math.ceil(columns / devices / widest)
+        return sent
 
     return min(sorted(widths, reverse=True), key=sent)
 
@@ -183,7 +226,7 @@ def cut_all(cuts: Sequence[Cut], demand: Demand, width: int, most: float) -> Seq
       most: in shares of a device.
     """
     for _ in range(_ROUNDS):
-        stacks = {demand.of_columns(cut.spec, w)[1] for cut in cuts for w in cut.widths} | demand.base_stacks.keys()
+        stacks = {demand.of_part(cut, w)[1] for cut in cuts for w in cut.widths} | demand.base_stacks.keys()
         shares = demand.shares(cuts, _SPARE / max(1, len(stacks)))
         finer = [_split(cut, shares, most, width) for cut in cuts]
         if finer == cuts:
@@ -197,12 +240,18 @@ def _split(cut: Cut, shares: Shares, most: float, width: int) -> Cut:
     everywhere = min(shares.demand.work.devices, cut.spec.rows)
     if cut.rows == everywhere or cut.spec.placement is not None:
         return cut
+    rest = cut.spec.dim % width
+    divisible = cut.width == cut.spec.dim > width and (rest == 0 or rest >= NARROWEST)
     excess, why, ids = 0.0, "", 0.0
     for columns in cut.widths:
-        loads_K, stack = shares.demand.of_columns(cut.spec, columns)
-        shares_K = loads_K / cut.rows / shares.mean_K
+        loads_K, stack = shares.demand.of_part(cut, columns)
+        shares_K = loads_K / shares.mean_K
+        if shares.demand.pools(cut):
+            shares_K[_IDS] = 0
+        if shares.demand.pools(cut) and not divisible:  # each part of the rows would send as many vectors
+            shares_K[[_READ, _POOLED]] = 0
         worst, ids = int(shares_K.argmax()), float(shares_K[_IDS])
-        in_buffer = float(loads_K[_HELD]) / cut.rows / float(shares.room_G[shares.stacks[stack]])
+        in_buffer = float(loads_K[_HELD]) / float(shares.room_G[shares.stacks[stack]])
         if in_buffer > max(excess, float(shares_K[worst])):
             excess, why = in_buffer, f"{in_buffer:.2f} of a device's part of a buffer of {columns} columns"
         elif shares_K[worst] > excess:
@@ -210,8 +259,6 @@ def _split(cut: Cut, shares: Shares, most: float, width: int) -> Cut:
             why = f"{excess:.2f} of a device's {list(LOADS.values())[worst]}"
     if excess <= most:
         return cut
-    rest = cut.spec.dim % width
-    divisible = cut.width == cut.spec.dim > width and (rest == 0 or rest >= NARROWEST)
     if divisible and ids <= most:
         columns, rows = width, cut.rows
     else:

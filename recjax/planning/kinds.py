@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from recjax.embedding.plan import Plan, Segment
-from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.loads import Workload
 
@@ -34,53 +33,40 @@ def choose_kinds(plan: Plan, tables: Sequence[TableSpec], features: Sequence[Fea
     """Returns the plan with pooled vectors exchanged where these are fewer bytes than rows.
 
     Args:
-      plan: of which segments that exchange anything exchange rows.
+      plan: the plan; what exchanges pooled vectors in it goes on to.
       tables: of the model.
       features: of the model.
       work: the step's work, and the devices that share it.
     """
     chosen = dict(plan.tables)
     for table in may_pool(plan, tables, features):
-        bags = sum(feature.table == table.name for feature in features)
-        rows, vectors = bytes_of(chosen[table.name], table, bags, work)
+        rows, vectors = bytes_of(chosen[table.name], table, work)
         if vectors < rows:
             chosen[table.name] = tuple(_pooled(segment, rows / vectors) for segment in chosen[table.name])
     return Plan(chosen)
 
 
-def bytes_of(segments: Sequence[Segment], table: TableSpec, bags: int, work: Workload) -> tuple[float, float]:
-    """Returns the bytes that a device has to do with for one table in a step, exchanging rows and pooled vectors.
+def bytes_of(segments: Sequence[Segment], table: TableSpec, work: Workload) -> tuple[float, float]:
+    """Returns the bytes that a device has to do with for one table in a step: see `Workload.bytes_sent`.
 
-    Of rows that are spread over several devices each of these sends a vector. Rows of a segment that is not all of the
-    table are taken to be as frequent as others.
+    Rows of a segment that is not all of the table are taken to be as frequent as others.
 
     Args:
       segments: of the table.
       table: the table.
-      bags: features that look it up.
       work: the step's work.
     """
-    use = work.profile.tables[table.name]
-    samples = work.batch_size / work.devices / work.replicas
-    of_rows = of_vectors = 0.0
+    rows = vectors = 0.0
     for segment in segments:
         if segment.placement == "data_parallel":
             continue
+        spread = len(segment.owners) if isinstance(segment.owners, tuple) else work.devices
+        ranges = spread if segment.placement == "column_wise" else 1
+        parts = {"row_wise": spread, "table_row_wise": work.devices // work.hosts}.get(segment.placement, 1)
         first, last = segment.column_range(table.dim)
-        shards, holders = 1, 1
-        if segment.placement == "column_wise":
-            shards = len(segment.owners) if isinstance(segment.owners, tuple) else work.devices
-        elif segment.placement == "table_row_wise":
-            holders = work.devices // work.hosts
-        elif segment.placement == "row_wise":
-            holders = len(segment.owners) if isinstance(segment.owners, tuple) else work.devices
-        item_bytes = 2 if table.dtype == "bfloat16" else work.item_bytes
-        row = encoded_bytes(last - first, segment.exchange.forward, item_bytes)
-        row += encoded_bytes(last - first, segment.exchange.backward, work.item_bytes)
-        vector = row + (work.item_bytes - item_bytes) * (last - first) * (segment.exchange.forward == "float32")
-        of_rows += use.distinct * (4 + row)
-        of_vectors += samples * (bags * holders * vector + use.ids * 4 * shards)
-    return of_rows, of_vectors
+        of_segment = work.bytes_sent(table, segment.exchange, last - first, ranges, parts)
+        rows, vectors = rows + of_segment[0], vectors + of_segment[1]
+    return rows, vectors
 
 
 def _pooled(segment: Segment, fewer: float) -> Segment:

@@ -19,7 +19,8 @@ from recjax.utils.text import aligned
 LOADS = {
     "held_bytes": "bytes held",
     "read_bytes": "bytes read a step",
-    "exchanged_bytes": "bytes exchanged a step",
+    "exchanged_bytes": "bytes of rows exchanged a step",
+    "pooled_bytes": "bytes of pooled vectors a step",
     "ids": "ids a step",
 }
 
@@ -46,17 +47,60 @@ class Workload:
     item_bytes: int = 4
     dedup: bool = True
 
-    def of_columns(self, spec: TableSpec, columns: int, exchange: Exchange, width: int = 0) -> np.ndarray:
-        """The loads of so many columns of all rows of a table.
+    def resolved(self, spec: TableSpec, exchange: Exchange, ranges: int = 1, parts: int = 1) -> Exchange:
+        """The exchange of a table that is cut so; of the kinds, if that is left open, the one of fewer bytes.
 
-        Bytes read are those of the rows of all ids, be they equal or not. Bytes exchanged are those of the rows that
-        leave for the devices that asked, one way: gradients return as many if their precision is the same.
+        Args:
+          spec: the table.
+          exchange: as the config has it.
+          ranges: of columns.
+          parts: of rows.
+        """
+        if exchange.kind != "auto":
+            return exchange
+        rows, vectors = self.bytes_sent(spec, exchange, spec.dim, ranges, parts)
+        fewer_vectors = vectors < rows and self.devices > 1
+        return dataclasses.replace(exchange, kind="pooled" if fewer_vectors else "rows")
+
+    def bytes_sent(
+        self, spec: TableSpec, exchange: Exchange, columns: int, ranges: int = 1, parts: int = 1
+    ) -> tuple[float, float]:
+        """Bytes that a device has to do with for one table in a step, both ways, with ids.
+
+        Args:
+          spec: the table.
+          exchange: the precisions.
+          columns: how many of its columns.
+          ranges: in which these are held; ids go to each.
+          parts: in which its rows are held; each sends a vector.
+
+        Returns:
+          if distinct rows travel; and if pooled vectors do, infinite if some of its bags are not pooled.
+        """
+        use = self.profile.tables[spec.name]
+        held_bytes = 2 if spec.dtype == "bfloat16" else self.item_bytes
+        back = encoded_bytes(columns, exchange.backward, self.item_bytes)
+        row = encoded_bytes(columns, exchange.forward, held_bytes) + back
+        vector = encoded_bytes(columns, exchange.forward, self.item_bytes) + back
+        samples = self.batch_size / self.devices / self.replicas
+        vectors = samples * (use.bags * parts * vector + use.ids * 4 * ranges) if use.bags else math.inf
+        return use.distinct * (4 * ranges + row), vectors
+
+    def of_columns(
+        self, spec: TableSpec, columns: int, exchange: Exchange, width: int = 0, parts: float = 1
+    ) -> np.ndarray:
+        """The loads of so many columns of a table's rows, or of one of equal parts of these.
+
+        Bytes read are those of the rows of all ids, be they equal or not. Bytes of rows exchanged are those that leave
+        for the devices that asked, one way: gradients return as many if their precision is the same. So with vectors,
+        of which each part of the rows sends one for every bag.
 
         Args:
           spec: the table.
           columns: how many of its columns.
-          exchange: precision in which rows travel.
+          exchange: what travels, and its precision; the kind is not left open.
           width: columns that the buffer has, with padding; 0: no more.
+          parts: of the rows.
 
         Returns:
           float64 [K], in the order of `LOADS`.
@@ -66,39 +110,48 @@ class Workload:
         slots = sum(math.prod(slot.shape) for slot in spec.optimizer.slots(width).values())
         ids = use.ids * self.batch_size / self.replicas
         travelling = use.distinct * self.devices if self.dedup else ids
-        return np.array(
-            [
-                spec.rows * (width * value_bytes + slots * self.item_bytes),
-                ids * columns * value_bytes,
-                travelling * encoded_bytes(columns, exchange.forward, value_bytes),
-                ids,
-            ],
-            np.float64,
-        )
+        pooled = exchange.kind == "pooled"
+        bags = use.bags * self.batch_size / self.replicas * parts
+        found = [
+            spec.rows * (width * value_bytes + slots * self.item_bytes),
+            ids * columns * value_bytes,
+            0 if pooled else travelling * encoded_bytes(columns, exchange.forward, value_bytes),
+            bags * encoded_bytes(columns, exchange.forward, self.item_bytes) if pooled else 0,
+            ids,
+        ]
+        return np.array(found, np.float64) / parts
 
     def of_plan(self, bound: BoundPlan) -> np.ndarray:
         """The loads of each device under a plan: float64 [N, K]. All rows of a table count as equally frequent."""
+        streams = [stream for exchange in bound.pooled for of_group in exchange.streams for stream in of_group]
+        pooled = {(s.spec.name, s.number, s.first) for stream in streams for s in stream.source.segments}
         loads_NxK = np.zeros((self.devices, len(LOADS)))
         for group in bound.groups:
             if group.spread:
                 for segment in group.segments:
-                    loads_NxK += self._of_spread(group, segment)
+                    loads_NxK += self._of_spread(
+                        group, segment, (segment.spec.name, segment.number, segment.first) in pooled
+                    )
                 continue
             for segment in group.segments:  # each device looks its own samples up in its copy
                 of_all_K = self.of_columns(segment.spec, group.dim, group.exchange)
                 fraction = segment.band.size / segment.spec.rows
-                loads_NxK += fraction * of_all_K * np.array([1, 1 / self.devices, 0, 1 / self.devices])
+                loads_NxK += fraction * of_all_K * np.array([1, 1 / self.devices, 0, 0, 1 / self.devices])
         return loads_NxK
 
-    def _of_spread(self, group: Group, segment: BoundSegment) -> np.ndarray:
+    def _of_spread(self, group: Group, segment: BoundSegment, pooled: bool) -> np.ndarray:
         """The loads of each device by a segment of which they hold different rows or columns: float64 [N, K]."""
         rows_N, columns_N = group.counts(segment)
-        of_all = {
-            count: self.of_columns(segment.spec, count, group.exchange, group.width)
-            for count in set(columns_N.tolist())
+        exchange = dataclasses.replace(group.exchange, kind="pooled" if pooled else "rows")
+        held = list(zip(rows_N.tolist(), columns_N.tolist(), strict=True))
+        none = np.zeros(len(LOADS))
+        of_part = {
+            (rows, columns): self.of_columns(segment.spec, columns, exchange, group.width, segment.spec.rows / rows)
+            if rows
+            else none
+            for rows, columns in set(held)
         }
-        of_all_NxK = np.array([of_all[count] for count in columns_N.tolist()])
-        return of_all_NxK * (rows_N / segment.spec.rows)[:, None]
+        return np.array([of_part[part] for part in held])
 
 
 def describe_loads(work: Workload, bound: BoundPlan) -> dict[str, Any]:

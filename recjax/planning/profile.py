@@ -22,10 +22,12 @@ class TableUse:
     Attributes:
       ids: ids of a sample, the mean over samples, summed over all features that look the table up.
       distinct: distinct rows that a device's share of a batch asks for.
+      bags: features that look the table up; 0 if some of them are not pooled.
     """
 
     ids: float
     distinct: float
+    bags: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +84,18 @@ def _counted(table: TableSpec, features: Sequence[FeatureSpec], read: Batch, fir
     ids = sum(read.bags[f.reads].ids.size for f in features) / read.size
     asked = np.concatenate([first.bags[f.reads].ids.ravel() for f in features])
     # Where fewer samples were read than a device has: in proportion, which is the most that there can be.
-    return TableUse(ids, min(len(np.unique(asked)) * share / first.size, float(table.rows)))
+    return TableUse(ids, min(len(np.unique(asked)) * share / first.size, float(table.rows)), _bags(features))
+
+
+def _bags(features: Sequence[FeatureSpec]) -> int:
+    return 0 if any(f.pooling == "none" for f in features) else len(features)
 
 
 def _of_schema(tables: Sequence[TableSpec], features: Sequence[FeatureSpec], share: int, why: str) -> Profile:
     found = {}
     for table in tables:
-        ids = sum(f.bag or 1 for f in features if f.table == table.name)
+        own = [f for f in features if f.table == table.name]
+        ids = sum(f.bag or 1 for f in own)
         missed = math.exp(share * ids * math.log1p(-1 / table.rows)) if table.rows > 1 else 0.0
-        found[table.name] = TableUse(float(ids), table.rows * (1 - missed))
+        found[table.name] = TableUse(float(ids), table.rows * (1 - missed), _bags(own))
     return Profile(found, f"the schema, with all rows equally frequent and a jagged bag as one id ({why})")

@@ -106,7 +106,7 @@ def test_rows_whose_means_are_made_of_several_buffers_are_apart() -> None:
     narrow = TableSpec("b", 10, 32, RowWiseAdagrad())
     _, demand = demand_of(devices=2)
     demand.work.profile.tables.update({name: TableUse(1, 1) for name in "abcd"})
-    apart = demand.of_columns(spec, 32)[1]
-    assert demand.of_columns(narrow, 32)[1] != apart
-    assert demand.of_columns(TableSpec("c", 10, 96, RowWiseAdagrad()), 32)[1] == apart
-    assert demand.of_columns(TableSpec("d", 10, 64, Sgd()), 32)[1] != apart
+    apart = demand.of_part(Cut(spec, 32), 32)[1]
+    assert demand.of_part(Cut(narrow, 32), 32)[1] != apart
+    assert demand.of_part(Cut(TableSpec("c", 10, 96, RowWiseAdagrad()), 32), 32)[1] == apart
+    assert demand.of_part(Cut(TableSpec("d", 10, 64, Sgd()), 32), 32)[1] != apart

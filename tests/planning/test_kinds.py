@@ -12,8 +12,8 @@ from recjax.planning.profile import Profile, TableUse
 SGD = Sgd(0.1)
 
 
-def work(ids: float, distinct: float, hosts: int = 1) -> Workload:
-    return Workload(Profile({"t": TableUse(ids, distinct)}, "by hand"), batch_size=800, devices=8, hosts=hosts)
+def work(ids: float, distinct: float, hosts: int = 1, bags: int = 1) -> Workload:
+    return Workload(Profile({"t": TableUse(ids, distinct, bags)}, "by hand"), batch_size=800, devices=8, hosts=hosts)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def work(ids: float, distinct: float, hosts: int = 1) -> Workload:
         # 300 distinct rows of 16 columns there and back, and their ids; 100 vectors, and 500 ids
         ((Segment("table_wise"),), 300 * (4 + 128), 100 * 128 + 500 * 4),
         # each of 8 shards of 2 columns asks for all ids
-        ((Segment("column_wise"),), 300 * (4 + 128), 100 * 128 + 500 * 4 * 8),
+        ((Segment("column_wise"),), 300 * (4 * 8 + 128), 100 * 128 + 500 * 4 * 8),
         # 4 devices of a host send a vector each
         ((Segment("table_row_wise"),), 300 * (4 + 128), 100 * 128 * 4 + 500 * 4),
         ((Segment("row_wise", owners=(0, 5)),), 300 * (4 + 128), 100 * 128 * 2 + 500 * 4),
@@ -36,12 +36,12 @@ def work(ids: float, distinct: float, hosts: int = 1) -> Workload:
 )
 def test_bytes_of_a_device_and_step(segments, rows, vectors):
     table = TableSpec("t", 1000, 16, SGD)
-    assert bytes_of(segments, table, 1, work(5, 300, hosts=2)) == (rows, vectors)
+    assert bytes_of(segments, table, work(5, 300, hosts=2)) == (rows, vectors)
 
 
 def test_vectors_of_tables_that_hold_bfloat16_are_float32():
     table = TableSpec("t", 1000, 16, SGD, dtype="bfloat16")
-    found = bytes_of((Segment("table_wise"),), table, 2, work(5, 300))
+    found = bytes_of((Segment("table_wise"),), table, work(5, 300, bags=2))
     assert found == (300 * (4 + 32 + 64), 100 * 2 * 128 + 500 * 4)
 
 

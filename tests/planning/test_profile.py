@@ -52,19 +52,19 @@ def source() -> Source:
 def test_ids_and_distinct_rows_by_hand() -> None:
     """Four samples a device: all are read. Table b is asked for the ids of b and of a together."""
     found = profile_of(source(), TABLES, FEATURES, batch_size=8, devices=2)
-    assert found.tables == {"a": TableUse(6 / 4, 4), "b": TableUse(6 / 4 + 2, len({1, 7, 8, 9, 0, 2, 3}))}
+    assert found.tables == {"a": TableUse(6 / 4, 4), "b": TableUse(6 / 4 + 2, len({1, 7, 8, 9, 0, 2, 3}), 2)}
     assert found.origin == "the first 4 training samples"
 
 
 def test_distinct_rows_are_those_of_a_devices_share() -> None:
     """One sample a device: ids are counted in the block that is read, distinct rows in its first sample."""
     found = profile_of(source(), TABLES, FEATURES, batch_size=2, devices=2)
-    assert found.tables == {"a": TableUse(4 / 2, 3), "b": TableUse(4 / 2 + 2, 3)}
+    assert found.tables == {"a": TableUse(4 / 2, 3), "b": TableUse(4 / 2 + 2, 3, 2)}
 
 
 def test_a_share_larger_than_the_data_asks_for_more_in_proportion() -> None:
     found = profile_of(source(), TABLES, FEATURES, batch_size=8, devices=1)
-    assert found.tables == {"a": TableUse(6 / 4, 4 * 2), "b": TableUse(6 / 4 + 2, 7 * 2)}
+    assert found.tables == {"a": TableUse(6 / 4, 4 * 2), "b": TableUse(6 / 4 + 2, 7 * 2, 2)}
     assert profile_of(source(), TABLES, FEATURES, 800, 1).tables["a"].distinct == 10  # its rows
 
 
