@@ -33,7 +33,7 @@ DATA = Synthetic(
 CONFIG = RunConfig(
     data=DATA,
     model=DLRMConfig(bottom=(16, D), top=(16, 1)),
-    embedding=EmbeddingConfig(dim=D, optimizer=RowWiseAdagrad(learning_rate=0.05)),
+    embedding=EmbeddingConfig(dim=D, optimizer=RowWiseAdagrad(learning_rate=0.05), exchange=Exchange()),
     train=TrainConfig(batch_size=B),
 )
 
@@ -96,6 +96,19 @@ class Traced:
         found = [e for e in self.events[0] if e.phase == "dense_grads"]
         assert [(e.kind, e.padded_bytes, e.sends) for e in found] == [("all_reduce", (parameters + 2) * 4, ())]
         assert sum(found[0].parts) == found[0].padded_bytes and len(found[0].parts) == 4 * 2 + 2
+
+
+def test_pooled_vectors():
+    """Every device has two of the eight columns of three tables: six columns of each sample go to each other device."""
+    t = Traced(4, "column_wise", exchange=Exchange(kind="pooled"))
+    (exchange,), b = t.trainer.bound.pooled, -(-B // 4)
+    for phase in ("pooled_exchange", "pooled_grad_exchange"):
+        for event in t.exchanges(phase):
+            assert event.sends == event.receives == (b * 6 * 4,) * 4
+            assert (event.padded_bytes, event.scope) == (4 * b * 6 * 4, exchange.name)
+    asked = [e for rank in range(4) for e in t.events[rank] if e.phase == "id_exchange"]
+    assert {(e.padded_bytes, e.scope) for e in asked} == {(4 * t.capacities[exchange.name] * 4, exchange.name)}
+    assert len(asked) == 8  # ids, and weights beside them
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
