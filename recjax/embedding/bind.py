@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bands import Band, bands
-from recjax.embedding.layout import (
-    ACROSS,
-    SUMMED,
-    BoundPlan,
-    BoundSegment,
-    Fetched,
-    Group,
-    Lookup,
-    Pool,
-    Source,
-)
+from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundSegment, Group
+from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
 from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split

@@ -7,7 +7,7 @@ each), and replicated ones. With one host a grid has all columns together, so it
 host they are column-wise.
 
 A table is mostly one segment. Otherwise its rows are divided into bands, and the columns of each band into ranges; then
-a feature looks up several segments. `Source` says which of them lie in one group, `Lookup` what the fetched rows are
+a feature looks up several segments: `lookups.py` says which of them lie in one group, and what the fetched rows are
 pooled to.
 """
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.embedding.bands import Band
+from recjax.embedding.lookups import Lookup, Pool, Source
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import EXACT, Exchange
 from recjax.embedding.row_order import RowOrder, Split, library
@@ -79,36 +80,6 @@ class BoundSegment:
             number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one behind the last
         owner, within = self.split.owner_and_offset(number)
         return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """The segments of one group that a feature looks its ids up in: bands of one table with the same columns.
-
-    Attributes:
-      name: unique in the bound plan; the feature's own where this is all that it looks up.
-      feature: whose ids are sought.
-      segments: which of them hold some of the rows.
-    """
-
-    name: str
-    feature: FeatureSpec
-    segments: tuple[BoundSegment, ...]
-
-    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
-        """As `BoundSegment.locate`, in whichever segment has the row."""
-        owner, home, here = self.segments[0].locate(ids)
-        where = library(ids).where
-        for segment in self.segments[1:]:
-            other_owner, other_home, there = segment.locate(ids)
-            owner, home = where(there, other_owner, owner), where(there, other_home, home)
-            here = here | there
-        return owner, home, None if self.whole else here
-
-    @property
-    def whole(self) -> bool:
-        """True if the segments have all rows of the table."""
-        return sum(segment.band.size for segment in self.segments) == self.segments[0].spec.rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,68 +282,6 @@ class Group(_InReplicas):
             start, stop = segment.split.bounds(owner)
             first, last = int(self.columns.start(column)), int(self.columns.start(column + 1))
             yield Piece(k, segment.offsets[owner], int(start), int(stop), segment.first + first, segment.first + last)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fetched:
-    """Columns of the rows that a device fetched from one group, as `Pool.rows` names them.
-
-    Attributes:
-      group: its name.
-      first: the first column of these, counted from that of the group's segments.
-      last: the one after the last.
-    """
-
-    group: str
-    first: int
-    last: int
-
-    @property
-    def columns(self) -> int:
-        """Number of these columns."""
-        return self.last - self.first
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup:
-    """Some columns of a feature, or all: what is pooled at once.
-
-    Attributes:
-      spec: the feature, with a name that is unique among lookups: the feature's own where this is all of it.
-      feature: the feature's name.
-      first: the first of these columns in the feature's table.
-      sources: names of the `Source`s of its rows, beside `Pool.rows`.
-      everywhere: True if there is one source alone, which has all rows.
-    """
-
-    spec: FeatureSpec
-    feature: str
-    first: int
-    sources: tuple[str, ...]
-    everywhere: bool = True
-
-    @property
-    def name(self) -> str:
-        """Its name in `Routing.features`."""
-        return self.spec.name
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """Lookups that take their rows from the same place.
-
-    Attributes:
-      rows: fetched rows, which lie one below the other: all have as many columns.
-      lookups: what is pooled from them.
-    """
-
-    rows: tuple[Fetched, ...]
-    lookups: tuple[Lookup, ...]
-
-    @property
-    def width(self) -> int:
-        """Columns of these rows."""
-        return self.rows[0].columns
 
 
 @dataclasses.dataclass(frozen=True)

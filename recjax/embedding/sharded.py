@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.layout import BoundPlan, Group, Pool
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.lookups import Pool
 from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.pooled.lookup import Entries, Vectors
 from recjax.embedding.pooling import Sequence, pool

@@ -20,7 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from recjax.embedding.layout import BoundSegment, Group, Source
+from recjax.embedding.layout import BoundSegment, Group
+from recjax.embedding.lookups import Source
 from recjax.embedding.plan import Exchange
 from recjax.embedding.spec import FeatureSpec
 
