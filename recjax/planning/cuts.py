@@ -86,7 +86,8 @@ class Shares:
     @functools.cached_property
     def mean_K(self) -> np.ndarray:
         """Means over devices; 1 where there is nothing."""
-        return np.where(self.total_K > 0, self.total_K, 1.0) / self.demand.work.devices
+        mean_K = self.total_K / self.demand.work.devices
+        return np.where(mean_K > 0, mean_K, 1.0)
 
     def of_shard(self, cut: Cut, width: int) -> np.ndarray:
         """Those of one part of the rows of so many columns of a table, float64 [M]."""

@@ -169,8 +169,8 @@ def test_a_plan_file_has_its_own_exchange(tmp_path):
 @pytest.mark.parametrize("preset", ["synthetic", "movietweetings"])
 def test_settings(preset):
     config = recjax.load(preset, "embedding.exchange.forward=int8", "embedding.exchange.backward=bfloat16")
-    assert config.embedding.exchange == Exchange("int8", "bfloat16")
-    assert recjax.load(preset).embedding.exchange == EXACT
+    assert config.embedding.exchange == Exchange("int8", "bfloat16", "auto")
+    assert recjax.load(preset).embedding.exchange == Exchange(kind="auto")
     with pytest.raises(ConfigError, match="embedding.exchange.forward=int4"):
         recjax.load(preset, "embedding.exchange.forward=int4")
 
@@ -189,10 +189,10 @@ def test_useful_bytes_know_the_precision():
         bound = dataclasses.replace(bind(make_plan(placement, (TABLE,)), (TABLE,), (FEATURE,), 2), groups=(group,))
         asked = counts if placement == "row_wise" else np.array([[4], [4]], np.int32)
         routing = Routing({group.name: GroupRouting(np.zeros((2, len(asked[0]), C)), asked)}, {})
-        useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4).items()}
+        useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4, 0).items()}
         assert useful == {"id_exchange": 16, "row_exchange": 4 * (columns + 8), "grad_exchange": 4 * (columns + 1) * 2}
     narrow = dataclasses.replace(TABLE, dtype="bfloat16")  # whose rows are narrow as they are, and its gradients not
     bound = bind(make_plan("row_wise", (narrow,)), (narrow,), (FEATURE,), 2)
     routing = Routing({bound.groups[0].name: GroupRouting(np.zeros((2, 2, C)), counts)}, {})
-    useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4).items()}
+    useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4, 0).items()}
     assert useful == {"id_exchange": 16, "row_exchange": 8 * D, "grad_exchange": 16 * D}

@@ -131,7 +131,7 @@ def models(draw: st.DrawFn) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, .
     )
     features = tuple(FeatureSpec(t.name, t.name, None) for t in tables)
     devices, batch_size = draw(st.integers(1, 9)), draw(st.integers(1, 5000))
-    use = use_of(tables, {t.name: draw(st.floats(0, 100)) for t in tables}, batch_size / devices)
+    use = use_of(tables, {t.name: draw(st.just(0.0) | st.floats(1e-6, 100)) for t in tables}, batch_size / devices)
     return tables, features, Workload(Profile(use, "a test"), batch_size, devices)
 
 
