@@ -91,7 +91,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     result = evaluation.measure(trainer, chosen, "test", stop)
                 except StopRequested as asked:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
-                file.write({"step": step, "split": "test", "loss": result["logloss"], **result})
+                file.write(evaluation.as_line(step, "test", result))
         summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
         if main:
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
@@ -194,7 +194,9 @@ def evaluate(
     reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
     try:
         if distributed.is_main():
-            calibration.draw(reports, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
+            drawn = evaluation.curves(reports)
+            if drawn:
+                calibration.draw(drawn, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
     except TrainingError as error:  # the numbers are worth more than the picture
         _note(f"there is no picture of the calibration: {error}")
     if len(reports) == 1:

@@ -21,7 +21,7 @@ from recjax.train.table_specs import dims, specs
 
 CONFIGS = Path(recjax.__file__).parent.parent / "configs"
 PRESETS = sorted(file.stem for file in CONFIGS.glob("*.py"))
-MODELS = ("dlrm", "dcnv2", "wide_deep", "deepfm")
+MODELS = ("dlrm", "dcnv2", "wide_deep", "deepfm", "shared_bottom", "mmoe", "ple")
 
 
 def build(config: RunConfig, dense: int) -> None:

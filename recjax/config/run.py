@@ -9,6 +9,7 @@ from typing import Literal, Self
 from recjax import settings as machinery
 from recjax.config import own_code
 from recjax.config.small_data import SmallData
+from recjax.config.tasks import TaskConfig
 from recjax.config.train import TrainConfig
 from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
@@ -19,6 +20,9 @@ from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.deepfm import DeepFMConfig
 from recjax.models.dlrm import DLRMConfig
+from recjax.models.mmoe import MMoEConfig
+from recjax.models.ple import PLEConfig
+from recjax.models.shared_bottom import SharedBottomConfig
 from recjax.models.wide_deep import WideDeepConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
@@ -80,7 +84,10 @@ class RunConfig:
 
     seed: int = 0  # of initial weights and of the order of the samples
     data: Dataset = Synthetic()  # what to train on
-    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig = DLRMConfig()  # the dense part
+    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig | SharedBottomConfig | MMoEConfig | PLEConfig = (
+        DLRMConfig()
+    )  # the dense part
+    tasks: Named[TaskConfig] = Named()  # settings of single labels, by their names: loss and weight
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # how to train
     small: SmallData = SmallData()  # how to train instead on a small training split

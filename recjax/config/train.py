@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from recjax.config import choice
 from recjax.config.schedule import Constant, Schedule
 from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
 from recjax.errors import ConfigError
@@ -143,7 +144,9 @@ class TrainConfig:
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split; 0: once an epoch
     eval_batch_size: int = 4096  # samples per evaluation step
-    choose_by: Literal["auc", "logloss"] = "auc"  # validation metric that chooses the checkpoint
+    # Validation measure that chooses the checkpoint: auc, logloss; of several labels LABEL.MEASURE, or a sum such as
+    # 0.7*click.auc+0.3*buy.auc. auc then is the mean over binary labels, or the loss where there are none.
+    choose_by: str = "auc"
     patience: int = 0  # evaluations without improvement before an early stop; 0 never stops early
     # Steps between checkpoints, or the training time between them: 30s, 5min, 1h. 0: with each evaluation. Else an
     # evaluation brings one only if it is the best so far. So do the first minute of training and the end in any case.
@@ -161,6 +164,7 @@ class TrainConfig:
         not_negative = ("steps", "eval_every", "patience", "workers")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_not_negative(self, "clip_norm", "bucket_mib")
+        choice.parse(self.choose_by)
         if not self.checkpoint_steps and not self.checkpoint_s and self.checkpoint_every != 0:
             raise ConfigError(
                 f"checkpoint_every is {self.checkpoint_every}; it must be a number of steps, 0, or a time such as 30s, "

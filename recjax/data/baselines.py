@@ -20,6 +20,8 @@ def references(source: BlockSource) -> dict[str, float]:
     computed when the data are prepared: they use raw ids, while the prepared ones have rare values merged. Tables of
     one's own have `naive_bayes`, which reads the training and test splits once.
     """
+    if source.schema.labels:
+        return {}  # these are of one binary label
     if isinstance(source, PreparedSource) and "table" in source.about:
         return naive_bayes(source)
     if isinstance(source, PreparedSource):

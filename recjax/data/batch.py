@@ -7,10 +7,14 @@ padding, routing and sharding happen later.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 
 from recjax.errors import DataError
+
+LabelKind = Literal["binary", "number", "class"]
+ONLY = "label"  # what the one binary label is called where it needs a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +35,35 @@ class Feature:
 
 
 @dataclasses.dataclass(frozen=True)
+class Label:
+    """One of several labels.
+
+    Attributes:
+      name: unique in the schema; a task of this name learns it.
+      kind: "binary", 0 or 1; "number", any finite number; or "class", an integer from 0 to below `classes`.
+      classes: of a class, how many there are, at least 2; 0 of the other kinds.
+      weight: column of the raw data that its weights come from; "": those of the samples. It only describes.
+    """
+
+    name: str
+    kind: LabelKind = "binary"
+    classes: int = 0
+    weight: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Schema:
     """Names and sizes of a dataset's columns: what a model is built from.
 
     Attributes:
       dense: names of the K dense features, in column order.
       features: the categorical features, in the order in which the model sees them.
+      labels: the T labels, in column order; empty: one binary label, and arrays of labels without a second axis.
     """
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
+    labels: tuple[Label, ...] = ()
 
     def feature(self, name: str) -> Feature:
         """The feature called `name`; KeyError if there is none."""
@@ -85,8 +108,9 @@ class Batch:
     Attributes:
       dense: float32 [B, K].
       bags: feature name -> Bags, in the schema's order.
-      labels: float32 [B], 0 or 1.
-      weights: float32 [B], non-negative; the loss is sum(w * l) / sum(w).
+      labels: float32 [B], 0 or 1; or [B, T], where the schema names T labels.
+      weights: float32 of the shape of `labels`, non-negative; the loss is sum(w * l) / sum(w), of each label apart. A
+        label of weight 0 does not count.
       position: global sample index of the first row: epoch * rows_per_epoch + offset in the epoch.
     """
 
@@ -108,14 +132,15 @@ def validate(batch: Batch, schema: Schema) -> None:
     Ids are checked in their own integer type, before anything narrows them to int32.
 
     Raises:
-      DataError: an id out of range, a non-finite dense value or weight, a label other than 0 and 1, or arrays whose
-        shapes do not fit the schema; the message names feature (or column), row and value.
+      DataError: an id out of range, a non-finite dense value or weight, a label that is not of its kind, or arrays
+        whose shapes do not fit the schema; the message names feature (or column), row and value.
     """
     B, K = batch.size, len(schema.dense)
+    each = (B, len(schema.labels)) if schema.labels else (B,)
     for name, array, shape in (
         ("dense", batch.dense, (B, K)),
-        ("labels", batch.labels, (B,)),
-        ("weights", batch.weights, (B,)),
+        ("labels", batch.labels, each),
+        ("weights", batch.weights, each),
     ):
         if array.shape != shape:
             raise DataError(
@@ -130,17 +155,12 @@ def validate(batch: Batch, schema: Schema) -> None:
                 "Every dense value, label and weight must be finite: clean the source file (recjax has no "
                 "way to know what a missing value means) and prepare the data again."
             )
-    wrong = (batch.labels != 0) & (batch.labels != 1)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"the label of sample {batch.position + row} is {batch.labels[row]}; labels must be 0 or 1. Prepare the "
-            "data again with labels that say only whether it happened."
-        )
+    _validate_labels(batch, schema)
     if (batch.weights < 0).any():
-        row = int(np.argmax(batch.weights < 0))
+        at = tuple(int(i) for i in np.argwhere(batch.weights < 0)[0])
+        of = f" of label {schema.labels[at[1]].name!r}" if schema.labels else ""
         raise DataError(
-            f"the weight of sample {batch.position + row} is {batch.weights[row]}; weights must not be negative. "
+            f"the weight{of} of sample {batch.position + at[0]} is {batch.weights[at]}; weights must not be negative. "
             "Correct the column that the weights come from."
         )
     for feature in schema.features:
@@ -150,6 +170,31 @@ def validate(batch: Batch, schema: Schema) -> None:
                 f"{', '.join(batch.bags)}. Prepare the data again with this schema."
             )
         _validate_bags(batch.bags[feature.name], feature, batch)
+
+
+def _validate_labels(batch: Batch, schema: Schema) -> None:
+    if not schema.labels:
+        wrong = (batch.labels != 0) & (batch.labels != 1)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise DataError(
+                f"the label of sample {batch.position + row} is {batch.labels[row]}; labels must be 0 or 1. Prepare "
+                "the data again with labels that say only whether it happened."
+            )
+        return
+    for column, label in enumerate(schema.labels):
+        if label.kind == "number":
+            continue
+        labels_B = batch.labels[:, column]
+        most = 1 if label.kind == "binary" else label.classes - 1
+        wrong = (labels_B != np.floor(labels_B)) | (labels_B < 0) | (labels_B > most)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            kinds = "0 or 1" if label.kind == "binary" else f"a class from 0 to {most}"
+            raise DataError(
+                f"label {label.name!r} of sample {batch.position + row} is {labels_B[row]}; it must be {kinds}, also "
+                "where it weighs 0. Prepare the data again with such labels, or as another kind."
+            )
 
 
 def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:

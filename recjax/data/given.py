@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, Feature, Schema, validate
+from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema, validate
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
 
@@ -56,7 +56,36 @@ def check_schema(schema: Any) -> Schema:
     features = (
         dataclasses.replace(f, rows=int(f.rows), bag=None if f.bag is None else int(f.bag)) for f in schema.features
     )
-    return Schema(tuple(schema.dense), tuple(features))
+    return Schema(tuple(schema.dense), tuple(features), tuple(map(_label, _labels(schema))))
+
+
+def _labels(schema: Schema) -> tuple[Any, ...]:
+    labels = schema.labels
+    if isinstance(labels, (str, Label)):
+        raise DataError(
+            f'the schema\'s labels are {_a(labels)}, not a tuple. Write labels=(Label("clicked"),), with its comma.'
+        )
+    names = [getattr(label, "name", None) for label in labels]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"the schema has two labels {twice[0]!r:.80}. Give each a name of its own.")
+    return tuple(labels)
+
+
+def _label(label: Any) -> Label:
+    if not isinstance(label, Label) or not isinstance(label.name, str) or not label.name:
+        raise DataError(f'the schema has {_a(label)} among its labels. Write Label("rating", kind="number").')
+    kinds = get_args(LabelKind)
+    if label.kind not in kinds:
+        raise DataError(f"label {label.name!r} has kind={label.kind!r:.80}. The kinds are {', '.join(kinds)}.")
+    most = 2**24  # classes that float32 tells apart
+    if label.kind == "class" and not (isinstance(label.classes, (int, np.integer)) and 2 <= label.classes < most):
+        raise DataError(
+            f"label {label.name!r} is a class, and has classes={label.classes!r:.80}. Give their number: "
+            f'Label({label.name!r}, kind="class", classes=5).'
+        )
+    if label.kind != "class" and label.classes:
+        raise DataError(f"label {label.name!r} is {label.kind} and has classes={label.classes!r:.80}. Leave that out.")
+    return dataclasses.replace(label, classes=int(label.classes))
 
 
 def check_about(about: Any) -> dict[str, Any]:
@@ -136,10 +165,7 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
             f"{place}: labels is None. Give 0 or 1 for each sample; rows that are only to be scored may all have "
             "0, for `recjax predict` does not look at labels."
         )
-    labels = _floats(block.labels, f"{place}: labels")
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1:
-        raise DataError(f"{place}: labels have shape {labels.shape}. Give one number, 0 or 1, for each sample: [n].")
+    labels = _labels_of(_floats(block.labels, f"{place}: labels"), schema, place)
     n, K = len(labels), len(schema.dense)
     dense: Any = np.zeros((n, 0), np.float32)
     if block.dense is not None or K:
@@ -152,6 +178,8 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
             f"({', '.join(schema.dense) or 'none'}) ask for {(n, K)}. Give one row for each sample."
         )
     weights = np.ones(n, np.float32) if block.weights is None else _floats(block.weights, f"{place}: weights")
+    if schema.labels and weights.shape == (n,):
+        weights = np.repeat(weights[:, None], len(schema.labels), axis=1)
     if not isinstance(block.bags, Mapping):
         raise DataError(f"{place}: bags is {_a(block.bags)}, not a dict. Write {{feature name: Bags(ids)}}.")
     names = [feature.name for feature in schema.features]
@@ -164,6 +192,25 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
         raise DataError(f"{place} has no feature {absent[0]!r}; it has {', '.join(block.bags) or 'none'}. Add it.")
     bags = {f.name: _bags(block.bags[f.name], f, n, f"{place}, feature {f.name!r}") for f in schema.features}
     return Batch(dense, bags, labels, weights)
+
+
+def _labels_of(labels: np.ndarray, schema: Schema, place: str) -> np.ndarray:
+    if not schema.labels:
+        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        if labels.ndim != 1:
+            raise DataError(
+                f"{place}: labels have shape {labels.shape}. Give one number, 0 or 1, for each sample: [n]; or name "
+                'several in the schema: labels=(Label("clicked"), Label("rating", kind="number")).'
+            )
+        return labels
+    T = len(schema.labels)
+    labels = labels[:, None] if labels.ndim == 1 and T == 1 else labels
+    if labels.ndim != 2 or labels.shape[1] != T:
+        raise DataError(
+            f"{place}: labels have shape {labels.shape}, but the schema names {T}: "
+            f"{', '.join(label.name for label in schema.labels)}. Give one column for each: [n, {T}]."
+        )
+    return labels
 
 
 def _bags(given: Any, feature: Feature, n: int, place: str) -> Bags:

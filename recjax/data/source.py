@@ -93,8 +93,8 @@ def take(batch: Batch, rows: np.ndarray) -> Batch:
     return Batch(
         dense=np.take(batch.dense, rows, axis=0),
         bags={name: take_bags(bags) for name, bags in batch.bags.items()},
-        labels=np.take(batch.labels, rows),
-        weights=np.take(batch.weights, rows),
+        labels=np.take(batch.labels, rows, axis=0),
+        weights=np.take(batch.weights, rows, axis=0),
         position=batch.position,
     )
 

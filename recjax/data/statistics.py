@@ -18,7 +18,8 @@ def describe(source: BlockSource) -> dict[str, Any]:
 
     Returns:
       JSON values: `name`, `fingerprint`, `path` (None if not on disk), `dense` (names), `splits` (name -> rows,
-      label_rate, best_auc for synthetic data), `features` (a list: name, rows, bag, weighted; then over all splits:
+      label_rate, best_auc for synthetic data; of several labels `labels`: name -> kind, rows that have any weight, and
+      the mean in these), `features` (a list: name, rows, bag, weighted; then over all splits:
       ids, distinct_ids, mean_bag, top_id_share, ids_for_90_percent and its share of the distinct ids seen),
       `references` (name -> test AUC) and `about`, what the dataset tells of itself. A value that no row defines (the
       label rate of an empty split) is None.
@@ -28,14 +29,23 @@ def describe(source: BlockSource) -> dict[str, Any]:
     rows_total = 0
     for split in SPLITS:
         counts = source.row_counts(split)
-        rows, positives = int(counts.sum()), 0.0
+        rows, positives = int(counts.sum()), np.zeros(max(1, len(source.schema.labels)))
+        total = np.zeros_like(positives)
         for index in range(len(counts)):
             block = source.read(split, index)
-            positives += float(block.labels.sum(dtype=np.float64))
+            counted = block.weights > 0 if source.schema.labels else np.ones(block.size, bool)
+            positives += np.where(counted, block.labels, 0).sum(axis=0, dtype=np.float64)
+            total += counted.sum(axis=0)
             for name, counter in counters.items():
                 counter.add(block.bags[name].ids)
-        splits[split] = {"rows": rows, "label_rate": positives / rows if rows else None}
-        if isinstance(source, SyntheticSource) and rows > 1:
+        splits[split] = {"rows": rows, "label_rate": float(positives[0]) / rows if rows else None}
+        if source.schema.labels:
+            splits[split]["label_rate"] = None
+            splits[split]["labels"] = {
+                label.name: {"kind": label.kind, "rows": int(n), "mean": float(sum / n) if n else None}
+                for label, sum, n in zip(source.schema.labels, positives, total, strict=True)
+            }
+        elif isinstance(source, SyntheticSource) and rows > 1:
             splits[split]["best_auc"] = best_auc(source, split)
         rows_total += rows
     features = [
@@ -79,6 +89,14 @@ def to_text(described: dict[str, Any]) -> str:
         for name, split in described["splits"].items()
     ]
     lines += [*aligned([head, *table]), ""]
+    if labels := [(split, name, of) for split, found in described["splits"].items()
+                  for name, of in found.get("labels", {}).items()]:  # fmt: skip
+        head = ["split", "label", "kind", "rows", "mean"]
+        table = [
+            [split, name, of["kind"], f"{of['rows']:,}", "-" if of["mean"] is None else f"{of['mean']:.4g}"]
+            for split, name, of in labels
+        ]
+        lines += [*aligned([head, *table]), ""]
     head = ["feature", "rows V", "ids per bag", "distinct ids", "top id", "ids for 90% of accesses"]
     table = [
         [

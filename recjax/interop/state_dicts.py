@@ -107,6 +107,8 @@ def _cannot(form: str, model: object, dense: int, features: Sequence[FeatureSpec
     if not isinstance(model, DLRMConfig | DCNv2Config) or (form == "facebook" and isinstance(model, DCNv2Config)):
         known = "DLRM" if form == "facebook" else "DLRM and DCN-v2"
         return f"it has no such model as model={getattr(model, 'kind', model)}, only {known}"
+    if model.batch_norm:
+        return "there layers are not normalised, and here model.batch_norm is set"
     if not dense:
         return "there every model has a bottom MLP, and this one has none, since its data have no dense features"
     if form == "facebook":

@@ -11,6 +11,7 @@ from flax import nnx
 
 from recjax.errors import ConfigError
 from recjax.models.layers import CrossNet, Mlp, check_logit, check_widths
+from recjax.models.stateful import check_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +25,11 @@ class DCNv2Config:
     rank: int = 32  # of the crosses' matrices; 0: full rank
     top: tuple[int, ...] = (64, 1)  # widths of the deep network's layers; the last is the logit, so 1
     structure: Literal["stacked", "parallel"] = "stacked"  # the deep network sees the crosses, or the input beside them
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         check_widths("bottom", self.bottom)
         check_logit("top", self.top)
         if self.cross_layers < 1:
@@ -53,17 +57,18 @@ class DCNv2(nnx.Module):
     """
 
     def __init__(self, config: DCNv2Config, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
-        self.bottom = Mlp(dense, config.bottom if dense else (), dtype=dtype, rngs=rngs)
+        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
+        self.bottom = Mlp(dense, config.bottom if dense else (), **how)
         width = (config.bottom[-1] if dense and config.bottom else dense) + sum(dims.values())
         self.cross = CrossNet(width, config.cross_layers, config.rank, dtype=dtype, rngs=rngs)
         self.parallel = config.structure == "parallel"
         if self.parallel:
             deep = config.top[:-1]
-            self.deep = Mlp(width, deep, dtype=dtype, rngs=rngs)
+            self.deep = Mlp(width, deep, **how)
             width, top = width + (deep[-1] if deep else width), config.top[-1:]
         else:
             top = config.top
-        self.top = Mlp(width, top, linear_output=True, dtype=dtype, rngs=rngs)
+        self.top = Mlp(width, top, linear_output=True, **how)
         self.features = tuple(dims)
         self.dtype = dtype
 

@@ -12,6 +12,7 @@ from flax import nnx
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded, full_precision, pair_sum, unequal
+from recjax.models.stateful import check_rate
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default
 
@@ -24,8 +25,11 @@ class DeepFMConfig:
     first_order: ClassVar[bool] = True
     deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
     linear: SparseOptimizer | None = None  # optimizer of the first-order weights; none: that of the embeddings
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         check_logit("deep", self.deep)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DeepFM:
@@ -61,9 +65,10 @@ class DeepFM(nnx.Module):
     def __init__(
         self, config: DeepFMConfig, dense: int, features: tuple[str, ...], dim: int, *, dtype: Any, rngs: nnx.Rngs
     ) -> None:
+        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
         self.factors_KxD = nnx.Param(jax.random.normal(rngs.params(), (dense, dim), jnp.float32) * FACTOR_SCALE)
         self.first = FirstOrder(dense, features, dtype=dtype)
-        self.deep = Mlp((dense + len(features)) * dim, config.deep, linear_output=True, dtype=dtype, rngs=rngs)
+        self.deep = Mlp((dense + len(features)) * dim, config.deep, linear_output=True, **how)
         self.features = features
         self.dtype = dtype
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from recjax.errors import ConfigError
 from recjax.models.layers import Mlp, check_logit, check_widths, dot_interaction, unequal
+from recjax.models.stateful import check_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,11 @@ class DLRMConfig:
     top: tuple[int, ...] = (64, 1)  # widths of the top MLP's layers; the last is the logit, so 1
     interaction: Literal["dot", "cat"] = "dot"  # dot: pairwise products; cat: plain concatenation
     interaction_itself: bool = False  # dot: also each vector with itself
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         check_widths("bottom", self.bottom, least=1)
         check_logit("top", self.top)
 
@@ -75,14 +79,15 @@ class DLRM(nnx.Module):
     """
 
     def __init__(self, config: DLRMConfig, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
+        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
         F = len(dims) + (dense > 0)  # vectors that interact
         x = config.bottom[-1] if dense else 0
         if config.interaction == "dot":
             width = x + F * (F - 1 + 2 * config.interaction_itself) // 2
         else:
             width = x + sum(dims.values())
-        self.bottom = Mlp(dense, config.bottom if dense else (), dtype=dtype, rngs=rngs)
-        self.top = Mlp(width, config.top, linear_output=True, dtype=dtype, rngs=rngs)
+        self.bottom = Mlp(dense, config.bottom if dense else (), **how)
+        self.top = Mlp(width, config.top, linear_output=True, **how)
         self.features = tuple(dims)
         self.interaction = config.interaction
         self.itself = config.interaction_itself

@@ -15,6 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from recjax import kernels
 from recjax.errors import ConfigError
+from recjax.models.stateful import BatchNorm, Dropout
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
 PRECISION = jax.lax.Precision.HIGHEST
@@ -148,23 +149,39 @@ def linear(inputs: int, outputs: int, *, relu: bool = False, dtype: Any, rngs: n
 class Mlp(nnx.Module):
     """Dense layers with a ReLU after each one; if `linear_output`, the last one has none and gives logits.
 
-    Logits are of `full_precision`. Without widths it gives its input.
+    Logits are of `full_precision`. Without widths it gives its input. With `batch_norm` values are normalised before
+    each ReLU, and with `dropout` a share of them is dropped after it.
     """
 
     def __init__(
-        self, inputs: int, widths: Sequence[int], *, linear_output: bool = False, dtype: Any, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        *,
+        linear_output: bool = False,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        dtype: Any,
+        rngs: nnx.Rngs,
     ) -> None:
         sizes = [inputs, *widths]
-        dtypes, relus = [dtype] * len(widths), [True] * len(widths)
+        dtypes, relus = [dtype] * len(widths), [not batch_norm] * len(widths)
         if linear_output:
             dtypes[-1], relus[-1] = full_precision(dtype), False
         layers = zip(itertools.pairwise(sizes), dtypes, relus, strict=True)
         self.layers = nnx.List([linear(m, n, relu=r, dtype=d, rngs=rngs) for (m, n), d, r in layers])
+        hidden = widths[:-1] if linear_output else widths
+        self.norms = nnx.List([BatchNorm(n) for n in hidden]) if batch_norm else None
+        self.drops = nnx.List([Dropout(dropout) for _ in hidden]) if dropout else None
 
     def __call__(self, x_BxK: jax.Array) -> jax.Array:
         """[b, inputs] -> [b, widths[-1]]."""
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             x_BxK = layer(x_BxK)
+            if self.norms is not None and number < len(self.norms):
+                x_BxK = jax.nn.relu(self.norms[number](x_BxK))
+            if self.drops is not None and number < len(self.drops):
+                x_BxK = self.drops[number](x_BxK)
         return x_BxK
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from recjax.embedding.optim import SparseOptimizer
 from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded
+from recjax.models.stateful import check_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +22,11 @@ class WideDeepConfig:
     first_order: ClassVar[bool] = True
     deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
     linear: SparseOptimizer | None = None  # optimizer of the wide part's ids; none: that of the embeddings
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         check_logit("deep", self.deep)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> WideDeep:
@@ -49,7 +53,8 @@ class WideDeep(nnx.Module):
 
     def __init__(self, config: WideDeepConfig, dense: int, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs) -> None:
         self.wide = FirstOrder(dense, tuple(dims), dtype=dtype)
-        self.deep = Mlp(dense + sum(dims.values()), config.deep, linear_output=True, dtype=dtype, rngs=rngs)
+        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
+        self.deep = Mlp(dense + sum(dims.values()), config.deep, linear_output=True, **how)
         self.features = tuple(dims)
         self.dtype = dtype
 

@@ -15,6 +15,7 @@ from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.progress import TrainProgress, describe
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
+from recjax.train.tasks import choice_of
 from recjax.train.trainer import Trainer
 from recjax.utils.host_memory import available_bytes
 from recjax.utils.lazy_arrays import load
@@ -85,18 +86,19 @@ class Evaluate:
         log, train = self._log, self._trainer.config.train
         with log.progress.paused():
             result = evaluation.measure(self._trainer, state, "validation", self._stop)
-        log.file.write({"step": progress.step, "split": "validation", "loss": result["logloss"], **result})
-        by, best = train.choose_by, progress.best_value
-        value = float(distributed.from_main("the measure that chooses", repr(float(result[by]))))  # to the last bit
+        log.file.write(evaluation.as_line(progress.step, "validation", result))
+        choice, best = choice_of(train.choose_by, self._trainer.tasks), progress.best_value
+        value = choice.value(result)
+        value = float(distributed.from_main("the measure that chooses", repr(value)))  # to the last bit
         if math.isnan(value):
             log.progress.note(
-                f"step {progress.step:,}: the validation {by} has no value (are all labels equal?), so it chooses "
-                "nothing"
+                f"step {progress.step:,}: the validation {train.choose_by} has no value (are all labels equal?), so it "
+                "chooses nothing"
             )
             return
-        better = best is None or (value > best if by == "auc" else value < best)
+        better = best is None or (value > best if choice.higher else value < best)
         progress.choose(value, better, train.patience)
-        text = f"step {progress.step:,}: validation AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
+        text = f"step {progress.step:,}: validation {evaluation.in_short(result, self._trainer.tasks)}"
         stopping = ", stopping early" if progress.stopped else ""
         log.progress.note(text + (", best so far" if better else "") + stopping)
 

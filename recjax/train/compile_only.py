@@ -22,6 +22,7 @@ from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.train.module import kept_dtype, kept_state
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.step_inputs import StepInputs
@@ -41,7 +42,9 @@ def abstract_state(trainer: Trainer) -> TrainState:
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
     dense, opt = jax.eval_shape(trainer.dense.hold, dense, jax.eval_shape(trainer.tx.init, dense))
-    state = TrainState(step, ok, dense, opt, tables, slots)
+    kept = kept_state(trainer.model)
+    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept_dtype(x, trainer.dtype)), kept)
+    state = TrainState(step, ok, dense, opt, tables, slots, module=kept)
     return _placed(trainer, state, state_specs(trainer.bound, trainer.dense))
 
 
@@ -61,7 +64,8 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     for lookup in trainer.bound.lookups:
         features[lookup.name] = _feature(trainer, lookup.spec, parts, samples, capacities)
     dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
-    each_B = jax.ShapeDtypeStruct((parts * samples,), trainer.dtype)
+    T = len(trainer.source.schema.labels)
+    each_B = jax.ShapeDtypeStruct((parts * samples, T) if T else (parts * samples,), trainer.dtype)
     return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled)), P(BATCH_AXES))
 
 

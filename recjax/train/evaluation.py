@@ -19,8 +19,10 @@ from recjax.errors import ConfigError
 from recjax.train.agreement import never
 from recjax.train.metrics import calibration
 from recjax.train.metrics.binned import Binned, Exact
+from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.slices import Groups, Slices, find_feature
 from recjax.train.state import TrainState
+from recjax.train.tasks import Tasks
 from recjax.train.trainer import Trainer
 from recjax.utils.text import aligned
 
@@ -61,6 +63,31 @@ def measure(trainer: Trainer, state: TrainState, split: str, stop: Callable[[], 
     return _measured(trainer, state, split, _is_exact(trainer, split, EXACT_ROWS), (), stop).result()
 
 
+def as_line(step: int, split: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What `measure` gives as a line of metrics.jsonl."""
+    return {"step": step, "split": split, "loss": result.get("loss", result.get("logloss")), **result}
+
+
+def in_short(result: Mapping[str, float], tasks: Tasks) -> str:
+    """What `measure` gives, in half a line: of tasks the loss, and of each the first measure after its loss."""
+    if not tasks:
+        return f"AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
+    firsts = {"binary": "auc", "number": "mae", "class": "accuracy"}
+    names = [f"{task.name}.{firsts[task.label.kind]}" for task in tasks]
+    return ", ".join([f"loss {result['loss']:.4f}", *(f"{name} {result[name]:.4f}" for name in names)])
+
+
+def curves(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """What `calibration.draw` takes of the `report` of each split: of tasks, the binary ones."""
+    drawn: dict[str, Mapping[str, Any]] = {}
+    for split, of_split in reports.items():
+        if "tasks" in of_split:
+            drawn |= {f"{split}, {name}": of_task for name, of_task in of_split["tasks"].items()}
+        else:
+            drawn[split] = of_split
+    return drawn
+
+
 def report(trainer: Trainer, state: TrainState, split: str, details: Details) -> dict[str, Any]:
     """The measures of a split and all `details` of it.
 
@@ -73,11 +100,18 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
       `predictions`: see `calibration.predictions`;
       `by`: feature -> see `Slices.result`; only if asked for;
       `grouped`: see `Groups.result`; only if asked for.
+      Of tasks what `ByTask.result` gives takes the place of the plain measures, and "tasks" (binary task -> its
+      `positive_share`, `ece`, `calibration_curve`, `predictions`, `samples`) that of these.
 
     Raises:
-      ConfigError: no such feature, or one that does not group samples.
+      ConfigError: no such feature, one that does not group samples, or tasks, of which there is no `by` and `group`.
       DataError, TrainingError: as for `metrics.evaluate`.
     """
+    if trainer.tasks and (details.by or details.group):
+        raise ConfigError(
+            "slices by feature (--by, --group) are of one binary label, and these data have tasks of their own: "
+            f"{', '.join(task.name for task in trainer.tasks)}. Leave them out."
+        )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
     grouped = find_feature(schema, details.group) if details.group else None
     by = [find_feature(schema, name) for name in details.by]
@@ -91,21 +125,31 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         stream = batches(trainer.source, split, trainer.config.train.eval_batch_size, epochs=1, workers=workers)
         slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(trainer.source, feature).name)
     whole = _measured(trainer, state, split, exact, (*slices.values(), *groups))
-    histogram = whole.histogram()
-    points = calibration.curve(histogram, details.calibration_bins, details.calibration_by)
-    result: dict[str, Any] = {
-        **whole.result(),
-        "auc_method": "exact" if exact else "binned",
-        "positive_share": whole.positives(),
-        "ece": calibration.expected_error(points),
-        "calibration_curve": points,
-        "predictions": calibration.predictions(histogram),
-    }
+    result: dict[str, Any] = {**whole.result(), "auc_method": "exact" if exact else "binned"}
+    if isinstance(whole, ByTask):
+        of = {name: (kept, result[f"{name}.samples"]) for name, kept in whole.binary().items()}
+        return {
+            **result,
+            "tasks": {name: _calibrated(kept, details) | {"samples": n} for name, (kept, n) in of.items()},
+        }
+    result |= _calibrated(whole, details)
     if slices:
         result["by"] = {name: part.result() for name, part in slices.items()}
     if groups:
         result["grouped"] = groups[0].result()
     return result
+
+
+def _calibrated(whole: Exact | Binned, details: Details) -> dict[str, Any]:
+    """What is predicted of one binary label, against what is there."""
+    histogram = whole.histogram()
+    points = calibration.curve(histogram, details.calibration_bins, details.calibration_by)
+    return {
+        "positive_share": whole.positives(),
+        "ece": calibration.expected_error(points),
+        "calibration_curve": points,
+        "predictions": calibration.predictions(histogram),
+    }
 
 
 def _measured(
@@ -115,8 +159,10 @@ def _measured(
     exact: bool,
     parts: Sequence[_Part],
     stop: Callable[[], int] = never,
-) -> Exact | Binned:
-    whole = Exact() if exact else Binned()
+) -> Exact | Binned | ByTask:
+    whole: Exact | Binned | ByTask = Exact() if exact else Binned()
+    if trainer.tasks:
+        whole = ByTask(trainer.tasks, exact)
     for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop)):
         whole.add(batch.labels, logits, batch.weights, batch.position)
         for part in parts:
@@ -135,12 +181,15 @@ def _rows(trainer: Trainer, split: str) -> int:
 def to_text(result: Mapping[str, Any]) -> str:
     """What `main.evaluate` returns, for people: measures line by line, one column a split, then the details."""
     splits = result.get("splits") or {result["split"]: result}
-    plain = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
+    plain: Sequence[str] = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
+    if any("tasks" in part for part in splits.values()):
+        plain = [name for name, value in next(iter(splits.values())).items() if isinstance(value, (int, float))]
+        plain = [name for name in plain if name != "step" and not name.endswith(("auc_low", "auc_high"))]
     table = [["step", *(str(result["step"]) for _ in splits)], ["split", *splits]]
     table += [[name, *(_number(part[name]) for part in splits.values())] for name in plain]
     blocks = ["\n".join(aligned(table))]
     for split, part in splits.items():
-        if part["auc_method"] == "binned":
+        if part["auc_method"] == "binned" and "tasks" not in part:
             blocks.append(
                 f"{split}: the AUC is binned, for {part['samples']:,} samples are many; the true one lies between "
                 f"{part['auc_low']:.7f} and {part['auc_high']:.7f}"

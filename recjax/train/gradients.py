@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from recjax.embedding.address import Homes
 from recjax.embedding.sharded import Gradients, ShardedEmbeddings
+from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import Dense
 
 
@@ -30,6 +31,27 @@ def mean_over_batch(
     with jax.named_scope("dense_grads"):
         grads, loss, weight = dense.reduce(grads, loss, jnp.sum(weights_b), order)
         return jax.tree.map(lambda g: g / weight, grads), loss / weight, weight
+
+
+def sum_over_batch(
+    dense: Dense, grads: Any, loss: jax.Array, sums_T: jax.Array, totals_T: jax.Array, order: list[int]
+) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
+    """The same for tasks, whose weights are divided already: gradients, loss, mean loss of each task and total weight.
+
+    Args:
+      dense: as for `mean_over_batch`.
+      grads: likewise.
+      loss: of this device's samples.
+      sums_T: that of each task.
+      totals_T: sums of the weights over the global batch. A batch without any weight has no loss: NaN.
+      order: as for `mean_over_batch`.
+    """
+    with jax.named_scope("dense_grads"):
+        grads, loss, _ = dense.reduce(grads, loss, loss * 0, order)
+        losses_T = jax.lax.psum(sums_T, BATCH_AXES)
+        nan = jnp.full((), jnp.nan, loss.dtype)
+        weight = jnp.sum(totals_T)
+        return grads, jnp.where(weight > 0, loss, nan), jnp.where(totals_T > 0, losses_T, nan), weight
 
 
 def clip_by_global_norm(

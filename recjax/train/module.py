@@ -1,4 +1,4 @@
-"""What the training asks of a model's module: parameters and nothing else, and one logit for each sample.
+"""What the training asks of a model's module: state that is alike on all devices, and outputs for each sample.
 
 Built-in models keep to it. One of a user's own is told where it does not, in one paragraph with file and line, before
 anything is compiled: its code runs when it is built and when a step is traced.
@@ -19,8 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from recjax.data.batch import ONLY
 from recjax.errors import ConfigError, RecjaxError, out_of_memory
+from recjax.models.stateful import Dropout, number_dropouts
 from recjax.parallel import distributed
+from recjax.train.tasks import Tasks
 
 # Packages whose lines are not the user's, in a traceback that ends in one of them.
 _LIBRARIES = {"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_module_names}
@@ -34,14 +37,14 @@ _looked_at: set[type] = set()  # modules whose logits were looked at in this pro
 
 
 def built(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
-    """The module of a model's config, with parameters alone.
+    """The module of a model's config.
 
     Args:
       config: the model's, for messages.
       build: makes the module.
 
     Raises:
-      ConfigError: the user's code fails, gives no module, or one that holds something else than parameters.
+      ConfigError: the user's code fails, gives no module, or one with random state or a layer that sees one device.
     """
     with _explained(type(config)):
         model = build()
@@ -50,49 +53,146 @@ def built(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
             f"{_named(type(config), 'build')}: build gives {_described(model)}, not a flax.nnx.Module. Return the "
             "module itself."
         )
-    leaves, _ = jax.tree.flatten_with_path(nnx.state(model), is_leaf=lambda x: isinstance(x, nnx.Variable))
-    others = [
-        f"model.{jax.tree_util.keystr(path, simple=True, separator='.')}: "
-        f"{type(x).__name__ if isinstance(x, nnx.Variable) else 'a plain array'}"
-        for path, x in leaves
-        if not isinstance(x, nnx.Param)
-    ]
-    if others:
-        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-        raise ConfigError(
-            f"{_named(type(model), '__init__')} holds {', '.join(others[:6])}{more}, but only an nnx.Param is trained "
-            "and kept in checkpoints: a step has no other state. Use nnx.LayerNorm instead of BatchNorm; no Dropout "
-            "and no nnx.Rngs kept in the module, but l2 or weight_decay of train.optimizer and embedding.optimizer; an "
-            "nnx.Param for an array that is to be trained, and for a constant one a line in __call__."
-        )
+    _refuse_foreign(model)
+    number_dropouts(model)
     return model
 
 
-def logits(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]) -> jax.Array:
-    """What a module gives, once it is known to be one logit a sample: float [b]. Called while a step is traced.
+def _refuse_foreign(model: nnx.Module) -> None:
+    """Refuses layers of flax whose numbers depend on how many devices there are, and state of random numbers."""
+    for path, node in sorted(nnx.iter_graph(model), key=lambda found: len(found[0])):  # what holds others first
+        instead = next((text for cls, text in _INSTEAD.items() if isinstance(node, cls)), None)
+        if instead is not None:
+            place = ".".join(["model", *map(str, path)])
+            raise ConfigError(
+                f"{_named(type(model), '__init__')} holds {place}: flax's {type(node).__name__}, which would act on "
+                f"the samples of each device alone, so that the result depended on their number. {instead}"
+            )
+
+
+_INSTEAD: dict[Any, str] = {
+    nnx.BatchNorm: "Take recjax.models.stateful.BatchNorm, exact over all devices; or nnx.LayerNorm.",
+    nnx.Dropout: "Take recjax.models.stateful.Dropout, which needs no rngs.",
+    (nnx.Rngs, nnx.RngStream, nnx.RngState): (
+        "Do not keep nnx.Rngs in the module: use them in __init__ alone. For values that are dropped at random take "
+        "recjax.models.stateful.Dropout."
+    ),
+}
+
+
+def kept_state(model: nnx.Module) -> Any:
+    """What a module holds beside its parameters: an nnx.State, mostly empty."""
+    return nnx.state(model, nnx.Not(nnx.Param))
+
+
+def kept_dtype(x: Any, dtype: Any) -> Any:
+    """The dtype of a part of such state where parameters have `dtype`: floats alike, others as they are."""
+    return dtype if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+
+
+def asks_for_samples(model: nnx.Module, accumulate: int) -> bool:
+    """Whether a module acts otherwise in a training step, and must be told which samples it sees.
 
     Raises:
-      ConfigError: it is something else, or the user's code fails.
+      ConfigError: it has state, and batches are worked on in parts.
+    """
+    if jax.tree.leaves(kept_state(model)):
+        if accumulate > 1:
+            held = next(type(node).__name__ for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)
+                        and not isinstance(node, nnx.Param))  # fmt: skip
+            raise ConfigError(
+                f"train.accumulate={accumulate} works on a batch in parts, but the model holds state ({held}) that is "
+                "made of whole batches, as that of BatchNorm is. Set train.accumulate=1, or model.batch_norm=false."
+            )
+        return True
+    return any(isinstance(node, Dropout) for _, node in nnx.iter_graph(model))
+
+
+def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tasks: Tasks = ()) -> jax.Array:
+    """What a module gives: logits [b], or for tasks the outputs of all in their order, [b, O]. Called while tracing.
+
+    Raises:
+      ConfigError: it is something else, its state would differ between devices, or the user's code fails.
     """
     cls, samples = type(model), dense_BxK.shape[0]
     call: Any = model
+    looks = not tasks and not _is_built_in(cls) and cls not in _looked_at
+    untouched: Any = nnx.clone(model) if looks else None
+    before = _forms(kept_state(model))
     with _explained(cls):
         found = call(dense_BxK, pooled)
+    _check_kept(cls, before, kept_state(model))
+    if tasks:
+        return _joined(cls, found, samples, tasks)
+    if isinstance(found, dict) and list(found) == [ONLY]:
+        found = found[ONLY]
     is_array = isinstance(found, jax.Array | np.ndarray)
     if not is_array or found.shape != (samples,) or not jnp.issubdtype(found.dtype, jnp.floating):
         raise ConfigError(
             f"{_named(cls, '__call__')} gives {_described(found)} for {samples} samples, but a model must return one "
             f"logit a sample: an array of shape [{samples}] of floats. {_remedy(found, samples)}"
         )
-    if not _is_built_in(cls) and cls not in _looked_at:
+    if looks:
         _looked_at.add(cls)
-        if distributed.is_main() and _are_probabilities(call, dense_BxK, pooled):
+        if distributed.is_main() and _are_probabilities(lambda *given: nnx.clone(untouched)(*given), dense_BxK, pooled):
             print(
                 f"{_named(cls, '__call__')} ends in a sigmoid or softmax, so it seems to return probabilities. The "
                 "loss takes logits, and applies the sigmoid itself: return what goes into it.",
                 file=sys.stderr,
             )
     return jnp.asarray(found)
+
+
+def _joined(cls: type, found: Any, samples: int, tasks: Tasks) -> jax.Array:
+    """Outputs for all tasks, side by side, [b, O]: from a dict by their names, or an array that is that already."""
+    wanted = {task.name: (samples, task.outputs) if task.label.kind == "class" else (samples,) for task in tasks}
+    total = sum(task.outputs for task in tasks)
+    if isinstance(found, dict):
+        if set(found) == set(wanted) and all(_is_floats(found[name], shape) for name, shape in wanted.items()):
+            return jnp.concatenate([jnp.reshape(found[name], (samples, -1)) for name in wanted], axis=1)
+        given = ", ".join(f"{name!r}: {_described(value)}" for name, value in found.items())
+    else:
+        if _is_floats(found, (samples, total)) or (total == 1 and _is_floats(found, (samples,))):
+            return jnp.reshape(found, (samples, total))
+        given = _described(found)
+    shapes = ", ".join(f"{name!r}: {list(shape)}" for name, shape in wanted.items())
+    raise ConfigError(
+        f"{_named(cls, '__call__')} gives {given} for {samples} samples, but the data have the tasks "
+        f"{', '.join(wanted)}. Return a dict of arrays of floats of these shapes: {{{shapes}}}; or one array "
+        f"[{samples}, {total}] with their columns in this order."
+    )
+
+
+def _is_floats(value: Any, shape: tuple[int, ...]) -> bool:
+    is_array = isinstance(value, jax.Array | np.ndarray)
+    return is_array and value.shape == shape and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _forms(kept: Any) -> dict[str, tuple[Any, Any]]:
+    """Shape and dtype of each part of a module's state, by its path."""
+    found = jax.tree.leaves_with_path(kept)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): (x.shape, x.dtype) for path, x in found}
+
+
+def _check_kept(cls: type, before: dict[str, tuple[Any, Any]], after: Any) -> None:
+    """Refuses state that changed its form, or that is not the same on all devices (ConfigError)."""
+    forms = [before, _forms(after)]
+    if forms[0] != forms[1]:
+        name = next(name for name in {**forms[0], **forms[1]} if forms[0].get(name) != forms[1].get(name))
+        was, now = (
+            "nothing" if name not in form else f"shape {list(form[name][0])}, {form[name][1]}" for form in forms
+        )
+        raise ConfigError(
+            f"{_named(cls, '__call__')} changes what model.{name} is: {was} before, {now} after the call. Make state "
+            "in __init__, and assign values of the same shape and dtype."
+        )
+    for path, x in jax.tree.leaves_with_path(after):
+        if getattr(jax.typeof(x), "vma", None):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ConfigError(
+                f"{_named(cls, '__call__')} assigns to model.{name} what differs between devices, which see other "
+                "samples each. Make it of recjax.models.stateful.sum_over_batch, which sums over all of them."
+            )
 
 
 def _remedy(found: Any, samples: int) -> str:

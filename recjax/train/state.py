@@ -19,6 +19,7 @@ from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
 from recjax.train.dense import REPLICATED, Dense
+from recjax.train.module import kept_dtype, kept_state
 from recjax.utils.lazy_arrays import LazyArray, as_lazy, load
 
 
@@ -35,6 +36,7 @@ class TrainState:
       tables: group buffers, see `recjax.embedding.buffers`.
       slots: their sparse optimizer slots.
       homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
+      module: what the module holds beside its parameters (an nnx.State), the same on all devices.
     """
 
     step: Any
@@ -44,6 +46,7 @@ class TrainState:
     tables: Tables
     slots: GroupSlots
     homes: Homes = dataclasses.field(default_factory=dict)
+    module: Any = dataclasses.field(default_factory=lambda: nnx.State({}))
 
 
 def create(
@@ -65,27 +68,38 @@ def create(
     return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, homes, mesh, held)
 
 
-def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any]:
+def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
+    """Parameters, their optimizer's state, and the module's other state."""
     # Copies: the first step donates them, and the model keeps its own for the next state that is made of it.
     dense = jax.tree.map(lambda x: jnp.array(x, dtype), nnx.state(model, nnx.Param))
-    return dense, tx.init(dense)
+    return dense, tx.init(dense), jax.tree.map(lambda x: jnp.array(x, kept_dtype(x, dtype)), kept_state(model))
 
 
 def _assemble(
-    done: int, dense: Any, opt: Any, tables: Tables, slots: GroupSlots, homes: Homes, mesh: Mesh, held: Dense
+    done: int,
+    dense: Any,
+    opt: Any,
+    module: Any,
+    tables: Tables,
+    slots: GroupSlots,
+    homes: Homes,
+    mesh: Mesh,
+    held: Dense,
 ) -> TrainState:
     step, ok = put((np.int32(done), np.bool_(True)), replicated(mesh))
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), held.specs())
     dense, opt = put(held.hold(dense, opt), shardings)
-    return TrainState(step, ok, dense, opt, tables, slots, homes)
+    module = put(module, replicated(mesh)) if jax.tree.leaves(module) else module
+    return TrainState(step, ok, dense, opt, tables, slots, homes, module)
 
 
 def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
     """The state as nested dicts of arrays, independent of mesh and plan.
 
     Keys: "tables" (table name -> rows and slots, lazy arrays that are good until the next step, see
-    `export_tables`), "dense" and "opt" (path of each leaf -> array). Of independent replica groups "replicas" (number
-    of the group -> what "tables" would hold) takes the place of "tables".
+    `export_tables`), "dense" and "opt" (path of each leaf -> array), and "module" likewise, if the module holds
+    anything beside its parameters. Of independent replica groups "replicas" (number of the group -> what "tables" would
+    hold) takes the place of "tables".
     """
     dense, opt = held.whole(state.dense, state.opt)
     versions = {
@@ -96,6 +110,7 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
         **({"replicas": versions} if bound.independent else {"tables": versions["0"]}),
         "dense": _named_leaves(dense),
         "opt": _named_leaves(opt),
+        **({"module": _named_leaves(state.module)} if jax.tree.leaves(state.module) else {}),
     }
 
 
@@ -146,10 +161,11 @@ def from_host(
         tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype, homes)
     else:
         tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype, homes)
-    dense, opt = _dense_part(model, tx, dtype)
+    dense, opt, module = _dense_part(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
-    return _assemble(done, dense, opt, tables, slots, homes, mesh, held)
+    module = _fill(module, saved.get("module", {}), "the module's")
+    return _assemble(done, dense, opt, module, tables, slots, homes, mesh, held)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:

@@ -15,13 +15,15 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.sharding.local import UpdateContext
+from recjax.models.in_step import Step
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.finite import after, bad_in_dense, bad_in_tables
-from recjax.train.gradients import clip_by_global_norm, mean_over_batch
+from recjax.train.gradients import clip_by_global_norm, mean_over_batch, sum_over_batch
 from recjax.train.loss import Forward, forward_backward, gradient_order
 from recjax.train.state import TrainState
 from recjax.train.step_inputs import StepInputs
+from recjax.train.tasks import Tasks, divided_weights
 
 Metrics = dict[str, jax.Array]
 
@@ -38,13 +40,15 @@ class StepOptions:
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be routed with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
-      seed: of stochastic rounding; see `low_precision.py`.
+      seed: of stochastic rounding and of dropout; see `low_precision.py` and `recjax.models.stateful`.
+      per_sample: whether the module asks which samples it sees: see `Forward`.
     """
 
     clip_norm: float = 0.0
     accumulate: int = 1
     schedule: Callable[[jax.Array], Any] = lambda step: 1.0
     seed: int = 0
+    per_sample: bool = False
 
 
 PLAIN = StepOptions()
@@ -57,6 +61,7 @@ def make_train_step(
     tx: optax.GradientTransformation,
     options: StepOptions = PLAIN,
     dense: Dense = REPLICATED,
+    tasks: Tasks = (),
 ) -> jax.stages.Wrapped:
     """Returns the jitted training step. It donates the state and works on the tables in place.
 
@@ -66,30 +71,41 @@ def make_train_step(
     of a single float in clip (both within each replica group, if all groups hold the same). `dense` may ask for an
     all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in dense_gather and
     reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`. Where an optimizer
-    asks for means over rows that are split by columns, those of `row_statistic.py`.
+    asks for means over rows that are split by columns, those of `row_statistic.py`. For tasks one all-reduce more of
+    the sums of their weights, and one of their losses; and those of the module's own layers (`stateful.py`).
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
-      mean log loss of exactly this step; "weight", the sum of its samples' weights; "ok", false if it was not finite
-      and changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
+      mean log loss of exactly this step (of tasks: see `recjax.train.tasks`); "losses", of tasks, the mean of each,
+      [T], NaN where nothing has weight; "weight", the sum of its samples' weights; "ok", false if it was not finite and
+      changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
       non-finite values that made it so; "bad_opt" and "bad_slots" those of the state of the dense optimizer and, int32
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
     embeddings = ShardedEmbeddings(bound)
-    forward = Forward(graphdef, embeddings)
+    forward = Forward(graphdef, embeddings, tasks, options.per_sample)
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
-        found, residuals = embeddings.fetch(state.tables, inputs.routing, inputs.labels_B.shape[0])
-        order = gradient_order(forward, dense, state.dense, found, state.tables, inputs, options.accumulate)
+        looked_up, residuals = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B))
+        if tasks:
+            weights, totals_T = divided_weights(inputs.weights_B.reshape(len(inputs.weights_B), -1))
+            inputs = dataclasses.replace(inputs, weights_B=weights)
+        of = (inputs, options.accumulate, state.module, Step(options.seed, state.step))
+        order = gradient_order(forward, dense, state.dense, looked_up, state.tables, *of)
         whole = dense.gather(state.dense, order)
-        loss, own_grads, row_grads = forward_backward(forward, whole, found, state.tables, inputs, options.accumulate)
+        loss, own_grads, found_grads, (sums_T, module) = forward_backward(forward, whole, looked_up, state.tables, *of)
 
-        grads, loss, weight = mean_over_batch(dense, own_grads, loss, inputs.weights_B, order)
-        sparse_grads = embeddings.send_gradients(residuals, inputs.routing, row_grads)  # sums over the batch
+        if tasks:
+            grads, loss, losses, weight = sum_over_batch(dense, own_grads, loss, sums_T, totals_T, order)
+            inverse = jnp.ones_like(weight)
+        else:
+            grads, loss, weight = mean_over_batch(dense, own_grads, loss, inputs.weights_B, order)
+            inverse = 1 / weight
+        sparse_grads = embeddings.send_gradients(residuals, inputs.routing, found_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
-            options.clip_norm, dense, grads, embeddings, sparse_grads, 1 / weight, loss, state.homes
+            options.clip_norm, dense, grads, embeddings, sparse_grads, inverse, loss, state.homes
         )
         scale = scale * replica_groups if replica_groups > 1 else scale
 
@@ -104,27 +120,34 @@ def make_train_step(
 
         ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
         tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, ok)
-        params, opt = _keep_if(ok, (new_params, new_opt), (state.dense, state.opt))
-        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes)
-        return new, {"loss": loss, "weight": weight, "ok": ok, **bad}
+        was = (state.dense, state.opt, state.module)
+        params, opt, module = _keep_if(ok, (new_params, new_opt, module), was)
+        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module)
+        of_tasks = {"losses": losses} if tasks else {}
+        return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}
 
     specs = state_specs(bound, dense)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
     return jax.jit(mapped, donate_argnums=0)
 
 
-def make_predict(graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REPLICATED) -> jax.stages.Wrapped:
+def make_predict(
+    graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REPLICATED, tasks: Tasks = ()
+) -> jax.stages.Wrapped:
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
+
+    For tasks it gives the outputs of all: [N * b, O].
 
     Independent replica groups predict with the mean of their tables, row by row as these are looked up.
     """
     embeddings = ShardedEmbeddings(bound)
-    forward = Forward(graphdef, embeddings)
+    forward = Forward(graphdef, embeddings, tasks)
 
     def predict(state: TrainState, inputs: StepInputs) -> jax.Array:
-        found, _ = embeddings.fetch(state.tables, inputs.routing, inputs.labels_B.shape[0], mean=True)
+        looked_up, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B), mean=True)
         params = dense.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
-        return forward.logits(params, found, None if bound.independent else state.tables, inputs)
+        tables = None if bound.independent else state.tables
+        return forward.outputs(params, state.module, looked_up, tables, inputs)
 
     specs = (state_specs(bound, dense), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
@@ -134,7 +157,7 @@ def state_specs(bound: BoundPlan, dense: Dense = REPLICATED) -> Any:
     """Returns the PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `dense` says."""
     specs: Any = ShardedEmbeddings(bound).partition_specs()
     homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
-    return TrainState(P(), P(), *dense.specs(), specs, specs, homes)
+    return TrainState(P(), P(), *dense.specs(), specs, specs, homes, P())
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

@@ -21,8 +21,8 @@ class StepInputs:
 
     Attributes:
       dense_BxK: float [N * b, K], zeros in padding rows.
-      labels_B: float [N * b].
-      weights_B: float [N * b], 0 in padding rows.
+      labels_B: float [N * b]; or [N * b, T], where the data name T labels.
+      weights_B: likewise, 0 in padding rows.
       routing: the routed ids.
     """
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+import numpy as np
+
 from recjax.errors import DataError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.stopping import Stop
@@ -97,7 +99,9 @@ class StepLog:
         self.progress.update(step, end, loss, alone)
         if step % self._trainer.config.train.log_every == 0 or step == self._trainer.total_steps:
             rate = self.progress.samples_per_s
-            line = {"step": step, "split": "train", "loss": loss, "samples": end, "samples_per_s": rate}
+            each = zip(self._trainer.tasks, np.asarray(metrics.get("losses", ())).tolist(), strict=True)
+            of_tasks = {f"{task.name}.loss": value for task, value in each}
+            line = {"step": step, "split": "train", "loss": loss, **of_tasks, "samples": end, "samples_per_s": rate}
             self.file.write(line)
 
     def _fault(self, pending: _Pending) -> DataError | TrainingError:

@@ -55,7 +55,9 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     for name, own in embedding.tables.items():
         if name not in names:
             where = f": that feature uses the table of {table_of[name]}" if table_of.get(name, name) != name else ""
-            raise ConfigError(f"embedding.tables.{name}: there is no table {name!r}{where}. {_nearest(name, names)}")
+            raise ConfigError(
+                f"embedding.tables.{name}: there is no table {name!r}{where}. {nearest_names(name, names)}"
+            )
         if name.removesuffix(LINEAR) in names[: names.index(name)] and own.dim not in (None, 1):
             raise ConfigError(f"embedding.tables.{name}.dim is {own.dim}; first-order weights are one number a row.")
     return tuple(_with_own(table, embedding.tables) for table in tables), tuple(features)
@@ -66,12 +68,14 @@ def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, 
     names = [f.name for f in schema.features]
     for name in settings:
         if name not in names:
-            raise ConfigError(f"embedding.features.{name}: the data have no feature {name!r}. {_nearest(name, names)}")
+            raise ConfigError(
+                f"embedding.features.{name}: the data have no feature {name!r}. {nearest_names(name, names)}"
+            )
     shares = {name: settings.get(name, FeatureConfig()).share or name for name in names}
     for name, other in shares.items():
         key = f"embedding.features.{name}.share={other}"
         if other not in names:
-            raise ConfigError(f"{key}: the data have no feature {other!r}. {_nearest(other, names)}")
+            raise ConfigError(f"{key}: the data have no feature {other!r}. {nearest_names(other, names)}")
         if shares[other] != other:
             raise ConfigError(f"{key}: {other} itself uses the table of {shares[other]}. Name that one.")
         rows, other_rows = schema.feature(name).rows, schema.feature(other).rows
@@ -90,7 +94,7 @@ def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpe
     return dataclasses.replace(table, **{name: value for name, value in values.items() if value is not None})
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest_names(name: str, names: Sequence[str]) -> str:
     """The end of an error message: the names that are most similar, or else the first ones."""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""

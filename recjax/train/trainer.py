@@ -38,12 +38,13 @@ from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
 from recjax.train.dense import Dense, make_dense
 from recjax.train.inputs import InputStream
-from recjax.train.module import built
+from recjax.train.module import asks_for_samples, built
 from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, specs
+from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Trainer:
       dense: how the dense part is held.
       options: of the training step.
       maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
+      tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
     """
 
     config: RunConfig
@@ -75,6 +77,7 @@ class Trainer:
     dense: Dense
     options: StepOptions
     maps: Maps | None = None
+    tasks: Tasks = ()
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -93,12 +96,13 @@ class Trainer:
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
         """The jitted training step: see `make_train_step`."""
-        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, self.options, self.dense)
+        how = (self.options, self.dense, self.tasks)
+        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, *how)
 
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
-        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh, self.dense)
+        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh, self.dense, self.tasks)
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.
@@ -135,7 +139,7 @@ class Trainer:
         """Predicts all batches of a stream, each while the next one is prepared, and closes it.
 
         Yields:
-          Each batch as it was read, and its logits: float64 [B].
+          Each batch as it was read, and its logits: float64 [B]; of tasks the outputs of all, [B, O].
 
         Raises:
           StopRequested: the stream's `stop` of any process has said so.
@@ -327,12 +331,15 @@ def build_trainer(
         _refuse_reduced(plan, tables)
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
+    tasks = tasks_of(config, source.schema)
+    choice_of(config.train.choose_by, tasks)
     build = functools.partial(
         config.model.build,
         len(source.schema.dense),
         dims(tables, features),
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
+        **outputs_for(config.model, tasks),
     )
     model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     independent = config.train.replica_sync != "exact"
@@ -340,5 +347,6 @@ def build_trainer(
     tx = config.train.optimizer.build()
     dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train
-    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed)
-    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options)
+    per_sample = asks_for_samples(model, train.accumulate)
+    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample)
+    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options, tasks=tasks)

@@ -111,6 +111,7 @@ def test_logit_by_hand():
     config = dataclasses.replace(MIXED, test_rows=50)
     source = config.open()
     block, p = source.read("test", 0), source.probabilities("test", 0)
+    planted = source._planted[0]
     starts = {name: np.cumsum(b.lengths) - b.lengths for name, b in block.bags.items() if b.lengths is not None}
     for i in range(50):
         pooled: list[float] = []
@@ -120,11 +121,11 @@ def test_logit_by_hand():
             at = slice(starts[name][i], starts[name][i] + bags.lengths[i]) if bags.lengths is not None else i
             ids = bags.ids[at]
             weights = np.ones(len(ids)) if bags.weights is None else bags.weights[at]
-            for out, tables in ((pooled, source._effects), (hidden, source._factors)):
+            for out, tables in ((pooled, planted.effects), (hidden, planted.factors)):
                 if f < len(tables):
                     terms = [w * tables[f][k] for k, w in zip(ids, weights, strict=True) if k < config.planted_rows]
                     out.append(sum(terms) / mean**0.5)
-        total = sum(pooled) + float(block.dense[i] @ source._coefficients) + 0.5 * hidden[0] * hidden[1]
+        total = sum(pooled) + float(block.dense[i] @ planted.coefficients) + 0.5 * hidden[0] * hidden[1]
         assert np.log(p[i] / (1 - p[i])) == pytest.approx(-0.5 + 2.0 * total / 8**0.5, abs=1e-5)
 
 

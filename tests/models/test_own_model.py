@@ -158,7 +158,7 @@ MISTAKES = {
     ],
     "self.names, self.sharpness, self.dtype = names, config.sharpness, dtype": [
         ("self.bn, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)",
-         r"holds model\.bn\.mean: BatchStat, model\.bn\.var: BatchStat, model\.drop\.rngs\.count: RngCount.*LayerNorm"),
+         r"holds model\.bn: flax's BatchNorm.*recjax\.models\.stateful\.BatchNorm.*LayerNorm"),
         ("self.names = names[99]", r"fails with IndexError: tuple index out of range\. Correct it\."),
     ],
 }  # fmt: skip

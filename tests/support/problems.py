@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import jax
@@ -29,14 +29,17 @@ from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.host import RoutedBatch
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES
 from recjax.train import state as states
 from recjax.train.dense import make_dense
+from recjax.train.module import asks_for_samples, kept_state
 from recjax.train.routers import place_all
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
 from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, specs
+from recjax.train.tasks import Tasks
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 
@@ -64,6 +67,10 @@ class Problem:
     seed: int = 0
     options: StepOptions = StepOptions()
     source: BlockSource | None = None  # of the batches, if they are not made up
+    tasks: Tasks = ()
+    # For the oracle, if it is not the log loss of `model`: (parameters by path, other state by path, dense features,
+    # lookups, labels, weights, step) -> the loss of the batch, and the other state after it.
+    truth: Callable[..., tuple[Any, Any]] | None = None
 
     def build(self, dtype: Any) -> nnx.Module:
         return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
@@ -130,7 +137,11 @@ def trainer_of(
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
     source: Any = problem.source
-    return Trainer(config, source, mesh, plan, bound, model, problem.tx, dtype, dense, problem.options, maps)
+    per_sample = asks_for_samples(model, problem.options.accumulate)
+    options = dataclasses.replace(problem.options, per_sample=per_sample)
+    number_dropouts(model)
+    made = (config, source, mesh, plan, bound, model, problem.tx, dtype, dense, options, maps, problem.tasks)
+    return Trainer(*made)
 
 
 def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:
@@ -194,13 +205,14 @@ def by_row(trainer: Trainer, state: TrainState) -> tuple[dict[str, dict[str, np.
         for table in group.segments:
             order = table.order.position(np.arange(table.spec.rows))
             tables[table.spec.name] = {k: v[order] for k, v in host["tables"][table.spec.name].items()}
-    return tables, host["dense"]
+    return tables, host["dense"] | host.get("module", {})
 
 
 def run_oracle(problem: Problem, dtype: Any) -> Result:
     """Trains on one device with whole tables, dense gradients and the oracle's optimizers."""
     model = problem.build(dtype)
-    graphdef, dense = nnx.split(model)
+    graphdef, dense = nnx.graphdef(model), nnx.state(model, nnx.Param)
+    kept = states._named_leaves(jax.tree.map(lambda x: jnp.asarray(x, dtype), kept_state(model)))
     dense = jax.tree.map(lambda x: jnp.asarray(x, dtype), dense)
     opt = problem.tx.init(dense)
     tables = {
@@ -213,18 +225,21 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
     }
 
     @jax.jit
-    def loss_and_grads(dense: Any, tables: Any, matrices: Any, x: Any, y: Any, w: Any) -> Any:
+    def loss_and_grads(dense: Any, tables: Any, kept: Any, matrices: Any, x: Any, y: Any, w: Any, step: Any) -> Any:
         def loss(dense: Any, tables: Any) -> Any:
             pooled = {}
             for f in problem.features:
                 matrix, mask = matrices[f.name]
                 looked_up = matrix @ tables[f.table]
                 pooled[f.name] = Sequence(looked_up, mask) if f.pooling == "none" else looked_up
+            if problem.truth is not None:
+                by_path = {states._name(path): leaf for path, leaf in jax.tree.leaves_with_path(dense)}
+                return problem.truth(by_path, kept, x, pooled, y, w, step)
             logits = nnx.merge(graphdef, dense)(x, pooled)
             each = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))
-            return jnp.sum(w * each) / jnp.sum(w)
+            return jnp.sum(w * each) / jnp.sum(w), kept
 
-        return jax.value_and_grad(loss, argnums=(0, 1))(dense, tables)
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(dense, tables)
 
     losses, norms = [], []
     by_name = {t.name: t for t in problem.tables}
@@ -239,7 +254,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 matrices[f.name] = reference.bag_matrix(bags, batch.size, rows, f.pooling, dtype), None
             touched[f.table] |= reference.touched_rows(bags, rows)
         x, y, w = (np.asarray(a, dtype) for a in (batch.dense, batch.labels, batch.weights))
-        loss, (dense_grads, table_grads) = loss_and_grads(dense, tables, matrices, x, y, w)
+        (loss, kept), (dense_grads, table_grads) = loss_and_grads(dense, tables, kept, matrices, x, y, w, step)
         losses.append(float(loss))
         leaves, structure = jax.tree.flatten((dense_grads, table_grads))
         norms.append(float(np.sqrt(sum(np.square(g).sum() for g in leaves))))
@@ -253,7 +268,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 t.optimizer, tables[t.name], slots[t.name], table_grads[t.name], touched[t.name], step, rate
             )
     named = {t.name: {"rows": tables[t.name], **slots[t.name]} for t in problem.tables}
-    return Result(losses, named, states._named_leaves(dense), norms)
+    return Result(losses, named, states._named_leaves(dense) | {name: np.asarray(x) for name, x in kept.items()}, norms)
 
 
 def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:

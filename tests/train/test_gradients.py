@@ -57,7 +57,7 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
         fetched_CxD = np.concatenate([rows_RxD, np.zeros((1, 2))])[np.minimum(slots_C, 7)]
         graphdef, params = nnx.split(Linear())
         params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
-        loss, grads, found_grads = forward_backward(
+        loss, grads, found_grads, _ = forward_backward(
             Forward(graphdef, tables),
             params,
             LookedUp({group.name: jnp.asarray(fetched_CxD)}, {}),

@@ -51,7 +51,7 @@ def never_looked_at(monkeypatch):
 
 
 def traced(give: Any) -> Any:
-    return jax.eval_shape(lambda x: module.logits(Own(give), x, {}), X)
+    return jax.eval_shape(lambda x: module.outputs(Own(give), x, {}), X)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_error_of_the_users_code_is_told_with_its_own_line():
 def test_an_error_of_a_built_in_model_is_not_explained_away():
     model = DLRMConfig((4, 2), (1,)).build(3, {"a": 2}, dtype=jnp.float32, seed=0)
     with pytest.raises(KeyError):
-        module.logits(model, X, {})
+        module.outputs(model, X, {})
 
 
 @pytest.mark.parametrize(
@@ -139,33 +139,52 @@ def test_logits_are_not_taken_for_probabilities(give, capsys):
 
 
 class Stateful(nnx.Module):
-    """All that is no parameter."""
+    """A module of somebody else that holds these."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.bn = nnx.BatchNorm(3, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.seen = nnx.Variable(jnp.zeros(()))
-        self.scale = jnp.ones(3)
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.w = nnx.Param(jnp.ones(3))
+        for name, value in held.items():
+            setattr(self, name, value)
 
 
-def test_what_is_no_parameter_is_named():
-    config = OwnConfig(lambda: Stateful(nnx.Rngs(0)))
-    with pytest.raises(ConfigError) as refused:
-        module.built(config, config.build)
-    said = str(refused.value)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: {"bn": nnx.BatchNorm(3, rngs=nnx.Rngs(0))}, r"model\.bn: flax's BatchNorm.*stateful\.BatchNorm"),
+        (lambda: {"drop": nnx.Dropout(0.5, rngs=nnx.Rngs(0))}, r"model\.drop: flax's Dropout.*stateful\.Dropout"),
+        (lambda: {"rngs": nnx.Rngs(0)}, r"model\.rngs: flax's Rngs.*use them in __init__ alone"),
+    ],
+)
+def test_what_depends_on_the_number_of_devices_is_refused_by_name(make, words):
+    config = OwnConfig(lambda: Stateful(make()))
     line = Stateful.__init__.__code__.co_firstlineno
-    assert re.match(
-        rf"the model Stateful \({HERE}:{line}\) holds model.bn.mean: BatchStat, model.bn.var: BatchStat, ", said
-    )
-    words = (
-        "model.drop.rngs.count: RngCount",
-        "model.scale: a plain array",
-        "model.seen: Variable, but only an nnx.Par",
-    )
-    for word in (*words, "nnx.LayerNorm", "no Dropout", "weight_decay"):
-        assert word in said
-    with pytest.raises(ConfigError, match="model.bn.mean: BatchStat"):  # also of shapes alone, as a plan has them
+    with pytest.raises(ConfigError, match=rf"^the model Stateful \({HERE}:{line}\) holds {words}"):
+        module.built(config, config.build)
+    with pytest.raises(ConfigError, match=words):  # also of shapes alone, as a plan has them
         module.built(config, lambda: nnx.eval_shape(config.build))
+
+
+def test_other_state_is_kept_and_keeps_its_form():
+    class Seen(nnx.Module):
+        def __init__(self, give: Any) -> None:
+            self.seen, self.scale, self.w, self.give = (
+                nnx.Variable(jnp.zeros(3)),
+                jnp.ones(3),
+                nnx.Param(jnp.ones(3)),
+                give,
+            )
+
+        def __call__(self, dense_BxK: jax.Array, pooled: dict[str, Any]) -> Any:
+            self.seen.set_value(self.give(dense_BxK))
+            return dense_BxK @ (self.w[...] * self.scale)
+
+    kept = module.kept_state(module.built(OwnConfig(None), lambda: Seen(None)))
+    assert {path[0] for path, _ in nnx.to_flat_state(kept)} == {"seen", "scale"}
+    model = Seen(lambda x: x.sum(axis=0))
+    assert module.outputs(model, X, {}).shape == (4,)
+    np.testing.assert_allclose(model.seen[...], X.sum(axis=0))
+    with pytest.raises(ConfigError, match=r"changes what model\.seen\S* is: shape \[3\], float32 before, shape \[4\]"):
+        module.outputs(Seen(lambda x: x[:, 0]), X, {})
 
 
 def test_parameters_alone_pass():
@@ -181,4 +200,4 @@ def test_parameters_alone_pass():
 
 
 def test_a_numpy_constant_is_an_array():
-    assert module.logits(Own(lambda y: np.zeros(4, np.float32)), X, {}).shape == (4,)
+    assert module.outputs(Own(lambda y: np.zeros(4, np.float32)), X, {}).shape == (4,)

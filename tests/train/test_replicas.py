@@ -61,7 +61,7 @@ def start(tables: Any, features: Any, dtype: Any) -> dict[str, Any]:
 
 
 def _dense(problem: Problem, dtype: Any) -> dict[str, Any]:
-    dense, opt = states._dense_part(problem.build(dtype), problem.tx, dtype)
+    dense, opt, _ = states._dense_part(problem.build(dtype), problem.tx, dtype)
     return {"dense": states._named_leaves(dense), "opt": states._named_leaves(opt)}
 
 

@@ -31,9 +31,9 @@ from recjax.data.memory import keep_freed_memory
 from recjax.data.source import SPLITS, split_called
 from recjax.data.storage.manifest import (
     BLOCKS_PER_FILE,
-    FORMAT,
     MANIFEST,
     fingerprint,
+    format_of,
     no_permission,
     one_line,
     prepare_again,
@@ -297,7 +297,7 @@ def _write_all(
         for split, rows in block_rows.items()
     }
     manifest = {
-        "format": FORMAT,
+        "format": format_of(schema_to_json(schema)),
         "dataset": dataset,
         "schema": schema_to_json(schema),
         "splits": table,

@@ -205,7 +205,8 @@ def _record_layout(schema: Schema) -> tfds.features.FeaturesDict:
             bags[feature.name]["lengths"] = array(np.int32)
         if feature.weighted:
             bags[feature.name]["weights"] = array(np.float32, *shape)
-    columns: dict[str, Any] = {"labels": array(np.float32), "weights": array(np.float32), "bags": bags}
+    each = (len(schema.labels),) if schema.labels else ()
+    columns: dict[str, Any] = {"labels": array(np.float32, *each), "weights": array(np.float32, *each), "bags": bags}
     if schema.dense:  # TFDS cannot read an array of no columns
         columns["dense"] = array(np.float32, len(schema.dense))
     return tfds.features.FeaturesDict(columns)

@@ -6,11 +6,11 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import Feature, Schema
+from recjax.data.batch import Feature, Label, LabelKind, Schema
 from recjax.data.own import HOW
 from recjax.data.storage.uris import escapes, is_remote, unreachable
 from recjax.errors import DataError
@@ -18,6 +18,7 @@ from recjax.utils import strict_json
 
 MANIFEST = "recjax.json"
 FORMAT = 1  # of the manifest and the records; raise it when older readers would misread
+WITH_LABELS = 2  # the same, where labels have names and so a second axis
 BLOCKS_PER_FILE = 1024  # as builder.py writes them
 _MOST_BLOCKS = 2**26  # of a split, of thousands of rows each
 
@@ -58,8 +59,8 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
         if not isinstance(error, (OSError, ValueError)):
             raise
         raise DataError(f"{file} is damaged ({one_line(error)}). Prepare the data again with: {command}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(found) is not int or found not in (FORMAT, WITH_LABELS):
         raise DataError(
             f"{file} has format {json.dumps(found)[:40]}, but this version of recjax reads format {FORMAT}. "
             f"Prepare the data again with: {command} --overwrite"
@@ -89,6 +90,8 @@ def _fault(manifest: dict[str, Any]) -> str:
         schema = schema_from_json(manifest["schema"])
         if not isinstance(manifest["dataset"], str) or not all(map(_sensible, schema.features)):
             return "its schema makes no sense"
+        if not all(map(_sensible_label, schema.labels)) or manifest["format"] != format_of(manifest["schema"]):
+            return "its labels make no sense"
         for name in manifest["splits"]:
             row_counts(manifest, name)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -103,6 +106,17 @@ def _sensible(feature: Feature) -> bool:
         and 0 < feature.rows < 2**63
         and (feature.bag is None or (type(feature.bag) is int and 0 < feature.bag < 2**31))
         and isinstance(feature.weighted, bool)
+    )
+
+
+def _sensible_label(label: Label) -> bool:
+    of_class = label.kind == "class"
+    return (
+        isinstance(label.name, str)
+        and label.kind in get_args(LabelKind)
+        and type(label.classes) is int
+        and (2 <= label.classes < 2**24 if of_class else label.classes == 0)
+        and isinstance(label.weight, str)
     )
 
 
@@ -124,17 +138,26 @@ def row_counts(manifest: dict[str, Any], split: str) -> np.ndarray:
 
 def fingerprint(dataset: str, schema: dict[str, Any], splits: dict[str, Any]) -> str:
     """Hash of schema and content: `schema` and `splits` as in the manifest, with the checksum of every split."""
-    return hashlib.sha256(json.dumps([FORMAT, dataset, schema, splits], sort_keys=True).encode()).hexdigest()
+    text = json.dumps([format_of(schema), dataset, schema, splits], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def format_of(schema: dict[str, Any]) -> int:
+    """The format of data of a schema (`schema_to_json`)."""
+    return WITH_LABELS if "labels" in schema else FORMAT
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
     """A schema as JSON values."""
-    return {"dense": list(schema.dense), "features": [dataclasses.asdict(feature) for feature in schema.features]}
+    labels = {"labels": [dataclasses.asdict(label) for label in schema.labels]} if schema.labels else {}
+    features = [dataclasses.asdict(feature) for feature in schema.features]
+    return {"dense": list(schema.dense), "features": features, **labels}
 
 
 def schema_from_json(schema: dict[str, Any]) -> Schema:
     """The inverse of `schema_to_json`."""
-    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]))
+    labels = tuple(Label(**label) for label in schema.get("labels", ()))
+    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]), labels)
 
 
 def prepare_again(path: object, dataset: str | None) -> str:

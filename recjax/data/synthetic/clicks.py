@@ -9,6 +9,13 @@ hidden effects of the first two features, so a model needs an interaction to rea
 `planted_rows` have no effect: the signal is equally learnable at any table size. Ids follow a bounded Zipf law with
 id 0 the most frequent.
 
+With `labels` there are several, label_0, label_1, ..., of the kinds that it lists. Each has a logit of its own: of the
+formula above once with effects that all labels share, s, and once with its own, o, it takes sqrt(c) s + sqrt(1 - c) o
+in the place of the sum, c being `correlation`. So the logits of any two labels correlate by c. A binary label is drawn
+from its probability; a number is the logit with normal noise of half its scale; a class is 2, 1 or 0, where the same
+uniform number is below half the probability, below the whole, or above. With `masked` all labels but the first weigh 0
+in rows where the first is not above 0.
+
 Every block is a pure function of (config, split, index), made of counter-based random numbers.
 """
 
@@ -17,12 +24,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from recjax.data import counter_rng
-from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema
 from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
 from recjax.data.synthetic.zipf import BoundedZipf
 from recjax.errors import ConfigError, DataError
@@ -30,6 +37,8 @@ from recjax.settings.values import check_ranges
 
 # Purposes of draws: one for each kind of column. The place is (split, block, feature).
 _EFFECTS, _FACTORS, _COEFFICIENTS, _LENGTHS, _IDS, _WEIGHTS, _DENSE, _LABELS, _SHUFFLE = range(10, 19)
+_NOISE = 19
+_OF_SEVERAL = ("labels", "correlation", "masked")  # settings that mean nothing for one label
 _VERSION = 1  # raise it when the same config starts to give other data
 
 
@@ -54,6 +63,9 @@ class Synthetic:
     bias: float = -0.5  # logit of a row without any effect
     shuffle_labels: bool = False  # permute the labels over the rows (block by block): the best AUC becomes 0.5
     seed: int = 0  # of the data; independent of the seed of training
+    labels: tuple[LabelKind, ...] = ()  # kinds of several labels; empty: one binary label
+    correlation: float = 0.5  # of the logits of any two of several labels
+    masked: bool = False  # of several labels all but the first count only where the first is above 0
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -76,6 +88,7 @@ class Synthetic:
             validation_rows=(0, 2**50),
             test_rows=(0, 2**50),
             planted_rows=(0, 2**24),
+            correlation=(0, 1),
         )
 
     def open(self) -> SyntheticSource:
@@ -92,13 +105,14 @@ class SyntheticSource:
         """Draws the planted effects."""
         self.config = config
         self.schema = _schema(config)
-        text = json.dumps([_VERSION, dataclasses.asdict(config)], sort_keys=True)
+        settings = dataclasses.asdict(config)
+        if not config.labels:  # as before there were several
+            settings = {key: value for key, value in settings.items() if key not in _OF_SEVERAL}
+        text = json.dumps([_VERSION, settings], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self._zipf = [BoundedZipf(feature.rows, config.zipf) for feature in self.schema.features]
         planted = [min(feature.rows, config.planted_rows) for feature in self.schema.features]
-        self._effects = [np.append(_unit(n, config.seed, _EFFECTS, f), 0.0) for f, n in enumerate(planted)]
-        self._factors = [np.append(_unit(n, config.seed, _FACTORS, f), 0.0) for f, n in enumerate(planted[:2])]
-        self._coefficients = _unit(config.dense, config.seed, _COEFFICIENTS)
+        self._planted = [_Planted.draw(config, planted, t) for t in range(1 + len(config.labels))]
         self._counts = {
             split: even_blocks(rows)
             for split, rows in zip(SPLITS, (config.train_rows, config.validation_rows, config.test_rows), strict=True)
@@ -115,27 +129,64 @@ class SyntheticSource:
         return self._generate(split, index)[0]
 
     def probabilities(self, split: str, index: int) -> np.ndarray:
-        """P(label = 1) of every row of a block given its features, before any shuffling: float64 [n]."""
+        """P(label = 1) of every row of a block given its features, before any shuffling: float64 [n].
+
+        Of several labels [n, T]; what it says of those that are not binary, the description above tells.
+        """
         return self._generate(split, index)[1]
 
     def _generate(self, split: str, index: int) -> tuple[Batch, np.ndarray]:
         config, n = self.config, int(self.row_counts(split)[index])
         place = (SPLITS.index(split), index)
         dense = _unit(n * config.dense, config.seed, _DENSE, *place).reshape(n, config.dense).astype(np.float32)
-        signal = dense.astype(np.float64) @ self._coefficients
-        bags = {}
-        product = np.full(n, config.interaction if len(self._factors) == 2 else 0.0)
-        for f, feature in enumerate(self.schema.features):
-            bags[feature.name] = bag = self._bags(f, n, *place)
-            signal += self._pool(self._effects[f], f, bag)
-            if f < 2:
-                product *= self._pool(self._factors[f], f, bag)
-        terms = len(bags) + config.dense + 1
-        p = 1 / (1 + np.exp(-config.bias - config.signal * (signal + product) / np.sqrt(terms)))
+        bags = {feature.name: self._bags(f, n, *place) for f, feature in enumerate(self.schema.features)}
+        sums = [self._sum(planted, dense, bags) for planted in self._planted]
+        if config.labels:
+            return self._several(dense, bags, sums, *place)
+        p = self._probability(sums[0])
         labels = (counter_rng.uniform(n, config.seed, _LABELS, *place) < p).astype(np.float32)
         if config.shuffle_labels:
             labels = labels[counter_rng.permutation(n, config.seed, _SHUFFLE, *place)]
         return Batch(dense, bags, labels, np.ones(n, np.float32), index * BLOCK_ROWS), p
+
+    def _sum(self, planted: _Planted, dense: np.ndarray, bags: dict[str, Bags]) -> np.ndarray:
+        """The sum of all effects in the logit, before it is scaled: float64 [n]."""
+        signal = dense.astype(np.float64) @ planted.coefficients
+        product = np.full(len(dense), self.config.interaction if len(planted.factors) == 2 else 0.0)
+        for f, bag in enumerate(bags.values()):
+            signal += self._pool(planted.effects[f], f, bag)
+            if f < 2:
+                product *= self._pool(planted.factors[f], f, bag)
+        return np.asarray(signal + product)
+
+    def _probability(self, sums: np.ndarray) -> np.ndarray:
+        terms = len(self.schema.features) + self.config.dense + 1
+        return np.asarray(1 / (1 + np.exp(-self.config.bias - self.config.signal * sums / np.sqrt(terms))))
+
+    def _several(
+        self, dense: np.ndarray, bags: dict[str, Bags], sums: list[np.ndarray], split: int, index: int
+    ) -> tuple[Batch, np.ndarray]:
+        """The batch of several labels, from the shared sum and those of each; and their probabilities, [n, T]."""
+        config, n = self.config, len(dense)
+        shared, labels, probabilities = np.sqrt(config.correlation) * sums[0], [], []
+        for t, kind in enumerate(config.labels):
+            p = self._probability(shared + np.sqrt(1 - config.correlation) * sums[1 + t])
+            u = counter_rng.uniform(n, config.seed, _LABELS, split, index, 1 + t)
+            found: Any = (u < p) * 1.0
+            if kind == "class":
+                found = found + (u < p / 2)
+            elif kind == "number":  # the mean of 12 uniform numbers, scaled, for a normal one
+                many = counter_rng.uniform(12 * n, config.seed, _NOISE, split, index, 1 + t).reshape(12, n)
+                found = np.log(p / (1 - p)) + config.signal / 2 * (many.sum(axis=0) - 6)
+            if config.shuffle_labels:
+                found = found[counter_rng.permutation(n, config.seed, _SHUFFLE, split, index, 1 + t)]
+            labels.append(found)
+            probabilities.append(p)
+        labels_nxT = np.stack(labels, axis=1).astype(np.float32)
+        weights_nxT = np.ones_like(labels_nxT)
+        if config.masked:
+            weights_nxT[:, 1:] = labels_nxT[:, :1] > 0
+        return Batch(dense, bags, labels_nxT, weights_nxT, index * BLOCK_ROWS), np.stack(probabilities, axis=1)
 
     def _bags(self, f: int, n: int, split: int, index: int) -> Bags:
         """Bags of feature number `f` for the `n` rows of a block."""
@@ -165,8 +216,32 @@ class SyntheticSource:
         return np.bincount(rows, values, minlength=len(bags.lengths)) / scale
 
 
+@dataclasses.dataclass(frozen=True)
+class _Planted:
+    """The effects of all features on one logit.
+
+    Attributes:
+      effects: of the ids of each feature, and a 0 for all beyond the planted ones: float64 [planted + 1].
+      factors: of the product of the first two features, likewise.
+      coefficients: of the dense features, [K].
+    """
+
+    effects: list[np.ndarray]
+    factors: list[np.ndarray]
+    coefficients: np.ndarray
+
+    @classmethod
+    def draw(cls, config: Synthetic, planted: list[int], number: int) -> _Planted:
+        """Those of the logit called `number`: 0 is that of the only label, or what several share."""
+        return cls(
+            [np.append(_unit(n, config.seed, _EFFECTS, f, number), 0.0) for f, n in enumerate(planted)],
+            [np.append(_unit(n, config.seed, _FACTORS, f, number), 0.0) for f, n in enumerate(planted[:2])],
+            _unit(config.dense, config.seed, _COEFFICIENTS, number),
+        )
+
+
 def best_auc(source: SyntheticSource, split: str) -> float:
-    """The AUC that the true probabilities are expected to reach on a split, over the draw of its labels.
+    """The AUC that the true probabilities are expected to reach on a split, over the draw of its only label.
 
     With `shuffle_labels` it is 0.5: the features then say nothing about the labels. No model that has seen only
     the training split can expect more.
@@ -209,4 +284,5 @@ def _schema(config: Synthetic) -> Schema:
             Feature(f"sparse_{f}", config.rows[f], bags[f] or None, weighted[f])  # H = 0 is jagged
             for f in range(tables)
         ),
+        labels=tuple(Label(f"label_{t}", kind, 3 if kind == "class" else 0) for t, kind in enumerate(config.labels)),
     )

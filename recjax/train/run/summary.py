@@ -11,7 +11,7 @@ from typing import Any
 from recjax import __version__, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.train.loop import Outcome
-from recjax.train.run.writers import results_table
+from recjax.train.run.writers import OF_TASKS, TITLES, results_table
 from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
 
@@ -74,6 +74,12 @@ def versions() -> dict[str, str]:
 
 def results(summary: Mapping[str, Any]) -> str:
     """The table that ends a run."""
-    rows = [(f"recjax, {summary['eval_split']}, step {summary['eval_step']}", summary["eval"])]
+    title = f"recjax, {summary['eval_split']}, step {summary['eval_step']}"
+    measured: Mapping[str, Any] = summary["eval"]
+    if tasks := [name.removesuffix(".loss") for name in measured if name.endswith(".loss")]:
+        each = {task: {k.removeprefix(f"{task}."): v for k, v in measured.items() if k.startswith(f"{task}.")}
+                for task in tasks}  # fmt: skip
+        return results_table([(title, measured), *each.items()], {"loss": "loss", **TITLES, **OF_TASKS})
+    rows = [(title, measured)]
     rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
     return results_table(rows)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TextIO
 
 from recjax.errors import TrainingError
@@ -288,14 +289,21 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def results_table(rows: Sequence[tuple[str, Mapping[str, float | None]]]) -> str:
+TITLES = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+OF_TASKS = {"accuracy": "accuracy", "mse": "MSE", "mae": "MAE"}
+
+
+def results_table(
+    rows: Sequence[tuple[str, Mapping[str, float | None]]], titles: Mapping[str, str] = MappingProxyType(TITLES)
+) -> str:
     """The final table as aligned plain text, one line a row, without a newline at the end.
 
     Args:
       rows: a name and its measures, under the names that `metrics.evaluate` gives them: auc, logloss,
         ne, calibration. One that is missing, None or nan shows as "-".
+      titles: measure -> head of its column; columns without any value are left out, but for the usual ones.
     """
-    titles = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    titles = {key: title for key, title in titles.items() if key in TITLES or any(key in found for _, found in rows)}
     cells = [["", *titles.values()]]
     for name, measures in rows:
         values = (measures.get(key) for key in titles)

@@ -1,0 +1,70 @@
+"""Shared bottom (Caruana 1997, Multitask Learning): one MLP that all tasks share, and a tower for each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+from flax import nnx
+
+from recjax.data.batch import ONLY
+from recjax.models.layers import Mlp, check_widths
+from recjax.models.stateful import check_rate
+from recjax.models.towers import Joined, Towers
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedBottomConfig:
+    """Shape of a shared bottom with towers."""
+
+    kind: ClassVar[str] = "shared_bottom"
+    first_order: ClassVar[bool] = False
+    multi_task: ClassVar[bool] = True
+    bottom: tuple[int, ...] = (64, 32)  # widths of the layers that all tasks share
+    tower: tuple[int, ...] = (16,)  # widths of each task's own hidden layers; its output comes after them
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
+
+    def __post_init__(self) -> None:
+        check_widths("bottom", self.bottom, least=1)
+        check_widths("tower", self.tower)
+        check_rate(self.dropout)
+
+    def build(
+        self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
+    ) -> SharedBottom:
+        """Makes the module.
+
+        Args:
+          dense: K, dense features; may be 0.
+          dims: feature name -> D of its pooled embedding, in the order of the input; they may differ.
+          dtype: of the computation; parameters start as float32.
+          seed: of the initial weights.
+          outputs: task -> numbers that it needs, one for each class; None: one logit of the one binary label.
+        """
+        return SharedBottom(self, dense, dims, outputs or {ONLY: 1}, dtype=dtype, rngs=nnx.Rngs(seed))
+
+
+class SharedBottom(nnx.Module):
+    """y_t = tower_t(bottom(x)), x = [dense features, pooled embeddings]."""
+
+    def __init__(
+        self,
+        config: SharedBottomConfig,
+        dense: int,
+        dims: dict[str, int],
+        outputs: dict[str, int],
+        *,
+        dtype: Any,
+        rngs: nnx.Rngs,
+    ) -> None:
+        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
+        self.inputs = Joined(dense, dims, dtype)
+        self.bottom = Mlp(self.inputs.width, config.bottom, **how)
+        self.towers = Towers(config.bottom[-1], config.tower, outputs, **how)
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Task -> outputs [b], or [b, C] of a class, from dense features [b, K] and pooled embeddings [b, D]."""
+        bottom_BxN = self.bottom(self.inputs(dense_BxK, pooled))
+        return self.towers([bottom_BxN] * len(self.towers.tasks))

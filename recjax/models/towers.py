@@ -1,0 +1,61 @@
+"""Parts that models of several tasks share: their input, their experts under a gate, and a tower for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from recjax.errors import ConfigError
+from recjax.models.layers import Linear, Mlp, full_precision, linear
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Refuses a number called `name` that is below `least` (ConfigError)."""
+    if value < least:
+        raise ConfigError(f"{name} is {value}; it must be at least {least}.")
+
+
+class Joined(nnx.Module):
+    """[dense features, pooled embeddings] side by side, in the dtype of the computation."""
+
+    def __init__(self, dense: int, dims: Mapping[str, int], dtype: Any) -> None:
+        self.features, self.width, self.dtype = tuple(dims), dense + sum(dims.values()), dtype
+
+    def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
+        """[b, width] from dense features [b, K] and pooled embeddings, feature name -> [b, D]."""
+        return jnp.concatenate([x.astype(self.dtype) for x in (dense_BxK, *(pooled[n] for n in self.features))], axis=1)
+
+
+class Towers(nnx.Module):
+    """An MLP for each task, with one linear output, or as many as a class has."""
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], outputs: Mapping[str, int], *, dtype: Any, rngs: nnx.Rngs, **more: Any
+    ) -> None:
+        """For inputs [b, inputs]; `more` as for `Mlp`."""
+        self.tasks = tuple(outputs.items())
+        widths = [(*hidden, number) for number in outputs.values()]
+        self.towers = nnx.List([Mlp(inputs, w, linear_output=True, dtype=dtype, rngs=rngs, **more) for w in widths])
+
+    def __call__(self, inputs: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        """Task -> outputs, [b] or [b, C], from the input of each tower."""
+        found = [tower(x_BxN) for tower, x_BxN in zip(self.towers, inputs, strict=True)]
+        return {name: y if number > 1 else y[:, 0] for (name, number), y in zip(self.tasks, found, strict=True)}
+
+
+class Gate(nnx.Module):
+    """softmax(W x + b) as weights of experts, in full precision."""
+
+    def __init__(self, inputs: int, experts: int, *, dtype: Any, rngs: nnx.Rngs) -> None:
+        self.linear: Linear = linear(inputs, experts, dtype=full_precision(dtype), rngs=rngs)
+        self.dtype = dtype
+
+    def __call__(self, x_BxN: jax.Array, experts: Sequence[jax.Array]) -> jax.Array:
+        """The weighted sum of the experts' outputs, [b, M] each: [b, M]."""
+        shares_BxE = jax.nn.softmax(self.linear(x_BxN), axis=1)
+        experts_BxExM = jnp.stack(experts, axis=1).astype(shares_BxE.dtype)
+        return jnp.sum(shares_BxE[:, :, None] * experts_BxExM, axis=1).astype(self.dtype)
