@@ -50,7 +50,7 @@ def parse(text: str) -> Choice:
       ConfigError: it is no such text, or its measures point different ways.
     """
     terms: dict[str, float] = {}
-    for part in re.split(r"(?<![eE])\+", text.replace(" ", "")):
+    for part in re.split(r"(?<![0-9.][eE])\+", text.replace(" ", "")):
         found = _TERM.fullmatch(part)
         try:
             factor = float(found[1]) if found and found[1] else 1.0

@@ -29,10 +29,9 @@ from recjax.data.source import between, concatenate, require_rows
 from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.thread_map import ahead
-from recjax.errors import ConfigError, DataError, TrainingError
-from recjax.serving import rows, scores
+from recjax.errors import ConfigError, DataError
+from recjax.serving import outputs, rows, scores
 from recjax.serving.faults import RowFaults
-from recjax.train.metrics import measures
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.trainer import Trainer
 from recjax.utils.paths import expanded, located
@@ -59,8 +58,8 @@ def predict(
       run: a run folder.
       input: a file of raw rows (see `rows.read`), or a folder of prepared data.
       out: the file to write, one line a row in the order of the input: the row's number from 1, the logit, the
-        probability of label 1, and `columns`; as CSV if its name ends in .csv, as JSON Lines if it ends in .jsonl. It
-        is replaced as a whole, at the end.
+        probability of label 1 (of several labels what `outputs.names` says), and `columns`; as CSV if its name ends in
+        .csv, as JSON Lines if it ends in .jsonl. It is replaced as a whole, at the end.
       overrides: changes to the config that keep the model, for example "mesh.devices=1"; and "on_error=skip", which
         leaves malformed rows of a file out of the scores.
       split: of a folder.
@@ -71,7 +70,8 @@ def predict(
       trust_code: as for `main.evaluate`.
 
     Returns:
-      {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones.
+      {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones. Of
+      several labels "mean_prediction", by label, takes the place of the last.
 
     Raises:
       ConfigError: no run or checkpoint, a format or column that is not known, or a file that is not to be replaced.
@@ -90,22 +90,23 @@ def predict(
     trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
     size = trainer.config.train.eval_batch_size
     digits = 17 if trainer.dtype == jnp.float64 else 9  # which give every bit back
-    done, total = 0, 0.0
+    done, sums = 0, dict[str, float]()
+    own, classes = outputs.names(trainer.tasks), outputs.classes_of(trainer.source)
+    scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
     with _batches(trainer, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
         for _, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size)):
             of = about.popleft()
-            if not np.isfinite(logits).all():
-                raise TrainingError(
-                    f"the logit of row {of.numbers[int(np.argmax(~np.isfinite(logits)))]} is not finite: the model has "
-                    "diverged. Choose an earlier checkpoint with --step."
-                )
-            probabilities = measures.probabilities(logits)
+            outputs.check(logits, of.numbers)
+            scored = outputs.columns(trainer.tasks, logits, classes)
             if done == 0:
-                file.write(scores.header(out.suffix, list(of.carried)))
-            lines = zip(of.numbers.tolist(), logits.tolist(), probabilities.tolist(), of.each(), strict=True)
-            file.writelines(scores.line(out.suffix, n, x, p, digits, more) for n, x, p, more in lines)
-            done, total = done + len(logits), total + float(probabilities.sum())
+                file.write(scores.header(out.suffix, [*own, *of.carried]))
+            rows_of = (dict(zip(scored, values, strict=True)) for values in zip(*scored.values(), strict=True))
+            lines = zip(of.numbers.tolist(), rows_of, of.each(), strict=True)
+            file.writelines(scores.line(out.suffix, n, each, digits, more) for n, each, more in lines)
+            done += len(logits)
+            for name, sum in outputs.means(trainer.tasks, logits).items():
+                sums[name] = sums.get(name, 0.0) + sum
         if faults.count:
             more = f"; and {faults.count - len(faults.first)} more" if faults.count > len(faults.first) else ""
             skipped = f"on_error=skip left out {faults.count} row(s) of {input}: {'; '.join(faults.first)}{more}"
@@ -115,7 +116,9 @@ def predict(
         if done == 0:
             raise DataError(f"{input} has no row. Give a file with a row a line, below the header if it has one.")
     described = {"step": step, "input": str(input), "out": str(out), "rows": done, "skipped": faults.count}
-    return described | {"mean_probability": total / done}
+    if trainer.tasks:
+        return described | {"mean_prediction": {name: total / done for name, total in sums.items()}}
+    return described | {"mean_probability": sums[""] / done}
 
 
 def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, trust_code: bool = False) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def _batches(
     found = rows.read(input, trainer.source.name, encoder, faults, carry, trainer.source.about.get("table"))
 
     def encode(part: Unlabelled) -> _Part:
-        scores.refuse_columns(list(part.carried))
+        scores.refuse_columns(list(part.carried), outputs.names(trainer.tasks))
         return encoder.encode(part.chunk), _About(part.numbers, part.carried)
 
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -6,16 +6,15 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from recjax.errors import ConfigError, TrainingError
 
-_COLUMNS = ("row", "logit", "probability")
 _OURS = {
-    ".csv": re.compile(rb"row,logit,probability[,\r\n]"),
-    ".jsonl": re.compile(rb'\{"row": [0-9]+, "logit": \S+, "probability": '),
+    ".csv": re.compile(rb'row,(logit,probability[,\r\n]|[^\r\n]*\.(logit|prediction|class)"?[,\r\n])'),
+    ".jsonl": re.compile(rb'\{"row": [0-9]+, ("logit": \S+, "probability": |"[^\r\n]*\.(logit|prediction|class)": )'),
 }  # suffix -> how a file of scores begins
 SUFFIXES = tuple(_OURS)
 
@@ -30,7 +29,7 @@ def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
     """
     if out.suffix not in _OURS or os.path.isdir(out):
         raise ConfigError(f"--out {out} names no file of scores. Give a file whose name ends in .csv or .jsonl.")
-    refuse_columns(carried or ())
+    refuse_columns(carried or ())  # those of the model are known once the run is open
     if overwrite or not os.path.exists(out) or not out.stat().st_size:
         return
     try:
@@ -45,26 +44,33 @@ def check(out: Path, carried: Sequence[str] | None, overwrite: bool) -> None:
         )
 
 
-def refuse_columns(names: Sequence[str]) -> None:
-    """Checks that no two columns of the scores would have the same name; ConfigError if they would."""
-    if twice := [name for name in names if name in _COLUMNS or list(names).count(name) > 1]:
+def refuse_columns(names: Sequence[str], own: Sequence[str] = ()) -> None:
+    """Checks that no two columns of the scores would have the same name; ConfigError if they would.
+
+    Args:
+      names: of the carried columns.
+      own: those of the scores beside the row's number.
+    """
+    if twice := [name for name in names if name in ("row", *own) or list(names).count(name) > 1]:
         raise ConfigError(
-            f"columns: {twice[0]!r} would stand in the scores twice (they have {', '.join(_COLUMNS)} of their own). "
-            "Name the columns that you want, each once, or rename that one in the input."
+            f"columns: {twice[0]!r} would stand in the scores twice (they have {', '.join(('row', *own))} of their "
+            "own). Name the columns that you want, each once, or rename that one in the input."
         )
 
 
-def header(suffix: str, carried: Sequence[str]) -> str:
+def header(suffix: str, columns: Sequence[str]) -> str:
     """Returns the text before the first row's line: the names of the columns in CSV, nothing in JSON Lines."""
-    return ",".join([*_COLUMNS, *map(_cell, carried)]) + "\n" if suffix == ".csv" else ""
+    return ",".join(["row", *map(_cell, columns)]) + "\n" if suffix == ".csv" else ""
 
 
-def line(suffix: str, row: int, logit: float, probability: float, digits: int, carried: dict[str, Any]) -> str:
+def line(suffix: str, row: int, scored: Mapping[str, float | str], digits: int, carried: Mapping[str, Any]) -> str:
     """Returns the line of a row, with carried values as given. In CSV None is empty, and a list its JSON text."""
     if suffix == ".csv":
-        return ",".join([f"{row},{logit:.{digits}g},{probability:.{digits}g}", *map(_cell, carried.values())]) + "\n"
-    more = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in carried.items())
-    return f'{{"row": {row}, "logit": {logit:.{digits}g}, "probability": {probability:.{digits}g}{more}}}\n'
+        numbers = (_cell(x) if isinstance(x, str) else f"{x:.{digits}g}" for x in scored.values())
+        return ",".join([str(row), *numbers, *map(_cell, carried.values())]) + "\n"
+    numbers = (json.dumps(x) if isinstance(x, str) else f"{x:.{digits}g}" for x in scored.values())
+    texts = (*zip(scored, numbers, strict=True), *((name, json.dumps(value)) for name, value in carried.items()))
+    return "".join([f'{{"row": {row}', *(f", {json.dumps(name)}: {text}" for name, text in texts), "}\n"])
 
 
 def _cell(value: Any) -> str:

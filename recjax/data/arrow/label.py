@@ -37,7 +37,7 @@ class Label:
         """Labels of a plain array, float32 [n]; and where there is none, bool [n], None if there always is one."""
         if self.positive:
             values, at = convert.distinct(array)
-            words = [self._word(value) for value in values]
+            words = [self.word(value) for value in values]
             labels = np.append([word == self.positive for word in words], False)[at].astype(np.float32)
             wrong = np.append([word == "" for word in words], True)[at]
             return labels, wrong if wrong.any() else None
@@ -48,7 +48,8 @@ class Label:
         wrong |= (numbers != 0) & (numbers != 1)
         return np.where(wrong, 0, numbers).astype(np.float32), wrong if wrong.any() else None
 
-    def _word(self, value: Any) -> str:
+    def word(self, value: Any) -> str:
+        """An Arrow value as text; "" for what is none."""
         value = value.as_py()
         if isinstance(value, bool):
             return "true" if value else "false"

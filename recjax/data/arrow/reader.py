@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from recjax.data import batch
 from recjax.data.arrow import chunk_columns, convert, roles, scan, splits
 from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.label import LabelProfile
+from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splits import ROWS
@@ -50,6 +52,7 @@ class TableReader:
 
     Attributes:
       specs: the columns, in the order of the schema.
+      labels: several of them; empty: one binary label.
       proposals: what `columns=auto` made of each column it was to judge, and why.
     """
 
@@ -74,7 +77,9 @@ class TableReader:
                 "split files of its own."
             )
         self._choices = choices
+        self._labels: Labels | None = None
         self.label = str(choices.label)
+        self.labels: tuple[batch.Label, ...] = ()
         apart = [split for split in files if split != "train"]
         self.splits = splits.in_words(
             choices.split, choices.seed, choices.time, choices.group, choices.split_column, apart
@@ -119,10 +124,15 @@ class TableReader:
     def _chunk(self, pieces: Sequence[_Piece], row: int, count: int) -> Chunk:
         arrays = _joined(pieces)
         found = chunk_columns.raw_columns(arrays, self.specs, count)
-        labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
-        faults = found.faults
-        if wrong is not None:
-            faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
+        faults, weights = found.faults, found.weights
+        if self._labels is not None:
+            labels, of_labels, wrong_labels = self._labels.of(arrays)
+            weights = of_labels if weights is None else of_labels * weights[:, None]
+            faults += wrong_labels
+        else:
+            labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
+            if wrong is not None:
+                faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
         if (first := chunk_columns.first(faults)) is not None:
             at, fault = first
             raise DataError(
@@ -130,12 +140,18 @@ class TableReader:
                 f"{chunk_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
                 f"another role ({fault.column}:skip leaves it out)."
             )
-        return Chunk(labels, found.dense, found.columns, self._split[row : row + count], found.weights,
+        return Chunk(labels, found.dense, found.columns, self._split[row : row + count], weights,
                      done=(row + count) / len(self._split))  # fmt: skip
 
     @property
+    def described_labels(self) -> list[dict[str, Any]]:
+        """What there is to know of several labels beside the schema, such as the values of classes: JSON values."""
+        return describe(self._labels.each) if self._labels is not None else []
+
+    @property
     def _needed_always(self) -> tuple[str, ...]:
-        return (self._choices.label.column,)
+        labels = self._choices.labels
+        return (self._choices.label.column,) if labels is None else labels.columns
 
     def _check_names(self, auto: bool, asked: Mapping[str, roles.Asked]) -> list[str]:
         """Checks that all columns that are named are there; returns those that are to be judged."""
@@ -157,14 +173,17 @@ class TableReader:
                 f"a table needs label=COLUMN, the column that holds 0 and 1 (or with threshold=X any numbers). The "
                 f"columns of {first} are {self._listed()}."
             )
-        for key, name in [*named.items(), *(("columns", name) for name in asked)]:
+        of_labels = [("label", name) for name in self._needed_always[1:]]
+        for key, name in [*named.items(), *of_labels, *(("columns", name) for name in asked)]:
             if name and name not in self._names:
                 near = difflib.get_close_matches(name, self._names, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"{key}: {first} has no column {name!r}.{hint} Its columns are {self._listed()}.")
-        if named["label"] in asked and asked[named["label"]].role != "skip":
-            raise ConfigError(f"columns: {named['label']!r} is the label, so it cannot be a feature. Leave it out.")
-        used = [name for name in named.values() if name]
+        for name in self._needed_always:
+            if name in asked and asked[name].role != "skip":
+                which = "the label" if choices.labels is None else "a label, or its weight"
+                raise ConfigError(f"columns: {name!r} is {which}, so it cannot be a feature. Leave it out.")
+        used = [name for name in [*named.values(), *self._needed_always[1:]] if name]
         judged = [name for name in self._names if name not in asked and name not in used] if auto else []
         if auto and named["group"] and named["group"] not in asked:
             judged.append(named["group"])  # a group is known before its rows, as a user is
@@ -195,6 +214,7 @@ class TableReader:
             for name in wanted
         }
         label, splitter = LabelProfile(self._choices.label), Splitter(self._choices)
+        several = None if self._choices.labels is None else LabelsProfile(self._choices.labels)
         progress, row = PrepareProgress(), 0
         progress.stage("looking")
         numbers = dict(self._files)
@@ -202,14 +222,21 @@ class TableReader:
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
                 profile.add(arrays[name], count=name in judged)
-            label.add(arrays[self._choices.label.column], piece.where)
+            if several is None:
+                label.add(arrays[self._choices.label.column], piece.where)
+            else:
+                several.add(arrays, piece.where)
             splitter.add(arrays, numbers[piece.file], row, piece.where)
             row += piece.batch.num_rows
             progress.update(row, None)
         progress.close()
         if not row:
             raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
-        label.check()
+        if several is None:
+            label.check()
+        else:
+            self._labels = several.found()
+            self.label, self.labels = str(self._labels), self._labels.schema
         self._split = splitter.splits()
         if not (self._split == 0).any():
             raise DataError(f"none of {row:,} rows is left to train on ({self.splits}). Choose another split.")
@@ -248,10 +275,10 @@ class TableReader:
         """All rows of all files, with these columns."""
         for file, _ in self._files:
             start = 0
-            for batch in scan.batches(file, names):
-                if batch.num_rows:
-                    yield _Piece(file, start, batch)
-                start += batch.num_rows
+            for rows in scan.batches(file, names):
+                if rows.num_rows:
+                    yield _Piece(file, start, rows)
+                start += rows.num_rows
 
 
 def _regular(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:

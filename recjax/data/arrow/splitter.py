@@ -10,6 +10,7 @@ import numpy as np
 
 from recjax.data.arrow import chunk_columns, convert, splits
 from recjax.data.arrow.label import Label
+from recjax.data.arrow.labels import Labels
 from recjax.data.arrow.splits import Split
 from recjax.data.prepare.ids import stable_hash
 from recjax.data.source import SPLITS, split_called
@@ -21,13 +22,14 @@ class Choices:
     """Requirements of the rows of a table.
 
     Attributes:
-      label: the label.
+      label: the label; of several the first.
       columns: as `roles.parse` takes them.
       split: how rows that no file of its own decides are split.
       seed: of split=random.
       time: column that orders the rows, for split=time and split=last.
       group: column whose values are the groups of split=last.
       split_column: column that names the split of each row, for split=column.
+      labels: several labels; None: there is one.
     """
 
     label: Label
@@ -37,6 +39,7 @@ class Choices:
     time: str
     group: str
     split_column: str
+    labels: Labels | None = None
 
 
 class Splitter:

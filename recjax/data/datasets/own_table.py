@@ -12,7 +12,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, cast
 
-from recjax.data.arrow import roles, scan, splits
+from recjax.data.arrow import labels, roles, scan, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
@@ -40,7 +40,8 @@ class Table:
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, CSV or Arrow
-    label: str = ""  # column of the label
+    # Column of the label; or several, with kinds and weights: clicked,bought:weight=clicked,rating:number,stars:class
+    label: str = ""
     threshold: float | None = None  # label 1 means that the column is at least this; none: see positive
     positive: str = ""  # label 1 means that the column is this; empty: the column holds 0 and 1
     # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), weight, skip. auto: what the
@@ -69,6 +70,11 @@ class Table:
         splits.parse(self.split, self.apart, self._named)
         if self.threshold is not None and self.positive:
             raise ConfigError("threshold and positive both say which labels are 1. Give one of them.")
+        if labels.parse(self.label) is not None and (self.threshold is not None or self.positive):
+            raise ConfigError(
+                f"threshold and positive are of a single binary label, and label is {self.label}. Give them to a label "
+                "of its own: label=rating:threshold=4,clicked."
+            )
         if len(self.delimiter) > 1:
             raise ConfigError(f"delimiter is {self.delimiter!r}; it must be one character.")
 
@@ -156,14 +162,16 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None) -> TableReade
 
 def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
     """The reader of these files of each split."""
+    several = labels.parse(config.label)
     choices = Choices(
-        Label(config.label, config.threshold, config.positive),
+        Label(config.label, config.threshold, config.positive) if several is None else several.each[0].meaning,
         config.columns,
         splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,
         config.time,
         config.group,
         config.split_column,
+        several,
     )
     reader = TableReader(files, choices)
     if reader.proposals:
@@ -179,7 +187,9 @@ def prepare_table(
     by_name = [spec.transform or config.dense for spec in reader.specs for _ in spec.dense_names]
     dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
     proposed = {name: [role, why] for name, (role, why) in reader.proposals.items()}
-    described = {"columns": [dataclasses.asdict(spec) for spec in reader.specs], "proposed": proposed}
+    described: dict[str, Any] = {"columns": [dataclasses.asdict(spec) for spec in reader.specs], "proposed": proposed}
+    if reader.labels:
+        described["labels"] = reader.described_labels
     return prepare_as(config, reader, out, dense=dense, more={"table": described}, overwrite=overwrite)
 
 

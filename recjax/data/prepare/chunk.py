@@ -71,11 +71,11 @@ class Chunk:
     """n raw rows in the order of the files; some 10,000 to 1,000,000 rows keep all stages efficient.
 
     Attributes:
-      labels: float32 [n], 0 or 1.
+      labels: float32 [n], 0 or 1; of several labels (`Reader.labels`) [n, T].
       dense: float32 or float64 [n, K] in the order of the reader's `dense`; NaN is a missing value.
       columns: feature name -> its values, for every feature of the reader.
       split: uint8 [n], index into `recjax.data.source.SPLITS`.
-      weights: float32 [n] or None for ones.
+      weights: float32 of the shape of `labels`, or None for ones.
       skipped: what `on_error=skip` left out of this chunk: kind of fault -> lines.
       done: share of all files that is read when this chunk is (0 to 1), for the time left; None if unknown.
     """
@@ -121,6 +121,7 @@ class Reader(Protocol):
       splits: the split convention, in words.
       dense: names of the K dense columns. One that is also a feature's is one raw column, used in two ways.
       features: the categorical columns, in the order of the schema.
+      labels: several labels; a reader of one binary label need not have it.
     """
 
     @property

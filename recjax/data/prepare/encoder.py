@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.data.prepare.chunk import Chunk, Coded, RawFeature, check_chunk
 from recjax.data.prepare.coding import CodedChunk, code_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Line
@@ -39,8 +39,12 @@ class Encoder:
         dense: Sequence[str],
         maps: Sequence[IdMap],
         by: DenseEncoder,
+        labels: tuple[Label, ...] = (),
     ) -> None:
-        """An encoder for raw rows of the dataset `name` with these columns; one map for each feature."""
+        """An encoder for raw rows of the dataset `name` with these columns; one map for each feature.
+
+        Of several `labels` chunks have labels and weights [n, T].
+        """
         self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
@@ -48,6 +52,7 @@ class Encoder:
                 Feature(feature.name, map_.table_rows, None if feature.jagged else 1)
                 for feature, map_ in zip(features, maps, strict=True)
             ),
+            labels=labels,
         )
 
     def encode(self, chunk: Chunk) -> Batch:
@@ -78,8 +83,11 @@ class Encoder:
             column = chunk.columns[feature.name]
             ids = _rows(column, map_, self.missing_row(feature.name))
             bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
-        weights = np.ones(len(chunk.labels), np.float32) if chunk.weights is None else chunk.weights
-        return Batch(self._by.encode(chunk.dense), bags, chunk.labels, weights)
+        labels = chunk.labels
+        if self.schema.labels and labels.ndim == 1:  # of rows that are only to be scored
+            labels = np.zeros((len(labels), len(self.schema.labels)), np.float32)
+        weights = np.ones_like(labels) if chunk.weights is None else chunk.weights
+        return Batch(self._by.encode(chunk.dense), bags, labels, weights)
 
 
 def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:
@@ -127,7 +135,7 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             "does (recjax data prepare), or encode the rows yourself."
         )
     try:
-        return _opened(path, source.name, raw)
+        return _opened(path, source.name, raw, source.schema.labels)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"the data at {path} are damaged: what they say of their encoding makes no sense ({type(error).__name__}). "
@@ -135,7 +143,7 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
         ) from None
 
 
-def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any]) -> Encoder:
+def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], labels: tuple[Label, ...]) -> Encoder:
     if any("values" not in feature for feature in raw["features"]):
         raise DataError(
             f"the data at {path} were prepared by an older recjax, which did not keep how raw rows are encoded. "
@@ -155,7 +163,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any]) -> 
     if isinstance(transform, list):
         transform = tuple(Line(**each) if isinstance(each, dict) else each for each in transform)
     by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
-    return Encoder(name, features, raw["dense"], maps, by)
+    return Encoder(name, features, raw["dense"], maps, by, labels)
 
 
 def _options(raw: Mapping[str, Any]) -> IdOptions:

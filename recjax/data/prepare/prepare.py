@@ -114,7 +114,7 @@ def prepare_data(
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
-            encoder = Encoder(reader.name, reader.features, reader.dense, maps, by)
+            encoder = Encoder(reader.name, reader.features, reader.dense, maps, by, getattr(reader, "labels", ()))
             with ThreadPoolExecutor(_THREADS) as pool:
                 splits = _Blocks(work, encoder, progress, pool).splits()
                 made = write_prepared(

@@ -1,0 +1,79 @@
+"""Outputs of a model as columns of the scores: of one binary label, or of several tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from recjax.data.source import BlockSource
+from recjax.data.storage.blocks import PreparedSource
+from recjax.errors import TrainingError
+from recjax.train.metrics import measures
+from recjax.train.metrics.by_task import predictions
+from recjax.train.tasks import Tasks
+
+Columns = dict[str, list[float] | list[str]]
+
+
+def names(tasks: Tasks) -> tuple[str, ...]:
+    """The columns, in their order; those of a task begin with its name and a dot.
+
+    Of a binary label the logit and the probability of 1, of a number what is predicted, and of a class the likeliest
+    one with its probability.
+    """
+    if not tasks:
+        return ("logit", "probability")
+    kinds = {"binary": ("logit", "probability"), "number": ("prediction",), "class": ("class", "probability")}
+    return tuple(f"{task.name}.{column}" for task in tasks for column in kinds[task.label.kind])
+
+
+def columns(tasks: Tasks, outputs: np.ndarray, classes: Mapping[str, Sequence[str]]) -> Columns:
+    """The columns for some rows; of several tasks `outputs` is [n, O], and else logits, [n].
+
+    Args:
+      tasks: of the run.
+      outputs: of its model, float64.
+      classes: task -> its classes as text, where they are known; else their numbers stand.
+    """
+    if not tasks:
+        return {"logit": outputs.tolist(), "probability": measures.probabilities(outputs).tolist()}
+    found: Columns = {}
+    for task in tasks:
+        own = task.of(outputs)
+        predicted = predictions(task, own)
+        if task.label.kind == "binary":
+            found[f"{task.name}.logit"] = own.tolist()
+            found[f"{task.name}.probability"] = predicted.tolist()
+        elif task.label.kind == "number":
+            found[f"{task.name}.prediction"] = predicted.tolist()
+        else:
+            words = classes.get(task.name) or [str(number) for number in range(task.outputs)]
+            shares = np.exp(own - own.max(axis=1, keepdims=True))
+            found[f"{task.name}.class"] = [words[int(number)] for number in predicted]
+            found[f"{task.name}.probability"] = (shares.max(axis=1) / shares.sum(axis=1)).tolist()
+    return found
+
+
+def means(tasks: Tasks, outputs: np.ndarray) -> dict[str, float]:
+    """Sums of what is predicted over rows, by task; of a class there is none."""
+    if not tasks:
+        return {"": float(measures.probabilities(outputs).sum())}
+    return {t.name: float(predictions(t, t.of(outputs)).sum()) for t in tasks if t.label.kind != "class"}
+
+
+def classes_of(source: BlockSource) -> dict[str, list[str]]:
+    """Label -> its classes as text, as far as the data tell."""
+    about = source.about if isinstance(source, PreparedSource) else {}
+    described = about.get("table", {}).get("labels", [])
+    return {each["meaning"]["column"]: list(each["classes"]) for each in described if each["classes"]}
+
+
+def check(outputs: np.ndarray, numbers: np.ndarray) -> None:
+    """Refuses outputs that are not finite; `numbers` are those of the rows (TrainingError)."""
+    wrong = ~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+    if wrong.any():
+        raise TrainingError(
+            f"the logit of row {numbers[int(np.argmax(wrong))]} is not finite: the model has diverged. Choose an "
+            "earlier checkpoint with --step."
+        )

@@ -1,0 +1,89 @@
+"""Whole runs of several tasks: trained, resumed elsewhere, evaluated and predicted by the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.commands import assert_refused, inside, lines_of, steps_of
+
+pytestmark = pytest.mark.full
+
+SYNTHETIC = (
+    "train", "synthetic", "data.labels=binary,number,class,binary", "data.masked=true", "data.rows=50,30",
+    "data.train_rows=640", "data.validation_rows=300", "data.test_rows=300", "embedding.dim=4", "train.batch_size=64",
+    "tasks.label_1.loss=huber", "tasks.label_3.loss=focal", "tasks.label_3.weight=0.5", "model=mmoe", "model.experts=2",
+    "model.expert=8", "model.tower=4", "model.batch_norm=true", "model.dropout=0.2", "train.log_every=1",
+    "train.eval_every=3", "train.choose_by=0.7*label_0.auc+0.3*label_3.auc", "compute_dtype=float64",
+)  # fmt: skip
+
+
+def close(lines: list[dict[str, float]]) -> list[dict[str, object]]:
+    left = ("samples_per_s", "split")
+    return [{k: pytest.approx(v, rel=1e-9, abs=1e-9) for k, v in line.items() if k not in left} for line in lines]
+
+
+def test_a_run_resumes_on_another_mesh_and_ends_alike(tmp_path: Path) -> None:
+    whole = inside(*SYNTHETIC, "train.steps=6", "mesh.devices=2", "--out", tmp_path / "whole", "--json")
+    inside(*SYNTHETIC, "train.steps=4", "mesh.devices=1", "--out", tmp_path / "parts")
+    parts = inside(*SYNTHETIC, "train.steps=6", "mesh.devices=3", "--out", tmp_path / "parts", "--json")
+    assert whole.status == parts.status == 0, whole.err + parts.err
+    for split in ("train", "validation", "test"):
+        assert steps_of(tmp_path / "parts", split) == steps_of(tmp_path / "whole", split)
+        mine = [{k: v for k, v in line.items() if k not in ("samples_per_s", "split")}
+                for line in lines_of(tmp_path / "parts", split)]  # fmt: skip
+        assert mine == close(lines_of(tmp_path / "whole", split))
+    first = lines_of(tmp_path / "whole", "train")[0]
+    each = [first[f"label_{t}.loss"] for t in range(4)]
+    assert first["loss"] == pytest.approx(sum(w * loss for w, loss in zip((1, 1, 1, 0.5), each, strict=True)))
+    validated = {line["step"]: line for line in lines_of(tmp_path / "whole", "validation")}
+    best = max(validated, key=lambda step: 0.7 * validated[step]["label_0.auc"] + 0.3 * validated[step]["label_3.auc"])
+    assert whole.result["eval_step"] == best
+    result = inside("eval", tmp_path / "whole", "mesh.devices=1", "--json").result
+    assert {k: result[k] for k in whole.result["eval"]} == pytest.approx(whole.result["eval"], rel=1e-9)
+    assert set(result["tasks"]) == {"label_0", "label_3"}
+    assert (tmp_path / "whole" / "calibration.png").stat().st_size > 1000
+    assert_refused(inside("eval", tmp_path / "whole", "--by", "sparse_0"), 2, "--by.*label_0, label_1")
+
+
+def test_from_a_table_to_scores(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, 20, 2000), rng.integers(0, 30, 2000)
+    drawn = rng.normal(size=20)[user] + rng.normal(size=30)[item]
+    clicked = drawn + rng.logistic(size=2000) > 0
+    stars = np.clip(np.round(drawn), -1, 1).astype(int)
+    rows: dict[str, Any] = {"user": user, "item": item, "clicked": clicked, "bought": np.where(clicked, drawn > 1, 0), 
+            "score": drawn, "stars": [("bad", "middling", "good")[s + 1] for s in stars]}  # fmt: skip
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    run = tmp_path / "run"
+    done = inside(
+        "train", "table", f"data.from={tmp_path / 'rows.parquet'}", "data.columns=user:id,item:id", "model=ple",
+        "data.label=clicked,bought:weight=clicked,score:number,stars:class", "model.expert=16", "model.levels=1",
+        "train.epochs=8", "train.batch_size=128", "mesh.devices=2", "small.below_rows=0", "--out", run, "--json",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert done.result["eval"]["clicked.auc"] > 0.7 and done.result["eval"]["stars.accuracy"] > 0.6
+    scored = ("predict", run, "--input", tmp_path / "rows.parquet", "--out")
+    told = inside(*scored, tmp_path / "s.csv", "--columns", "user", "--json").result
+    with (tmp_path / "s.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert [int(row["user"]) for row in scores] == user.tolist()
+    logits = np.array([float(row["clicked.logit"]) for row in scores])
+    probabilities = np.array([float(row["clicked.probability"]) for row in scores])
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-6)
+    assert told["mean_prediction"]["clicked"] == pytest.approx(probabilities.mean(), rel=1e-6)
+    predicted = np.array([float(row["score.prediction"]) for row in scores])
+    assert np.corrcoef(predicted, drawn)[0, 1] > 0.9
+    right = [row["stars.class"] == said for row, said in zip(scores, rows["stars"], strict=True)]
+    assert np.mean(right) > 0.6 and {row["stars.class"] for row in scores} <= {"bad", "middling", "good"}
+    again = inside(*scored, tmp_path / "s.jsonl")
+    assert again.status == 0, again.err
+    line = json.loads((tmp_path / "s.jsonl").read_text().splitlines()[0])
+    assert list(line) == ["row", *(key for key in scores[0] if key not in ("row", "user"))]
+    assert inside(*scored, tmp_path / "s.jsonl").status == 0
