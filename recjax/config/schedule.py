@@ -13,6 +13,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from recjax.config.optax_rules import OptaxSchedule
 from recjax.errors import ConfigError
 
 
@@ -96,7 +97,7 @@ class StepDecay:
         return _warmup(step, self.warmup_steps) * self.decay**times
 
 
-Schedule = Constant | Polynomial | StepDecay
+Schedule = Constant | Polynomial | StepDecay | OptaxSchedule
 
 
 def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from recjax.config.schedule import Constant, Schedule
-from recjax.config.train import DenseAdagrad, DenseAdam, DenseSgd, TrainConfig
+from recjax.config.train import DenseAdagrad, DenseOptimizer, TrainConfig
 from recjax.embedding.optim import Adagrad, SparseOptimizer
 from recjax.settings.values import check_ranges
 
@@ -38,7 +38,7 @@ class SmallData:
     eval_every: int | None = None  # steps between evaluations, 0: once an epoch; none: as `evaluations` gives it
     evaluations: int = 4  # of the validation split, in an epoch
     patience: int = 3  # evaluations without improvement before it stops early; 0 never stops early
-    optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad(0.02)  # of the dense parameters
+    optimizer: DenseOptimizer = DenseAdagrad(0.02)  # of the dense parameters
     schedule: Schedule = Constant()  # multiplies the learning rates
     tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
 

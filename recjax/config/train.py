@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from recjax.config import choice
+from recjax.config.optax_rules import DenseOptax
 from recjax.config.schedule import Constant, Schedule
 from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
 from recjax.errors import ConfigError
@@ -116,6 +117,8 @@ class DenseAdam(DenseRule):
         return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
 
+DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam | DenseOptax
+
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -126,7 +129,7 @@ class TrainConfig:
     batch_size: int = 1024  # B, samples per step over all devices
     epochs: int = 1  # passes over the training split
     steps: int = 0  # stop after this many steps; 0 means after `epochs`
-    optimizer: DenseSgd | DenseAdagrad | DenseAdam = DenseAdagrad()  # of the dense parameters
+    optimizer: DenseOptimizer = DenseAdagrad()  # of the dense parameters
     schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
     clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
     accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
