@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.commands import inside, lines_of
 
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, check_plan
@@ -37,6 +38,24 @@ def test_the_plan_that_splits_a_table_is_one():
     (block,) = re.findall(r"<!-- split-plan -->\n```json\n(.*?)```\n<!-- /split-plan -->", README, re.S)
     rows = {"user": 7689, "movie": 9354, "genres": 24, "year": 77}
     check_plan(Plan.from_json(block), tuple(TableSpec(name, rows[name], 32, Sgd()) for name in rows))
+
+
+@pytest.mark.full
+def test_the_module_of_ones_own_keeps_the_contract(tmp_path):
+    """The two examples of a model, one file after the other; the second on two and on three devices."""
+    first = re.findall(r"```python\n(from __future__ import annotations\n.*?)```", README, re.S)[0]
+    (second,) = re.findall(r"<!-- own-module -->\n```python\n(.*?)```\n<!-- /own-module -->", README, re.S)
+    (tmp_path / "pair.py").write_text(first + second)
+    small = ("data.validation_rows=300", "data.test_rows=300", "train.batch_size=512", "compute_dtype=float64")
+    for devices in (2, 3):
+        out = tmp_path / str(devices)
+        done = inside(
+            "train", tmp_path / "pair.py", *small, f"mesh.devices={devices}", "train.log_every=1", "--out", out
+        )
+        assert done.status == 0, done.err
+    two, three = (lines_of(tmp_path / name, "train") for name in "23")
+    assert [line["loss"] for line in three] == pytest.approx([line["loss"] for line in two], rel=1e-9)
+    assert two[-1]["loss"] < two[0]["loss"] and {"label_0.loss", "label_1.loss"} < two[0].keys()
 
 
 @pytest.mark.full
