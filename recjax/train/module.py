@@ -187,7 +187,7 @@ def _check_kept(cls: type, before: dict[str, tuple[Any, Any]], after: Any) -> No
             "in __init__, and assign values of the same shape and dtype."
         )
     for path, x in jax.tree.leaves_with_path(after):
-        if getattr(jax.typeof(x), "vma", None):
+        if jax.typeof(x).manual_axis_type.varying:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ConfigError(
                 f"{_named(cls, '__call__')} assigns to model.{name} what differs between devices, which see other "
