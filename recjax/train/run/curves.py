@@ -45,7 +45,9 @@ def draw_curves(
     figure = plots.figure(6.2 * panels, 4.8)
     figure.suptitle(title)
     axes = figure.subplots(1, panels, squeeze=False, sharex=True)[0]
-    for panel, label in zip(axes, ("log loss (nats)", "AUC"), strict=False):
+    of_tasks = any(key.endswith(".loss") for line in lines for key in line)
+    names = ("loss of all tasks", "mean AUC of the binary tasks") if of_tasks else ("log loss (nats)", "AUC")
+    for panel, label in zip(axes, names, strict=False):
         plots.plain(panel)
         panel.set_xlabel("step")
         panel.set_ylabel(label)
