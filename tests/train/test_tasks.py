@@ -27,7 +27,7 @@ from recjax.config.tasks import (
     TaskConfig,
 )
 from recjax.data.batch import Feature, Label, Schema
-from recjax.errors import ConfigError, TrainingError
+from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.mmoe import MMoEConfig
 from recjax.settings import override
@@ -193,6 +193,14 @@ def test_measures_by_hand() -> None:
     assert (found["samples"], found["click.samples"], found["rating.samples"]) == (3, 3, 2)
     with pytest.raises(TrainingError, match=r"task 'rating' for sample 7 is not finite"):
         measured.add(labels[:1], np.full((1, 7), [0, np.nan, 0, 0, 0, 0, 0]), weights[:1], 7)
+
+
+def test_counts_are_not_negative() -> None:
+    config = RunConfig(tasks=Named({"rating": TaskConfig(Poisson())}))
+    measured = ByTask(tasks_of(config, dataclasses.replace(SCHEMA, labels=SCHEMA.labels[1:2])), exact=True)
+    measured.add(np.array([[-1.0]]), np.zeros((1, 1)), np.zeros((1, 1)))  # masked
+    with pytest.raises(DataError, match=r"label 'rating' of sample 6 is -2, and tasks\.rating\.loss=poisson"):
+        measured.add(np.array([[1.0], [-2.0]]), np.zeros((2, 1)), np.ones((2, 1)), 5)
 
 
 def test_a_task_without_weight_adds_nothing() -> None:

@@ -210,3 +210,17 @@ def test_losses_of_the_tasks_are_told_and_nan_where_nothing_has_weight() -> None
             assert np.isnan(each).tolist() == [False] * 4 + [step == 1]
             known = sum(task.weight * loss for task, loss in zip(tasks(), each, strict=True) if not np.isnan(loss))
             np.testing.assert_allclose(known, float(metrics["loss"]), rtol=1e-12)
+
+
+def test_a_batch_without_any_weight_changes_nothing() -> None:
+    with jax.enable_x64(True):
+        placed = Placed.of(make(), trainer_of(make(), 2, "row_wise", np.float64))
+        before = placed.trainer.restore(start(), 0)
+        bare = dataclasses.replace(placed.inputs[0], weights_B=placed.inputs[0].weights_B * 0)
+        kept = load(placed.trainer.export(before))
+        state, metrics = placed.trainer.train_step(before, bare)
+        assert not bool(metrics["ok"]) and float(metrics["weight"]) == 0 and int(state.step) == 0
+        after = load(placed.trainer.export(state))
+        for key in ("dense", "module", "opt"):
+            for name, array in kept[key].items():
+                np.testing.assert_array_equal(after[key][name], array)

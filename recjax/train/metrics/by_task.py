@@ -87,6 +87,11 @@ class _OneTask:
                 f"evaluation: a label or weight of {task.name!r} from sample {first} on is not finite, or a weight is "
                 "negative. Correct the column and prepare the data again."
             )
+        if task.loss.kind == "poisson" and (labels_n < 0).any():
+            raise DataError(
+                f"evaluation: label {task.name!r} of sample {first + at[int(np.argmax(labels_n < 0))]} is "
+                f"{labels_n.min():g}, and tasks.{task.name}.loss=poisson is of counts, 0 or more. Take another loss."
+            )
         if self.kept is not None:
             self.kept.add(labels_n, outputs, weights_n, first)
         self._samples += len(at)

@@ -12,6 +12,7 @@ from recjax import __version__, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.train.loop import Outcome
 from recjax.train.run.writers import OF_TASKS, TITLES, results_table
+from recjax.train.tasks import choice_of
 from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
 
@@ -46,7 +47,7 @@ def summarise(
         "eval": dict(result),
         "eval_split": "test",
         "eval_step": step,
-        "chosen_by": "last step" if best is None else f"validation {config.train.choose_by}",
+        "chosen_by": "last step" if best is None else f"validation {_chosen_by(trainer)}",
         "stopped_early": outcome.progress.stopped,
         "references": dict(compared),
         "devices": trainer.mesh.devices.size,
@@ -55,6 +56,13 @@ def summarise(
         "config_hash": settings.config_hash(config, FREE_ON_RESUME),
         "versions": versions(),
     }
+
+
+def _chosen_by(trainer: Trainer) -> str:
+    """What chose, as the settings have it, or what stands for that."""
+    text = trainer.config.train.choose_by
+    terms = choice_of(text, trainer.tasks).terms
+    return text if len(terms) > 1 else next(iter(terms))
 
 
 def figures(path: Path) -> dict[str, Any]:
