@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax.config import presets
+from recjax.config.choice import HIGHER_IS_BETTER
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings.values import either, written
@@ -38,10 +39,21 @@ from recjax.settings.values import either, written
 KEYS = ("preset", "overrides", "sort", "grid", "zip")
 # Measure of a run -> whether more of it is better.
 SORTS = {
-    **{f"{split}.{name}": name == "auc" for split in ("validation", "test") for name in ("auc", "logloss", "ne")},
+    **{
+        f"{split}.{name}": name == "auc"
+        for split in ("validation", "test")
+        for name in ("auc", "logloss", "ne", "loss")
+    },
     "samples_per_s": True,
     "seconds": False,
 }
+
+
+def direction(sort: str) -> bool | None:
+    """Whether more of a measure is better; None if it is none. Of several labels it may be validation.LABEL.MEASURE."""
+    split, _, name = sort.partition(".")
+    of_label = split in ("validation", "test") and "." in name
+    return HIGHER_IS_BETTER.get(name.rpartition(".")[2]) if of_label else SORTS.get(sort)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +148,9 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
             raise ConfigError(
                 f'overrides is {json.dumps(fixed, default=str)}; expected a list of texts like ["train.epochs=1"].'
             )
-        if sort is not None and not (isinstance(sort, str) and sort in SORTS):
-            raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {either([*SORTS])}.")
+        if sort is not None and not (isinstance(sort, str) and direction(sort) is not None):
+            known = either([*SORTS, "of several labels validation.LABEL.MEASURE"])
+            raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {known}.")
         axes = _axes(plain, fixed)
         folder = out or Path("runs") / f"sweep-{file.stem}"
         runs = _runs(preset, fixed, axes, folder)

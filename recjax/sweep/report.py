@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recjax.sweep.file import SORTS, Axis, Sweep
+from recjax.sweep.file import Axis, Sweep, direction
 from recjax.utils import plots
 from recjax.utils.files import write_whole
 from recjax.utils.text import aligned
@@ -27,9 +27,10 @@ def measure(result: dict[str, Any], name: str) -> float:
       result: from `run.result`.
       name: for example "test.auc" or "samples_per_s".
     """
-    value: Any = result
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    split, _, inner = name.partition(".")
+    value: Any = result.get(split)
+    if inner:  # which has a dot itself where there are several labels
+        value = value.get(inner) if isinstance(value, dict) else None
     return math.nan if value is None else float(value)
 
 
@@ -37,7 +38,7 @@ def ordered(sweep: Sweep, results: Sequence[dict[str, Any]]) -> list[dict[str, A
     """The results, the best by `sweep.sort` first and those that have no value last."""
     if sweep.sort is None:
         return list(results)
-    sort, sign = sweep.sort, -1 if SORTS[sweep.sort] else 1
+    sort, sign = sweep.sort, -1 if direction(sweep.sort) else 1
 
     def key(result: dict[str, Any]) -> tuple[bool, float]:
         value = measure(result, sort)

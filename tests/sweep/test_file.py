@@ -120,7 +120,7 @@ ONE = 'preset = "synthetic"\n'
         (ONE + "overrides = 'seed=1'\n[grid]\nseed = [1]", r'overrides is "seed=1"; expected a list of texts'),
         (ONE + "overrides = ['seed']\n[grid]\nseed = [1]", r'overrides is \["seed"\]; expected a list of texts'),
         (ONE + "overrides = ['sede=1']\n[grid]\nseed = [1]", r"unknown key 'sede'"),
-        (ONE + "sort = 'auc'\n[grid]\nseed = [1]", r'sort is "auc"; expected validation\.auc, .* or seconds'),
+        (ONE + "sort = 'auc'\n[grid]\nseed = [1]", r'sort is "auc"; expected validation\.auc, .*seconds or of several'),
         (ONE + "sort = ['test.auc']\n[grid]\nseed = [1]", r"sort is \[\"test\.auc\"\]"),
         (ONE + "[grid]\nembedding.optimizer = ['sgd']\nembedding.optimizer.learning_rate = [1]",
          r"not valid TOML: .*'embedding', 'optimizer'.* quotes"),

@@ -7,7 +7,7 @@ import pytest
 
 from recjax.config.presets import load
 from recjax.sweep import report
-from recjax.sweep.file import Axis, Run, Sweep
+from recjax.sweep.file import Axis, Run, Sweep, direction
 
 SEEDS = Axis(("seed",), (("0",), ("1",)))
 DIMS = Axis(("embedding.dim", "model.bottom"), (("16", "32-16"), ("4", "8-4")))
@@ -43,6 +43,16 @@ def test_less_loss_is_better_even_where_the_auc_is_not():
     rows = [row(0, 0.7), row(1, 0.6)]
     rows[1]["test"]["logloss"] = 0.1
     assert [r["index"] for r in report.ordered(sweep(SEEDS, sort="test.logloss"), rows)] == [1, 0]
+
+
+def test_measures_of_single_labels_order_runs_too():
+    rows = [row(0, 0.7), row(1, 0.6)]
+    for number, result in enumerate(rows):
+        result["validation"] |= {"click.auc": 0.5 + number / 4, "rating.mae": 1.0 + number}
+    assert report.measure(rows[1], "validation.click.auc") == 0.75
+    assert [r["index"] for r in report.ordered(sweep(SEEDS, sort="validation.click.auc"), rows)] == [1, 0]
+    assert [r["index"] for r in report.ordered(sweep(SEEDS, sort="validation.rating.mae"), rows)] == [0, 1]
+    assert direction("validation.click.nothing") is None and direction("click.auc") is None
 
 
 def test_table():
