@@ -18,6 +18,7 @@ from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, 
 
 from recjax.bench.breakdown import part_of, scopes
 from recjax.comms.compiled import collectives
+from recjax.config.optax_rules import DenseOptax
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.train import DenseAdagrad, DenseSharding, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
@@ -215,7 +216,8 @@ OPTIMIZERS = typing.get_args(typing.get_type_hints(TrainConfig)["optimizer"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_of_the_config_works_on_shards(kind: Any) -> None:
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
-        tx = kind(l2=0.1, weight_decay=0.1).build()
+        rule = DenseOptax(arguments=("weight_decay=0.1",)) if kind is DenseOptax else kind(l2=0.1, weight_decay=0.1)
+        tx = rule.build()
         whole = {"kernel": jnp.linspace(-1, 1, 10).reshape(2, 5)}
         held = Sharded.of(whole, tx, 3, 0)
         grads = jax.tree.map(lambda w: w + 2, whole)
