@@ -150,7 +150,7 @@ def test_pooled_bits_equal_those_of_undivided_tables() -> None:
         embeddings = ShardedEmbeddings(trainer.bound)
 
         def pooled(state: TrainState, inputs: StepInputs, embeddings: Any = embeddings) -> Any:
-            rows, _ = embeddings.fetch(state.tables, inputs.routing)
+            rows, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B))
             return embeddings.pool(rows, None, inputs.routing, inputs.labels_B.shape[0])
 
         specs = (state_specs(trainer.bound), P(BATCH_AXES))
