@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from recjax.errors import ConfigError
+from recjax.utils.platforms import target_platform
 
 _off = False
 _INTERFACE = 5  # of recjax_kernels: both numbers rise together when what is called here changes
@@ -45,9 +46,9 @@ def installed() -> bool:
 
 
 def available(dtype: DTypeLike) -> bool:
-    """Whether the functions below can be called: installed, on CPU, and float32 or bfloat16."""
+    """Whether the functions below can be called: installed, for a mesh of CPUs, and float32 or bfloat16."""
     supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
-    return supported and not _off and installed() and jax.default_backend() == "cpu"
+    return supported and not _off and installed() and target_platform() == "cpu"
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -16,7 +16,8 @@ PACKAGE = Path(recjax.__file__).parent
 # From the bottom to the top. Packages of one layer do not import each other.
 LAYERS = (
     ("errors",),
-    ("utils", "kernels"),
+    ("utils",),
+    ("kernels",),
     ("settings",),
     ("parallel", "comms", "simulate"),
     ("data",),

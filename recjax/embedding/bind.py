@@ -56,10 +56,11 @@ def bind(
     replicas: int = 1,
     independent: bool = False,
     mapped: bool = False,
+    atomics: bool = False,
 ) -> BoundPlan:
     """Stacks the segments of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
 
-    Both are those of one replica group. `dedup`, `replicas`, `independent` and `mapped` are as `Group` has them.
+    Both are those of one replica group. `dedup` and all after `hosts` are as `Group` has them.
 
     Raises:
       ConfigError: what `check_specs` and `check_plan` refuse, hosts that do not divide the devices, an owner that the
@@ -110,7 +111,7 @@ def bind(
         names.add(name)
         sources = _sources(name, bound, features, plan, "rows", devices)
         size, groups_are = max(1, int(ends.max())), (replicas, independent and replicas > 1)
-        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped))
+        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped, atomics))
         streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(

@@ -134,6 +134,7 @@ class Group(_InReplicas):
       replicas: groups of N devices that each hold all of this; the batch is split over all of them.
       independent: True if each group of devices holds values of its own, and updates them by its own samples alone.
       mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
+      atomics: True if a GPU may add gradients up by atomic operations, in any order: see `segment_sums.py`.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Group(_InReplicas):
     replicas: int = 1
     independent: bool = False
     mapped: bool = False
+    atomics: bool = False
 
     @property
     def versions(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from recjax.utils.platforms import target_platform
+
 
 def in_order(keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorts integers, equal ones in the order in which they stand.
@@ -19,7 +21,7 @@ def in_order(keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
       the sorted keys, and the place of each among `keys_M`: int32 [M] both.
     """
     places_M = jnp.arange(keys_M.shape[0], dtype=jnp.int32)
-    if jax.default_backend() != "cpu":
+    if target_platform() != "cpu":
         sorted_M, order_M = jax.lax.sort((keys_M, places_M), num_keys=1)
         return sorted_M, order_M
     with jax.enable_x64(True):

@@ -3,13 +3,16 @@
 Bags of one size are summed together, over all features of a group, by an operation with a gradient of its own:
 `sum_bags`, or a kernel. Neither holds a row for every id, [b, H, D], which costs several times the sum itself.
 `sum_bags` adds the gradients of all sizes up in one buffer [U, D]; a kernel makes one for each size, where automatic
-differentiation alone would make one for each feature.
+differentiation alone would make one for each feature. On a GPU the gradients are sorted by rows and added up segment by
+segment, and so are jagged bags (`segment_sums.py`), unless atomic additions are allowed.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import Any
@@ -19,6 +22,7 @@ import jax.numpy as jnp
 
 from recjax import kernels
 from recjax.embedding.routing.host import FeatureRouting
+from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import FeatureSpec
 
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
@@ -44,6 +48,7 @@ def pool(
     routing: Mapping[str, FeatureRouting],
     samples: int,
     at_home: tuple[jax.Array, jax.Array] | None = None,
+    atomics: bool = False,
 ) -> dict[str, jax.Array | Sequence]:
     """Pools the bags of all features of a group from its fetched rows. Differentiable in the rows.
 
@@ -54,6 +59,7 @@ def pool(
       samples: b.
       at_home: see `sharded.fused_lookup_operands`: where the rows are on this device, sums are taken straight from its
         table.
+      atomics: whether a GPU may add up by atomic operations, in any order.
 
     Returns:
       by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.
@@ -71,7 +77,7 @@ def pool(
     elif kernels.available(rows_UxD.dtype):
         found = tuple(kernels.bags(rows_UxD, *block) for block in joined)
     else:
-        found = sum_bags(rows_UxD, joined)
+        found = sum_bags(rows_UxD, joined, atomics)
     sums: dict[str, jax.Array] = {}
     # The gradient of a split is one concatenation; slices would each be padded to the whole and added up.
     for ((_, by_sample), names), sums_NxD in zip(alike.items(), found, strict=True):
@@ -87,9 +93,28 @@ def pool(
             pooled[feature.name] = of_bags
         elif feature.pooling == "none":
             pooled[feature.name] = Sequence(of_bags.reshape(*of.inverse.shape, -1), of.inverse < rows_UxD.shape[0])
+        elif by_segments(atomics):
+            pooled[feature.name] = _sum_jagged(of_bags, of.segments, samples)
         else:
             pooled[feature.name] = jax.ops.segment_sum(of_bags, of.segments, samples, indices_are_sorted=False)
     return pooled
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _sum_jagged(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> jax.Array:
+    """Sums of the values of each sample, [samples, D]; `segment_L` ascends, and is `samples` where there is nothing."""
+    return sum_sorted(segment_L, samples, lambda at_P: values_LxD.at[at_P].get(mode="fill", fill_value=0))
+
+
+def _jagged_forward(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> tuple[jax.Array, jax.Array]:
+    return _sum_jagged(values_LxD, segment_L, samples), segment_L
+
+
+def _jagged_backward(samples: int, segment_L: jax.Array, grads_BxD: jax.Array) -> tuple[jax.Array, None]:
+    return grads_BxD.at[segment_L].get(mode="fill", fill_value=0), None
+
+
+_sum_jagged.defvjp(_jagged_forward, _jagged_backward)
 
 
 def _bags(feature: FeatureSpec, routing: FeatureRouting) -> tuple[Any, Any]:
@@ -113,14 +138,15 @@ def _join(bags: list[tuple[Any, Any]], by_sample: bool) -> tuple[Any, Any]:
     return inverse_NxH, join(ones)
 
 
-@jax.custom_vjp
-def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...]) -> tuple[jax.Array, ...]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bool = False) -> tuple[jax.Array, ...]:
     """Weighted sums of rows. Differentiable in the rows alone.
 
     Args:
       rows_UxD: the rows.
       bags: for each size H of a bag: indices of rows, int32 [N, H], beyond U where there is nothing; and
         weights [N, H], or None where all are 1.
+      atomics: whether a GPU may add gradients up by atomic operations, in any order.
 
     Returns:
       for each size of a bag the sums, [N, D].
@@ -128,18 +154,47 @@ def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...]) -> tuple[ja
     return tuple(_sum(rows_UxD, *block) for block in bags)
 
 
-def _forward(rows_UxD: jax.Array, bags: Any) -> Any:
-    return sum_bags(rows_UxD, bags), (jnp.zeros_like(rows_UxD), bags)
+def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool) -> Any:
+    return sum_bags(rows_UxD, bags, atomics), (jnp.zeros_like(rows_UxD), bags)
 
 
-def _backward(saved: Any, sums_grads: Any) -> Any:
+def _backward(atomics: bool, saved: Any, sums_grads: Any) -> Any:
     total_UxD, bags = saved
+    if by_segments(atomics):
+        return _add_by_rows(len(total_UxD), bags, sums_grads), None
     for (inverse_NxH, weights_NxH), grads_NxD in zip(bags, sums_grads, strict=True):
         total_UxD = _add(total_UxD, inverse_NxH, weights_NxH, grads_NxD)
     return total_UxD, None
 
 
 sum_bags.defvjp(_forward, _backward)
+
+
+def _add_by_rows(rows: int, bags: Any, sums_grads: Any) -> jax.Array:
+    """The gradients of the rows, [rows, D]: those of the bags that each is in, in the order of the bags."""
+    grads_NxD = jnp.concatenate(sums_grads)
+    ends = list(itertools.accumulate(len(grads) for grads in sums_grads))
+    of_bag = [
+        jnp.broadcast_to(jnp.arange(end - len(inverse), end, dtype=jnp.int32)[:, None], inverse.shape).ravel()
+        for end, (inverse, _) in zip(ends, bags, strict=True)
+    ]
+    index_L = jnp.concatenate([inverse.ravel() for inverse, _ in bags])
+    row_L, order_L = jax.lax.sort((index_L, jnp.arange(len(index_L), dtype=jnp.int32)), num_keys=1)
+    bag_L = jnp.concatenate(of_bag)[order_L]
+    given = [weights for _, weights in bags if weights is not None]
+    weights_L: jax.Array | None = None
+    if given:
+        each = [jnp.ones(inverse.shape, given[0].dtype) if w is None else w for inverse, w in bags]
+        weights_L = jnp.concatenate([weights.ravel() for weights in each])[order_L]
+
+    def take(at_P: jax.Array) -> jax.Array:
+        bag_P = bag_L.at[at_P].get(mode="fill", fill_value=len(grads_NxD))
+        terms_PxD = grads_NxD.at[bag_P].get(mode="fill", fill_value=0)
+        return (
+            terms_PxD if weights_L is None else terms_PxD * weights_L.at[at_P].get(mode="fill", fill_value=0)[:, None]
+        )
+
+    return sum_sorted(row_L, rows, take)
 
 
 def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:

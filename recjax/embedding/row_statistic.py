@@ -113,8 +113,8 @@ def _of_every_row(
         if not group.spread:  # all devices have them
             sums_R = jnp.where(jax.lax.axis_index(MODEL_AXES) == 0, sums_R, 0)
         for t in range(len(group.segments)):  # apart, as several of them may hold columns of the same rows
-            at_R = jnp.where(t_R == t, places[group.name], size)
-            vector += jnp.zeros(size, sums_R.dtype).at[at_R].add(sums_R, mode="drop")
+            at_R = jnp.where((t_R == t) & used_R, places[group.name], size + jnp.arange(group.rows, dtype=jnp.int32))
+            vector += jnp.zeros(size, sums_R.dtype).at[at_R].add(sums_R, mode="drop", unique_indices=True)
     # Within a replica group. If there is one alone, its number along the axis of the groups is no difference either.
     vector = jax.lax.psum(vector, MODEL_AXES if bound.replicas > 1 else BATCH_AXES)
     return {name: vector.at[at_R].get(mode="fill", fill_value=0) / dims[name] for name, at_R in places.items()}

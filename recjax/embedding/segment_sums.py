@@ -1,4 +1,13 @@
-"""Weighted sums of rows by ascending segments, without an array of a row for every term."""
+"""Sums of sorted segments on GPUs, in an order that is the same in every run.
+
+XLA adds up a scatter on a GPU by atomic operations, in whatever order they come: sums of three and more terms differ in
+their last bits from run to run. Here no two threads ever write to one place. A segment is cut into pieces of PIECE
+entries, each of which one thread adds up for each column; the sums of all pieces but the first are the entries of the
+next level, where there are 1/PIECE as many. A row that every sample looks up so takes a handful of levels, not a loop
+of as many steps as it has entries, and a row that is looked up once takes one read.
+
+On CPUs and TPUs XLA adds scatters up in a fixed order itself; there `segment_sums` is one, piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,88 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from recjax.utils.platforms import target_platform
+
 _AT_LEAST = 4096  # terms that are worth a turn of the loop
+PIECE = 16  # entries that one thread adds up; twice as many halve the levels, and make sums of short segments longer
+
+
+def by_segments(atomics: bool) -> bool:
+    """Returns whether gradients are to be added up by the functions here: on a GPU, unless `atomics` are allowed."""
+    return target_platform() == "gpu" and not atomics
+
+
+def sum_sorted(
+    segment_L: jax.Array, segments: int, take: Callable[[jax.Array], jax.Array], most: int | None = None
+) -> jax.Array:
+    """Sums the entries of each segment, in their order within pieces and piece by piece.
+
+    Args:
+      segment_L: int32, L above 0, ascending: the segment of each entry; `segments` or more if it belongs to none.
+      segments: S.
+      take: entries int32 [P] -> their values [P, D]; zeros for an entry L, which does not exist.
+      most: entries that a segment has at most; None: L.
+
+    Returns:
+      [S, D], zeros where a segment has no entries.
+    """
+    L = segment_L.shape[0]
+    at_L = jnp.arange(L, dtype=jnp.int32)
+    first_L = jnp.concatenate([jnp.ones(1, bool), segment_L[1:] != segment_L[:-1]])[:L]
+    target_L = jnp.where(first_L & (segment_L < segments), segment_L, segments + at_L)
+    start_S = jnp.full(segments, L, jnp.int32).at[target_L].set(at_L, mode="drop", unique_indices=True)
+    start_L = start_S.at[segment_L].get(mode="fill", fill_value=L)
+    return _sums(start_S, start_L, take, L if most is None else min(most, L))
+
+
+def _sums(start_S: jax.Array, start_L: jax.Array, take: Callable[[jax.Array], jax.Array], most: int) -> jax.Array:
+    """The sums of the segments that start at some entries.
+
+    Args:
+      start_S: the first entry of each segment; L of one that has none.
+      start_L: for each entry the first one of its segment, beside which all others stand; L if it belongs to none.
+      take: as for `sum_sorted`.
+      most: likewise.
+    """
+    L = start_L.shape[0]
+    sums_SxD = _piece(start_S, start_S, start_L, take, max(1, min(PIECE, most)))
+    if most <= PIECE:
+        return sums_SxD
+    # Of PIECE entries in a row at most one begins a further piece: the next of its segment is PIECE entries away, and a
+    # segment that starts in between has its first further piece PIECE entries later.
+    J = -(-L // PIECE)
+    at_L = jnp.arange(L, dtype=jnp.int32)
+    begins_L = (at_L > start_L) & ((at_L - start_L) % PIECE == 0)
+    begin_J = jnp.pad(jnp.where(begins_L, at_L, -1), (0, J * PIECE - L), constant_values=-1).reshape(J, PIECE).max(1)
+    begin_J = jnp.where(begin_J < 0, L, begin_J)
+    of_J = start_L.at[begin_J].get(mode="fill", fill_value=L)
+    pieces_JxD = _piece(begin_J, of_J, start_L, take, PIECE)
+    # The further pieces of a segment stand side by side again, from the place of the first one on.
+    places_J = jnp.arange(J, dtype=jnp.int32)
+    start_J = jnp.where(of_J < L, of_J // PIECE + 1, J)
+
+    def take_piece(at_P: jax.Array) -> jax.Array:
+        return pieces_JxD.at[at_P].get(mode="fill", fill_value=0)
+
+    first_J = jnp.where(start_J == places_J, places_J, J)
+    further_JxD = _sums(first_J, start_J, take_piece, (most - 1) // PIECE)
+    goes_on_S = start_L.at[start_S + PIECE].get(mode="fill", fill_value=L) == start_S
+    at_S = jnp.where(goes_on_S & (start_S < L), start_S // PIECE + 1, J)
+    return sums_SxD + further_JxD.at[at_S].get(mode="fill", fill_value=0)
+
+
+def _piece(
+    begin_P: jax.Array, of_P: jax.Array, start_L: jax.Array, take: Callable[[jax.Array], jax.Array], length: int
+) -> jax.Array:
+    """Sums of up to `length` entries from `begin_P` on, [P, D], as far as they belong to the segments of `of_P`."""
+    L = start_L.shape[0]
+    total = None
+    for k in range(length):
+        mine_P = start_L.at[begin_P + k].get(mode="fill", fill_value=L) == of_P
+        term_PxD = take(jnp.where(mine_P & (of_P < L), begin_P + k, L))
+        total = term_PxD if total is None else total + term_PxD
+    assert total is not None
+    return total
 
 
 def segment_sums(
@@ -18,11 +108,12 @@ def segment_sums(
     weights_M: jax.Array | None,
     segments: int,
     read: Callable[[jax.Array], jax.Array] = lambda x: x,
+    atomics: bool = False,
 ) -> jax.Array:
     """Sums rows: result[t] = sum over m with segment[m] = t of weights[m] * values[source[m]].
 
-    Terms are added in their order, so repeated runs agree to the bit. No array of [M, D] is made, but pieces of about
-    as many terms as there are segments, one after the other.
+    Terms are added in an order that is the same in every run. No array of [M, D] is made, but pieces of about as many
+    terms as there are segments, one after the other; on a GPU see `sum_sorted`.
 
     Args:
       values_SxD: the rows.
@@ -31,6 +122,7 @@ def segment_sums(
       weights_M: floats; all 1 if None.
       segments: T.
       read: turns rows as they are held into floats.
+      atomics: as for `by_segments`.
 
     Returns:
       [T, D], of the dtype that `read` gives.
@@ -41,6 +133,16 @@ def segment_sums(
     piece = min(M, max(segments, _AT_LEAST))
     if not piece:
         return sums_TxD
+    if by_segments(atomics):
+
+        def take(at: jax.Array) -> jax.Array:
+            found = source_M.at[at].get(mode="fill", fill_value=values_SxD.shape[0])
+            terms = read(values_SxD.at[found].get(mode="fill", fill_value=0))
+            if weights_M is None:
+                return terms
+            return terms * weights_M.at[at].get(mode="fill", fill_value=0)[..., None]
+
+        return sum_sorted(segment_M, segments, take)
 
     def add(start: Any, sums_TxD: jax.Array) -> jax.Array:
         def part(x_M: jax.Array) -> jax.Array:

@@ -109,7 +109,8 @@ class ShardedEmbeddings:
             if tables and len(place.rows) == 1 and (group := self.bound.group(place.rows[0].group)).dim == place.width:
                 operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
             specs = [lookup.spec for lookup in place.lookups]
-            parts |= pool(specs, _concatenated(place, found.rows), routing.features, samples, operands)
+            atomics = any(self.bound.group(fetched.group).atomics for fetched in place.rows)
+            parts |= pool(specs, _concatenated(place, found.rows), routing.features, samples, operands, atomics)
         elsewhere = {feature.name for exchange in self.bound.pooled for feature in exchange.features}
         pooled: dict[str, Any] = {}
         pieces: dict[str, list[tuple[int, jax.Array]]] = {name: [] for name in elsewhere}

@@ -16,6 +16,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from recjax import kernels
 from recjax.errors import ConfigError
 from recjax.models.stateful import BatchNorm, Dropout
+from recjax.utils.platforms import target_platform
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
 PRECISION = jax.lax.Precision.HIGHEST
@@ -121,7 +122,7 @@ def _product_backward(saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.
     x_BxK, kernel_KxN = saved
     grads_BxN = grads_BxN.astype(x_BxK.dtype)
     into_x_BxK = _dot(grads_BxN, kernel_KxN.astype(x_BxK.dtype), 1, 1).astype(x_BxK.dtype)
-    if x_BxK.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if x_BxK.dtype == jnp.bfloat16 and target_platform() == "cpu":
         # XLA's fast bfloat16 product wants the summed dimension last in memory; else it takes twice as long.
         x_KxB = with_layout_constraint(x_BxK.T, Layout((0, 1)))
         return into_x_BxK, _dot(x_KxB, grads_BxN, 1, 0).astype(kernel_KxN.dtype)

@@ -343,7 +343,8 @@ def build_trainer(
     )
     model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     independent = config.train.replica_sync != "exact"
-    bound = bind(plan, tables, features, hosts * each, config.embedding.dedup, hosts, groups, independent)
+    held = config.embedding
+    bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, atomics=held.atomics)
     tx = config.train.optimizer.build()
     dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train

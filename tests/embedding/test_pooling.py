@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from recjax.embedding import segment_sums
 from recjax.embedding.pooling import pool, sum_bags
 from recjax.embedding.routing.host import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
@@ -26,10 +27,21 @@ def random_bags(rng, count, size, rows, weighted):
 
 @pytest.mark.full
 @settings(max_examples=12, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([1, 2, 16, 17, 35]), st.booleans()), min_size=1, max_size=3), st.integers(0))
-@example([(32, False)], 0)  # two whole loops
-@example([(33, True), (1, False)], 0)
-def test_sums_and_gradients_are_the_matrix_products(kinds, seed):
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 16, 17, 35]), st.booleans()), min_size=1, max_size=3),
+    st.integers(0),
+    st.sampled_from(["cpu", "gpu"]),
+)
+@example([(32, False)], 0, "cpu")  # two whole loops
+@example([(33, True), (1, False)], 0, "cpu")
+@example([(33, True), (1, False)], 0, "gpu")
+def test_sums_and_gradients_are_the_matrix_products(kinds, seed, platform):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_sums, "target_platform", lambda: platform)
+        check_products(kinds, seed)
+
+
+def check_products(kinds, seed):
     rng = np.random.default_rng(seed)
     rows = rng.integers(-9, 10, (7, D)).astype(np.float32)  # whole numbers add up exactly in any order
     made = [random_bags(rng, 5, size, 7, weighted) for size, weighted in kinds]
@@ -42,8 +54,10 @@ def test_sums_and_gradients_are_the_matrix_products(kinds, seed):
     np.testing.assert_array_equal(backward(upstream)[0], expected)
 
 
-def test_features_of_all_kinds_are_pooled_together():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_features_of_all_kinds_are_pooled_together(platform, monkeypatch):
     """Two fixed bags of one size, of which one has weights; a jagged one, a sequence: each gets its own sums."""
+    monkeypatch.setattr(segment_sums, "target_platform", lambda: platform)
     rows = np.arange(1, 5, dtype=np.float32)[:, None] * [1, 10]
     features = (
         FeatureSpec("a", "t", 2),

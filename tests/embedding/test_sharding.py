@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from support.problems import ON_ONE_HOST, mesh_of
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding import segment_sums
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import SlotSpec
@@ -68,6 +69,11 @@ def test_coalesce_sums_equal_slots(sizes, empty, seed):
     expected = np.zeros((rows + 1, D), np.float32)
     np.add.at(expected, slots, grads)
     np.testing.assert_array_equal(sums[used], expected[unique[used]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_sums, "target_platform", lambda: "gpu")
+        same, by_segments = jax.jit(lambda s, g: coalesce(s, g, rows, M + 1))(slots, grads)
+    np.testing.assert_array_equal(same, unique)
+    np.testing.assert_array_equal(by_segments[used], sums[used])
 
 
 def test_coalesce_adds_in_the_order_of_arrival():

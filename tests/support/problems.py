@@ -297,5 +297,5 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
         yield equation
         for inner in equation.params.values():
-            if hasattr(inner, "jaxpr"):
-                yield from equations(inner.jaxpr)
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):  # with its constants, or alone
+                yield from equations(getattr(inner, "jaxpr", inner))

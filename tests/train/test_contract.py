@@ -19,6 +19,7 @@ from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
 from support.problems import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
 
 from recjax.config.train import DenseAdagrad
+from recjax.embedding import segment_sums
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import PLACEMENTS, Plan, Segment, make_plan
@@ -78,9 +79,12 @@ def start() -> dict[str, Any]:
     return states.to_host(state, bound)
 
 
-def check(problem: Problem, devices: int, plan: str | Plan, hosts: int = 1, replicas: int = 1) -> None:
+def check(
+    problem: Problem, devices: int, plan: str | Plan, hosts: int = 1, replicas: int = 1, dedup: bool = True
+) -> None:
     with jax.enable_x64(True):
-        result = run_sharded(problem, devices, plan, np.float64, start(), hosts=hosts, replicas=replicas)
+        how: dict[str, Any] = {"hosts": hosts, "replicas": replicas, "dedup": dedup}
+        result = run_sharded(problem, devices, plan, np.float64, start(), **how)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
@@ -106,6 +110,18 @@ def test_placements_mixed_on_several_hosts(parts: int, hosts: int, devices: int,
     else:
         assert placed["rowwise_adagrad"] == "grid"
     check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), devices, plan, hosts)
+
+
+def test_sums_by_segments_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
+    turn = itertools.cycle(PLACEMENTS)
+    check(make(), 4, Plan({table.name: (Segment(next(turn)),) for table in make().tables}), hosts=2)
+
+
+def test_replicated_sums_by_segments_without_dedup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row then has several places on a device."""
+    monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
+    check(make(), 2, "data_parallel", dedup=False)
 
 
 def test_placements_mixed_in_replica_groups() -> None:

@@ -162,7 +162,7 @@ def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mea
             mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
         return mean_BxD
     with jax.named_scope("gather"):
-        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, _wide)
+        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, _wide, group.atomics)
 
 
 def _wide(rows: jax.Array) -> jax.Array:
@@ -240,7 +240,9 @@ def _by_row(group: Group, entries: Entries, grads_BxD: jax.Array, rows: int) -> 
     unused = group.rows + jnp.arange(rows, dtype=jnp.int32)
     touched = unused.at[row_M].set(sorted_M, mode="drop", indices_are_sorted=True)
     weights_M = None if weights_M is None else weights_M[order_M]
-    return SparseGradient(touched, segment_sums(grads_BxD, bags_M[order_M], row_M, weights_M, rows))
+    return SparseGradient(
+        touched, segment_sums(grads_BxD, bags_M[order_M], row_M, weights_M, rows, atomics=group.atomics)
+    )
 
 
 def tell_requesters(routing: PooledRouting, entries: Sequence[Entries], numbers: Sequence[jax.Array]) -> jax.Array:

@@ -9,7 +9,7 @@ which is what the capacities must hold; a second one, compiled for these capacit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from recjax.embedding.routing.host import (
     longest,
     pack_feature,
 )
+from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
@@ -121,7 +122,7 @@ def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], 
     }
 
 
-def make_sort(bound: BoundPlan, mesh: Mesh) -> Callable[[Features], tuple[dict[str, DeviceIds], dict[str, jax.Array]]]:
+def make_sort(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted first program: features -> (group name -> DeviceIds; required capacities of groups, int32 [] each)."""
 
     def sort(features: Features) -> Any:
@@ -159,26 +160,27 @@ def _locate(group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
         buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
-    rank_M, count_O = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.dedup)
+    rank_M, count_O = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup)
     relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
     return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], relay)
 
 
-def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, dedup: bool) -> tuple[Any, Any]:
+def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any]:
     """The place of each (bucket, slot) among the distinct ones of its list.
 
     Args:
-      bucket_M: int32; beyond the lists where there is nothing.
-      slot_M: int32.
+      bucket_M: int32, each * lists where there is nothing.
+      slot_M: int32, below `rows`.
       each: buckets in a list.
       lists: how many there are.
+      rows: of the buffer.
       dedup: unless true, equal ones are apart.
 
     Returns:
       the place, int32 [M], and how many each list has, int32 [lists].
     """
-    at_M = jnp.arange(len(bucket_M), dtype=jnp.int32)
-    bucket, slot, at = jax.lax.sort((bucket_M, slot_M, at_M), num_keys=2)
+    at = _order(bucket_M, slot_M, each * lists + 1, rows)
+    bucket, slot = bucket_M[at], slot_M[at]
     first = jnp.concatenate([jnp.ones(1, bool), (bucket[1:] != bucket[:-1]) | (slot[1:] != slot[:-1])])
     first = first[: len(bucket)] if dedup else jnp.ones_like(first[: len(bucket)])
     of_list = bucket // each
@@ -188,13 +190,25 @@ def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, dedup: bool) -> tup
     return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count
 
 
+def _order(bucket_M: Any, slot_M: Any, buckets: int, rows: int) -> Any:
+    """The places of (bucket, slot) in ascending order, equal ones in theirs: int32 [M].
+
+    By sorts of one key and one value, which GPUs have in a library; one of three arrays is several times slower.
+    """
+    at_M = jnp.arange(len(bucket_M), dtype=jnp.int32)
+    if buckets * rows <= MAX_ROWS:
+        return jax.lax.sort((bucket_M * rows + slot_M, at_M), num_keys=1)[1]
+    at_M = jax.lax.sort((slot_M, at_M), num_keys=1)[1]
+    return jax.lax.sort((bucket_M[at_M], at_M), num_keys=1)[1]
+
+
 def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) -> Relay:
     """What this device relays, from the ids of all devices of its host: they all tell each other what they want."""
     bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
     device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
     mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
     owner_K = jnp.where(bucket_K // group.num_peers == mine, bucket_K % group.num_peers, group.num_peers)
-    rank_K, count_A = _rank(owner_K, slot_K, 1, group.num_peers, group.dedup)
+    rank_K, count_A = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
     handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
@@ -210,7 +224,7 @@ def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) ->
     return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-def make_layout(bound: BoundPlan, mesh: Mesh) -> Callable[[Features, dict[str, DeviceIds], Sizes], Routing]:
+def make_layout(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted second program: (features, located, `sizes`, static) -> Routing."""
     first = {lookup.feature: lookup.name for lookup in reversed(bound.lookups)}  # all of a feature have the same ids
 

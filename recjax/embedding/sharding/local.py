@@ -18,6 +18,7 @@ from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.ordering import in_order
 from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import ACROSS_GROUPS
@@ -124,7 +125,7 @@ def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Ar
         if further is not None:
             slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
             lists, summed = lists + 1, summed + len(further.touched)
-        touched, sums = coalesce(slots_M, arrived, group.rows, lists)
+        touched, sums = coalesce(slots_M, arrived, group.rows, lists, group.atomics)
     if not group.synchronous:
         return SparseGradient(touched, sums)
     with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
@@ -132,7 +133,8 @@ def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Ar
         sums = gather_rows(sums[:summed], group.exchange.backward, ACROSS_GROUPS)
     with jax.named_scope("sparse_update"):
         touched = jnp.minimum(touched, group.rows)
-        return SparseGradient(*coalesce(touched.reshape(-1), sums.reshape(-1, group.width), group.rows, len(touched)))
+        given = touched.reshape(-1), sums.reshape(-1, group.width)
+        return SparseGradient(*coalesce(*given, group.rows, len(touched), group.atomics))
 
 
 def write_all(
@@ -158,17 +160,20 @@ def in_place(table_RxW: jax.Array) -> bool:
     return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
 
 
-def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) -> tuple[jax.Array, jax.Array]:
+def coalesce(
+    slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, atomics: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """Sums the gradients of equal slots.
 
     Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
-    lets the update scatter to unique, sorted slots.
+    lets the update scatter to unique, sorted slots. On a GPU that takes more: see `segment_sums.py`.
 
     Args:
       slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
       grads_MxD: the entries' gradients.
       rows: R of the buffer.
       lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
+      atomics: whether a GPU may add up by atomic operations, in any order.
 
     Returns:
       unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
@@ -188,6 +193,13 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int) ->
     sorted_M, order_M = in_order(slots_M)
     starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
     segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
-    sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
     unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
-    return unique_M, sums_MxD
+    if not by_segments(atomics):
+        return unique_M, jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
+
+    def take(at_P: jax.Array) -> jax.Array:
+        entry_P = order_M.at[at_P].get(mode="fill", fill_value=M)
+        return grads_MxD.at[entry_P].get(mode="fill", fill_value=0)
+
+    # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
+    return unique_M, sum_sorted(segment_M, M, take, most=lists)

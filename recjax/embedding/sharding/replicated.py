@@ -16,6 +16,7 @@ from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.segment_sums import by_segments
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import (
     FetchResiduals,
@@ -23,6 +24,7 @@ from recjax.embedding.sharding.local import (
     SparseGradient,
     UpdateContext,
     asked_rows,
+    coalesce,
     gather_local,
     write_all,
 )
@@ -78,7 +80,12 @@ class ReplicatedSharding(Sharding):
         with jax.named_scope("grad_exchange"):
             marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
             local_RxE = jnp.zeros((group.rows, group.dim + 1), grads_UxD.dtype)
-            local_RxE = local_RxE.at[residuals.slots_NxC.reshape(-1)].add(marked_UxE, mode="drop")
+            slots_U = residuals.slots_NxC.reshape(-1)
+            unique = by_segments(group.atomics)
+            if unique:  # without dedup a row has several places
+                lists = 1 if group.dedup else len(slots_U)
+                slots_U, marked_UxE = coalesce(slots_U, marked_UxE, group.rows, lists)
+            local_RxE = local_RxE.at[slots_U].add(marked_UxE, mode="drop", unique_indices=unique)
             sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if group.independent else BATCH_AXES)
             return SparseGradient(sums_RxE[:, -1] > 0, sums_RxE[:, :-1])
 
