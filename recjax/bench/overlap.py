@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from recjax.bench.breakdown import part_of, scopes
-from recjax.comms.compiled import KINDS, phase_of
+from recjax.comms.compiled import KINDS, TRITON_COLLECTIVE, phase_of
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (?:\([^%\"]*\)|\S+) ([\w-]+)\((.*)$")
@@ -73,12 +73,15 @@ def _collective(
     name: str, opcode: str, rest: str, computations: dict[str, list[tuple[str, str, str]]]
 ) -> tuple[str, str | None, str]:
     """Kind of a collective ("" if it is none), which end of it this is (None: all of it), and what both ends share."""
+    called, operand = (re.search(pattern, rest) for pattern in (r"calls=%([\w.-]+)", r"%([\w.-]+)"))
+    inside = computations.get(called.group(1), []) if called else []
+    kinds = [found.group(1) for _, opcode, _ in inside if (found := _COLLECTIVE.match(opcode))]
     if match := _FUSED.match(name):
-        called = re.search(r"calls=%([\w.-]+)", rest)
-        inside = computations.get(called.group(1), []) if called else []
-        kinds = [found.group(1) for _, opcode, _ in inside if (found := _COLLECTIVE.match(opcode))]
         return next(iter(kinds), "collective"), match.group(1), f"fused{match.group(2)}"
+    if opcode == "fusion-done" and operand:
+        return "", "-done", operand.group(1)
+    if opcode.startswith("fusion") and TRITON_COLLECTIVE in rest:
+        return next(iter(kinds), "collective"), opcode.removeprefix("fusion") or None, name
     if match := _COLLECTIVE.match(opcode):
-        operand = re.search(r"%([\w.-]+)", rest)
         return match.group(1), match.group(2), operand.group(1) if match.group(2) == "-done" and operand else name
     return "", None, ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,6 +36,9 @@ KINDS = ("all-to-all", "ragged-all-to-all", "all-reduce", "all-gather", "reduce-
 
 # `%name = RESULT kind(OPERANDS), ...`; asynchronous ones end in -start (counted) and -done (not)
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%(\S+) = (\([^%\"]*\)|\S+) ({'|'.join(KINDS)})(-start)?\((.*)$")
+TRITON_COLLECTIVE = "__triton_collective"  # the back end of a fusion that is a collective, on a GPU
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$")
+_FUSION = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*? (fusion|fusion-start)\(.*\bcalls=%([\w.-]+)")
 _GROUPS = re.compile(
     r"replica_groups=(\{\{.*?\}\}|\{\}"  # every device by number; or empty, for all
     r"|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"  # [groups,size]<=[dims], perhaps transposed
@@ -49,7 +52,7 @@ class Collective:
     """One collective of a compiled program.
 
     Attributes:
-      name: of the instruction.
+      name: of the instruction; of a collective within a fusion that of the fusion, as a profile has it.
       kind: "all-to-all", "all-reduce", ...
       phase: the innermost of PHASES in its scope, "" if none.
       result_bytes: bytes of its result on one device (padding included).
@@ -73,14 +76,43 @@ class Collective:
 def collectives(hlo: str | None) -> list[Collective]:
     """All collectives of a compiled program, in the order of its text.
 
+    XLA may make a collective a fusion: small all-reduces among GPUs with links between them, and on TPUs those beside
+    which products run, of which a first fusion begins what others carry on and end. Each is one collective.
+
     Args:
       hlo: `jax.jit(f).lower(...).compile().as_text()`.
     """
-    found = []
-    for line in (hlo or "").splitlines():
-        match = _INSTRUCTION.match(line)
-        if not match:
+    lines = (hlo or "").splitlines()
+    fusions = _fusions(lines)
+    inside = ""
+    found: list[tuple[int, Collective]] = []
+    for number, line in enumerate(lines):
+        if begun := _COMPUTATION.match(line):
+            inside = begun.group(1)
             continue
+        collective = _collective(line)
+        if collective is not None and inside in fusions:
+            found += [(at, dataclasses.replace(collective, name=name)) for at, name in fusions[inside]]
+        elif collective is not None:
+            found.append((number, collective))
+    return [collective for _, collective in sorted(found, key=lambda one: one[0])]
+
+
+def _fusions(lines: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
+    """Computation within a fusion -> line and name of those that begin what it does; none if they carry it on."""
+    found: dict[str, list[tuple[int, str, bool]]] = {}
+    for number, line in enumerate(lines):
+        if match := _FUSION.match(line):
+            name, opcode, called = match.groups()
+            begins = opcode == "fusion-start" or name.startswith("async-collective-start")
+            found.setdefault(called, []).append((number, name, begins or TRITON_COLLECTIVE in line))
+    parts = any(name.startswith("async-collective-start") for of in found.values() for _, name, _ in of)
+    return {called: [(at, name) for at, name, begins in of if begins or not parts] for called, of in found.items()}
+
+
+def _collective(line: str) -> Collective | None:
+    """The collective of a line, None if it has none."""
+    if match := _INSTRUCTION.match(line):
         name, result, kind, start, rest = match.groups()
         if start and result.startswith("("):
             elements = _elements(result)
@@ -91,19 +123,17 @@ def collectives(hlo: str | None) -> list[Collective]:
         scope = re.search(r'op_name="([^"]*)"', rest)
         groups = _GROUPS.search(rest)
         text = groups.group(1) if groups else ""
-        found.append(
-            Collective(
-                name,
-                kind,
-                phase_of(scope.group(1) if scope else ""),
-                total,
-                shapes,
-                text,
-                len(members(text, 0)[0]),
-                _phases(scope.group(1) if scope else "", [_bytes(*shape) for shape in shapes]),
-            )  # fmt: skip
+        return Collective(
+            name,
+            kind,
+            phase_of(scope.group(1) if scope else ""),
+            total,
+            shapes,
+            text,
+            len(members(text, 0)[0]),
+            _phases(scope.group(1) if scope else "", [_bytes(*shape) for shape in shapes]),
         )
-    return found
+    return None
 
 
 def _elements(text: str) -> list[str]:

@@ -40,7 +40,7 @@ class Timeline:
 
     def _computing(self, timed: Sequence[Event]) -> list[Event]:
         """Busy times of computing, cut where a collective begins or ends: one event for each slice between."""
-        own = {e.name for e in timed}
+        own = {name for e in timed for name in (e.name, re.sub(r"-start\b", "-done", e.name))}
         edges = sorted({t for e in timed if e.start_ns is not None for t in (e.start_ns, e.end_ns or 0)})
         busy = _union(s for s in self.spans if s.name not in own and not _COLLECTIVE.match(s.name))
         found: list[Event] = []
