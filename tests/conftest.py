@@ -116,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.full:
         slow_first(items)
     for marker, needs in (
+        ("aot", "pytest -m aot"),
         ("gpu", "JAX_PLATFORMS=cuda,cpu pytest -m gpu"),
         ("benchmark", "a quiet machine: pytest -m benchmark"),
         ("notebook", "pytest -m notebook"),

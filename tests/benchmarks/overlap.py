@@ -7,7 +7,7 @@
 
 For a GPU it takes JAX's CUDA plugin (the extra cuda12) and a description of the GPU, such as those in OpenXLA's
 repository under xla/backends/gpu/target_config/specs; for a TPU libtpu (the extra tpu), and minutes. The state is made
-on so many host devices first, so cap the rows. Compute in float32: the other precisions are laid out for the CPU here.
+on so many host devices first, so cap the rows.
 `recjax bench` prints the same table of the program that really ran, on an accelerator.
 
 Compiled on JAX 0.12.0.1 with the arguments above, for eight devices; beside a collective run:
@@ -38,7 +38,6 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from recjax import kernels
 from recjax.bench.overlap import flights
 from recjax.bench.report import flights as table
 from recjax.config import presets
@@ -80,9 +79,8 @@ def main() -> None:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(target, sharding.spec))
 
     state, inputs = jax.tree.map(there, (trainer.init_state(), inputs))
-    with kernels.switched_off():
-        lowered = dataclasses.replace(trainer, mesh=target).step_program.lower(state, inputs)
-        compiled = lowered.compile(compiler_options=dict(flag.split("=", 1) for flag in arguments.flag) or None)
+    lowered = dataclasses.replace(trainer, mesh=target).step_program.lower(state, inputs)
+    compiled = lowered.compile(compiler_options=dict(flag.split("=", 1) for flag in arguments.flag) or None)
     text = compiled.as_text() or ""
     if arguments.text:
         arguments.text.write_text(text)
