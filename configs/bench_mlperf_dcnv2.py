@@ -31,4 +31,5 @@ config = RunConfig(
         batch_size=65_536, optimizer=DenseAdagrad(0.004, eps=1e-8, initial_accumulator=0.0), shuffle=False
     ),
     mesh=MeshConfig(devices=1),
+    compute_dtype="tensorfloat32",  # compute_dtype=bfloat16 is faster still
 )

@@ -34,4 +34,5 @@ config = RunConfig(
         eval_batch_size=65_536,
     ),
     small=SmallData(below_rows=1_000_000_000),
+    compute_dtype="tensorfloat32",  # float32 on a CPU
 )

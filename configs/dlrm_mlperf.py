@@ -33,4 +33,5 @@ config = RunConfig(
         eval_batch_size=32_768,
     ),
     small=SmallData(below_rows=1_000_000_000),
+    compute_dtype="tensorfloat32",  # float32 on a CPU
 )

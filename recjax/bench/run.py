@@ -7,7 +7,7 @@ import dataclasses
 import platform
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,12 +18,11 @@ from recjax.bench.machine_load import Others
 from recjax.bench.peer import Peer, require_known, threads
 from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
-from recjax.config.run import RunConfig
+from recjax.config.run import ComputeDtype, RunConfig
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
 
-Precision = Literal["float32", "bfloat16", "float64"]
 CHECKED = 5  # first steps whose losses must agree with the peer's
 TOLERANCE = 1e-3  # relative; float32 sums of another order give about 1e-6
 PROFILED = 12  # steps in a profile
@@ -68,7 +67,7 @@ def bench(config: RunConfig, options: Options) -> dict[str, Any]:
       ConfigError: the peer is not installed or knows no such model; or what `build_trainer` refuses.
       TrainingError: the peer computes something else, or died.
     """
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if options.against else (config.compute_dtype,)
+    precisions: tuple[ComputeDtype, ...] = ("float32", "bfloat16") if options.against else (config.compute_dtype,)
     source = config.data.open()
     if options.against:
         require_known(config, source.schema)
@@ -127,10 +126,10 @@ def _first_steps(side: Ours, peer: Peer | None, state: TrainState) -> tuple[Trai
 
 
 def _rounds(
-    ours: dict[Precision, Ours], peer: Peer | None, state: TrainState, options: Options
+    ours: dict[ComputeDtype, Ours], peer: Peer | None, state: TrainState, options: Options
 ) -> tuple[TrainState, dict[str, list[Round]]]:
     """Every contestant's rounds. They take turns, and turn about, so that a drift of the machine hits all alike."""
-    turns: list[tuple[str, Ours | None, Precision]] = [(f"recjax {name}", side, name) for name, side in ours.items()]
+    turns: list[tuple[str, Ours | None, ComputeDtype]] = [(f"recjax {name}", side, name) for name, side in ours.items()]
     if peer:
         turns += [(f"{peer.kind} {name}", None, name) for name in ours]
     done: dict[str, list[Round]] = {name: [] for name, _, _ in turns}

@@ -28,6 +28,8 @@ from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
 from recjax.settings.values import check_ranges
 
+ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
+
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
@@ -94,7 +96,8 @@ class RunConfig:
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
     plan: str = "auto"  # where tables live: auto, balanced, a placement or a file; changes no number (exchange apart)
-    compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the dense part; float64: of all
+    # Of the dense part; float64: of all. tensorfloat32 is float32 whose products a GPU may round on the way in.
+    compute_dtype: ComputeDtype = "float32"
 
     def __init_subclass__(cls) -> None:
         own_code.remember(cls)
@@ -110,6 +113,11 @@ class RunConfig:
             settings = str(error)
         return textwrap.fill(f"{type(self).__name__}({settings})", 100, subsequent_indent="    ",
                              break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+    @property
+    def dense_dtype(self) -> str:
+        """The dtype of the dense part's arrays: TensorFloat32 is no dtype, but a way to multiply float32."""
+        return "float32" if self.compute_dtype == "tensorfloat32" else self.compute_dtype
 
     def for_rows(self, rows: int) -> Self:
         """The settings that a training split of `rows` samples is trained with.

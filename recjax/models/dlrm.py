@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models.layers import Mlp, check_logit, check_widths, dot_interaction, unequal
+from recjax.models.layers import Mlp, check_logit, check_widths, chosen_precision, dot_interaction, unequal
 from recjax.models.stateful import check_rate
 
 
@@ -91,6 +91,7 @@ class DLRM(nnx.Module):
         self.features = tuple(dims)
         self.interaction = config.interaction
         self.itself = config.interaction_itself
+        self.precision = chosen_precision()
         self.dtype = dtype
 
     def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> jax.Array:
@@ -100,6 +101,6 @@ class DLRM(nnx.Module):
         if dense_BxK.shape[1]:
             vectors.insert(0, x_BxD)
         if self.interaction == "dot":
-            z_BxP = dot_interaction(jnp.stack(vectors, axis=1), self.itself)
+            z_BxP = dot_interaction(jnp.stack(vectors, axis=1), self.itself, self.precision)
             vectors = [x_BxD, z_BxP]
         return self.top(jnp.concatenate(vectors, axis=1))[:, 0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +21,27 @@ from recjax.models.stateful import BatchNorm, Dropout
 from recjax.utils.platforms import target_platform
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
-PRECISION = jax.lax.Precision.HIGHEST
+Precision = jax.lax.Precision
+_precision = contextvars.ContextVar("precision", default=Precision.HIGHEST)
+
+
+@contextlib.contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Makes the layers that are built meanwhile round the factors of float32 products as `precision` lets a device.
+
+    HIGHEST does not round: numbers depend on no device. HIGH is TensorFloat32 on a GPU (10 bits of mantissa where
+    float32 has 23; sums stay float32), and three bfloat16 passes instead of six on a TPU. CPUs never round.
+    """
+    token = _precision.set(precision)
+    try:
+        yield
+    finally:
+        _precision.reset(token)
+
+
+def chosen_precision() -> Precision:
+    """Returns the precision of float32 products in layers that are built now: see `products_in`."""
+    return _precision.get()
 
 
 def check_widths(name: str, widths: Sequence[int], *, least: int = 0) -> None:
@@ -62,11 +84,19 @@ def full_precision(dtype: Any) -> Any:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
+def _rounding(factor: jax.Array, precision: Precision) -> Precision | jax.lax.DotAlgorithmPreset:
+    """What a product takes for a precision: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
+    if precision == Precision.HIGH and factor.dtype == jnp.float32 and target_platform() == "gpu":
+        return jax.lax.DotAlgorithmPreset.TF32_TF32_F32
+    return precision
+
+
 class Linear(nnx.Module):
     """y = x W + b, with W [inputs, outputs] in `kernel` and b [outputs] in `bias` (None without); perhaps ReLU of it.
 
     Parameters are float32 whatever `dtype`, the dtype of the computation; sums are of `full_precision`. A float32
-    product is one: GPUs and TPUs would otherwise round its inputs, and the numbers would depend on the machine.
+    product is one, unless `products_in` says otherwise: GPUs and TPUs would round its inputs, and the numbers would
+    depend on the machine.
     """
 
     def __init__(
@@ -86,56 +116,65 @@ class Linear(nnx.Module):
         self.bias = None if bias is None else nnx.Param(normal(bias)(rngs.params(), (outputs,), jnp.float32))
         self.relu = relu
         self.dtype = dtype
+        self.precision = chosen_precision()
 
     def __call__(self, x_BxK: jax.Array) -> jax.Array:
         """[b, inputs] -> [b, outputs], in the dtype of the computation."""
         bias_N = None if self.bias is None else self.bias[...]
-        return dense(x_BxK.astype(self.dtype), self.kernel[...], bias_N, self.relu)
+        return dense(x_BxK.astype(self.dtype), self.kernel[...], bias_N, self.relu, self.precision)
 
 
-def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
+def dense(
+    x_BxK: jax.Array,
+    kernel_KxN: jax.Array,
+    bias_N: jax.Array | None,
+    relu: bool,
+    precision: Precision = Precision.HIGHEST,
+) -> jax.Array:
     """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32."""
     if kernels.available(x_BxK.dtype):
         return kernels.dense(x_BxK, kernel_KxN, bias_N, relu=relu)
-    return _dense(x_BxK, kernel_KxN, bias_N, relu)
+    return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
 
 
-def _dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
-    y_BxN = _product(x_BxK, kernel_KxN)
+def _dense(
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
+) -> jax.Array:
+    y_BxN = _product(x_BxK, kernel_KxN, precision)
     if bias_N is not None:
         y_BxN += bias_N.astype(y_BxN.dtype)[None]
     y_BxN = y_BxN.astype(x_BxK.dtype)
     return jax.nn.relu(y_BxN) if relu else y_BxN
 
 
-@jax.custom_vjp
-def _product(x_BxK: jax.Array, kernel_KxN: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> jax.Array:
     """The product x W in the dtype of x, added up and given in `full_precision`; so are the gradients of W."""
-    return _dot(x_BxK, kernel_KxN.astype(x_BxK.dtype), 1, 0)
+    return _dot(x_BxK, kernel_KxN.astype(x_BxK.dtype), 1, 0, precision)
 
 
-def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array) -> tuple[jax.Array, Any]:
-    return _product(x_BxK, kernel_KxN), (x_BxK, kernel_KxN)
+def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> tuple[jax.Array, Any]:
+    return _product(x_BxK, kernel_KxN, precision), (x_BxK, kernel_KxN)
 
 
-def _product_backward(saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(precision: Precision, saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_BxK, kernel_KxN = saved
     grads_BxN = grads_BxN.astype(x_BxK.dtype)
-    into_x_BxK = _dot(grads_BxN, kernel_KxN.astype(x_BxK.dtype), 1, 1).astype(x_BxK.dtype)
+    into_x_BxK = _dot(grads_BxN, kernel_KxN.astype(x_BxK.dtype), 1, 1, precision).astype(x_BxK.dtype)
     if x_BxK.dtype == jnp.bfloat16 and target_platform() == "cpu":
         # XLA's fast bfloat16 product wants the summed dimension last in memory; else it takes twice as long.
         x_KxB = with_layout_constraint(x_BxK.T, Layout((0, 1)))
-        return into_x_BxK, _dot(x_KxB, grads_BxN, 1, 0).astype(kernel_KxN.dtype)
-    return into_x_BxK, _dot(x_BxK, grads_BxN, 0, 0).astype(kernel_KxN.dtype)
+        return into_x_BxK, _dot(x_KxB, grads_BxN, 1, 0, precision).astype(kernel_KxN.dtype)
+    return into_x_BxK, _dot(x_BxK, grads_BxN, 0, 0, precision).astype(kernel_KxN.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Precision) -> jax.Array:
     axes = (((left_axis,), (right_axis,)), ((), ()))
     wide = full_precision(left.dtype)
-    return jax.lax.dot_general(left, right, axes, precision=PRECISION, preferred_element_type=wide)
+    return jax.lax.dot_general(left, right, axes, precision=_rounding(left, precision), preferred_element_type=wide)
 
 
 def linear(inputs: int, outputs: int, *, relu: bool = False, dtype: Any, rngs: nnx.Rngs) -> Linear:
@@ -186,7 +225,9 @@ class Mlp(nnx.Module):
         return x_BxK
 
 
-def dot_interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array:
+def dot_interaction(
+    vectors_BxFxD: jax.Array, itself: bool = False, precision: Precision = Precision.HIGHEST
+) -> jax.Array:
     """Pairwise dot products Z = T T^t: the strictly lower triangle (i > j), row by row.
 
     The order is that of facebookresearch/dlrm: (1,0), (2,0), (2,1), (3,0), ... TorchRec takes the
@@ -195,27 +236,33 @@ def dot_interaction(vectors_BxFxD: jax.Array, itself: bool = False) -> jax.Array
     Args:
       vectors_BxFxD: F vectors a sample.
       itself: also take the diagonal (j <= i).
+      precision: of float32 products.
 
     Returns:
       [b, F(F-1)/2], or [b, F(F+1)/2] with the diagonal.
     """
     if kernels.available(vectors_BxFxD.dtype):
         return kernels.interaction(vectors_BxFxD, itself)
-    return _dot_interaction(vectors_BxFxD, itself)
+    return _dot_interaction(vectors_BxFxD, itself, precision)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Precision) -> jax.Array:
     i, j = _triangle(vectors_BxFxD.shape[1], itself)
-    products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=PRECISION)
+    rounding = _rounding(vectors_BxFxD, precision)
+    products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounding)
     return products_BxFxF.reshape(len(products_BxFxF), -1)[:, i * vectors_BxFxD.shape[1] + j]
 
 
-def _dot_interaction_forward(vectors_BxFxD: jax.Array, itself: bool) -> tuple[jax.Array, jax.Array]:
-    return _dot_interaction(vectors_BxFxD, itself), vectors_BxFxD
+def _dot_interaction_forward(
+    vectors_BxFxD: jax.Array, itself: bool, precision: Precision
+) -> tuple[jax.Array, jax.Array]:
+    return _dot_interaction(vectors_BxFxD, itself, precision), vectors_BxFxD
 
 
-def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP: jax.Array) -> tuple[jax.Array]:
+def _dot_interaction_backward(
+    itself: bool, precision: Precision, vectors_BxFxD: jax.Array, grads_BxP: jax.Array
+) -> tuple[jax.Array]:
     """One product with the symmetric matrix of the gradients; to differentiate step by step takes two and a scatter."""
     F = vectors_BxFxD.shape[1]
     i, j = _triangle(F, itself)
@@ -224,7 +271,8 @@ def _dot_interaction_backward(itself: bool, vectors_BxFxD: jax.Array, grads_BxP:
     at_FxF[i, j] = at_FxF[j, i] = np.arange(P)
     padded_BxQ = jnp.pad(grads_BxP, ((0, 0), (0, 1)))
     grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))[None]
-    return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=PRECISION),)
+    rounding = _rounding(vectors_BxFxD, precision)
+    return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=rounding),)
 
 
 _dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)

@@ -30,6 +30,7 @@ from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
+from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import AXES, make_mesh, whole
 from recjax.planning.resolve import resolve_plan
@@ -337,11 +338,13 @@ def build_trainer(
         config.model.build,
         len(source.schema.dense),
         dims(tables, features),
-        dtype=jnp.dtype(config.compute_dtype),
+        dtype=jnp.dtype(config.dense_dtype),
         seed=config.seed,
         **outputs_for(config.model, tasks),
     )
-    model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
+    tensorfloat32 = config.compute_dtype == "tensorfloat32"
+    with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
+        model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     independent = config.train.replica_sync != "exact"
     held = config.embedding
     bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, atomics=held.atomics)

@@ -1,0 +1,78 @@
+"""How products are rounded, as the equations of forward and backward pass say it."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from support.problems import equations
+
+import recjax
+from recjax import kernels
+from recjax.models import layers
+from recjax.models.dlrm import DLRMConfig
+from recjax.models.layers import Precision, products_in
+from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.trainer import build_trainer
+
+
+@pytest.fixture(autouse=True)
+def plain():
+    with kernels.switched_off():
+        yield
+
+
+def built(precision):
+    with products_in(precision):
+        model = DLRMConfig(bottom=(8, 4), top=(8, 1)).build(3, {"a": 4, "b": 4}, dtype=jnp.float32, seed=0)
+    return model
+
+
+def precisions(jaxpr):
+    found = [e.params["precision"] for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+    return collections.Counter(p[0] if isinstance(p, tuple) else p for p in found)
+
+
+TF32 = jax.lax.DotAlgorithmPreset.TF32_TF32_F32
+
+
+@pytest.mark.parametrize(
+    ("precision", "platform", "expected"),
+    [
+        (Precision.HIGHEST, "gpu", Precision.HIGHEST),
+        (Precision.HIGH, "gpu", TF32),
+        (Precision.HIGH, "tpu", Precision.HIGH),
+        (Precision.HIGH, "cpu", Precision.HIGH),
+    ],
+)
+def test_every_product_has_the_precision_that_its_model_was_built_with(precision, platform, expected, monkeypatch):
+    monkeypatch.setattr(layers, "target_platform", lambda: platform)
+    graphdef, params = nnx.split(built(precision))
+    pooled = {"a": jnp.ones((2, 4)), "b": jnp.ones((2, 4))}
+    loss = jax.grad(lambda params, x, pooled: nnx.merge(graphdef, params)(x, pooled).sum(), argnums=(0, 2))
+    jaxpr = jax.make_jaxpr(loss)(params, jnp.ones((2, 3)), pooled)
+    found = precisions(jaxpr.jaxpr)
+    assert found.keys() == {expected}
+    assert found[expected] >= 3 * 5 - 1  # four layers and the interaction; nobody asks for the gradient of the input
+
+
+def test_a_cpu_rounds_nothing_on_the_way():
+    pooled = {"a": jnp.full((2, 4), 1 / 3), "b": jnp.full((2, 4), 0.7)}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)
+    logits = [built(precision)(x, pooled) for precision in (Precision.HIGHEST, Precision.HIGH)]
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("float32", Precision.HIGHEST), ("tensorfloat32", Precision.HIGH), ("bfloat16", Precision.HIGHEST)],
+)
+def test_compute_dtype_chooses(asked, expected):
+    config = recjax.load("synthetic", f"compute_dtype={asked}", "mesh.devices=1", "data.train_rows=4096")
+    trainer = build_trainer(config, weights=False)
+    capacities = dict.fromkeys([g.name for g in trainer.bound.groups], 8)
+    jaxpr = jax.make_jaxpr(trainer.step_program)(abstract_state(trainer), abstract_inputs(trainer, capacities))
+    assert precisions(jaxpr.jaxpr).keys() == {expected}
