@@ -103,7 +103,7 @@ def pool(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _sum_jagged(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> jax.Array:
     """Sums of the values of each sample, [samples, D]; `segment_L` ascends, and is `samples` where there is nothing."""
-    return sum_sorted(segment_L, samples, lambda at_P: values_LxD.at[at_P].get(mode="fill", fill_value=0))
+    return sum_sorted(segment_L, samples, lambda at_PxK: values_LxD.at[at_PxK].get(mode="fill", fill_value=0))
 
 
 def _jagged_forward(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> tuple[jax.Array, jax.Array]:
@@ -187,12 +187,12 @@ def _add_by_rows(rows: int, bags: Any, sums_grads: Any) -> jax.Array:
         each = [jnp.ones(inverse.shape, given[0].dtype) if w is None else w for inverse, w in bags]
         weights_L = jnp.concatenate([weights.ravel() for weights in each])[order_L]
 
-    def take(at_P: jax.Array) -> jax.Array:
-        bag_P = bag_L.at[at_P].get(mode="fill", fill_value=len(grads_NxD))
-        terms_PxD = grads_NxD.at[bag_P].get(mode="fill", fill_value=0)
-        return (
-            terms_PxD if weights_L is None else terms_PxD * weights_L.at[at_P].get(mode="fill", fill_value=0)[:, None]
-        )
+    def take(at_PxK: jax.Array) -> jax.Array:
+        bag_PxK = bag_L.at[at_PxK].get(mode="fill", fill_value=len(grads_NxD))
+        terms_PxKxD = grads_NxD.at[bag_PxK].get(mode="fill", fill_value=0)
+        if weights_L is None:
+            return terms_PxKxD
+        return terms_PxKxD * weights_L.at[at_PxK].get(mode="fill", fill_value=0)[..., None]
 
     return sum_sorted(row_L, rows, take)
 

@@ -36,7 +36,7 @@ def sum_sorted(
     Args:
       segment_L: int32, L above 0, ascending: the segment of each entry; `segments` or more if it belongs to none.
       segments: S.
-      take: entries int32 [P] -> their values [P, D]; zeros for an entry L, which does not exist.
+      take: entries int32 [P, K] -> their values [P, K, D]; zeros for an entry L, which does not exist.
       most: entries that a segment has at most; None: L.
 
     Returns:
@@ -77,8 +77,8 @@ def _sums(start_S: jax.Array, start_L: jax.Array, take: Callable[[jax.Array], ja
     places_J = jnp.arange(J, dtype=jnp.int32)
     start_J = jnp.where(of_J < L, of_J // PIECE + 1, J)
 
-    def take_piece(at_P: jax.Array) -> jax.Array:
-        return pieces_JxD.at[at_P].get(mode="fill", fill_value=0)
+    def take_piece(at_PxK: jax.Array) -> jax.Array:
+        return pieces_JxD.at[at_PxK].get(mode="fill", fill_value=0)
 
     first_J = jnp.where(start_J == places_J, places_J, J)
     further_JxD = _sums(first_J, start_J, take_piece, (most - 1) // PIECE)
@@ -92,13 +92,9 @@ def _piece(
 ) -> jax.Array:
     """Sums of up to `length` entries from `begin_P` on, [P, D], as far as they belong to the segments of `of_P`."""
     L = start_L.shape[0]
-    total = None
-    for k in range(length):
-        mine_P = start_L.at[begin_P + k].get(mode="fill", fill_value=L) == of_P
-        term_PxD = take(jnp.where(mine_P & (of_P < L), begin_P + k, L))
-        total = term_PxD if total is None else total + term_PxD
-    assert total is not None
-    return total
+    at_PxK = begin_P[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+    mine_PxK = start_L.at[at_PxK].get(mode="fill", fill_value=L) == of_P[:, None]
+    return jnp.sum(take(jnp.where(mine_PxK & (of_P[:, None] < L), at_PxK, L)), axis=1)
 
 
 def segment_sums(

@@ -224,8 +224,10 @@ def loops(program: Program) -> int:
 
 def copies(program: Program, size: int) -> list[str]:
     """Operations that make an array of `size` bytes or more, other than by scattering into one that is there."""
+    fused = {i.called("calls") for i in instructions(program) if i.opcode == "fusion"}  # in which nothing is stored
+    stored = [c for c in program.computations.values() if c.name not in fused]
     found = []
-    for instruction in instructions(program):
+    for instruction in (i for computation in stored for i in computation.instructions.values()):
         largest = max((array.bytes for array in instruction.arrays), default=0)
         if largest < size or instruction.opcode in _NO_KERNEL or _scatters(program, instruction):
             continue

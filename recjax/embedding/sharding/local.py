@@ -197,9 +197,9 @@ def coalesce(
     if not by_segments(atomics):
         return unique_M, jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
 
-    def take(at_P: jax.Array) -> jax.Array:
-        entry_P = order_M.at[at_P].get(mode="fill", fill_value=M)
-        return grads_MxD.at[entry_P].get(mode="fill", fill_value=0)
+    def take(at_PxK: jax.Array) -> jax.Array:
+        entry_PxK = order_M.at[at_PxK].get(mode="fill", fill_value=M)
+        return grads_MxD.at[entry_PxK].get(mode="fill", fill_value=0)
 
     # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
     return unique_M, sum_sorted(segment_M, M, take, most=lists)
