@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support import compile_cache
-from support.compile_cache import Entries
+
+from recjax.utils.program_cache import DAY, Entries
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -79,11 +80,11 @@ def test_a_process_that_is_not_the_first_writes_too(tmp_path):
 
 
 def test_what_nobody_uses_goes(tmp_path):
-    now = 100 * compile_cache._DAY
+    now = 100 * DAY
     for name, days in (("v1/used", 13), ("v1/old", 15), ("v1/.part-killed", 2), ("v1/.part-now", 0), ("v0/old", 15)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (now, now - days * compile_cache._DAY))
+        os.utime(tmp_path / name, (now, now - days * DAY))
     compile_cache.prune(tmp_path, now)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["v1", "v1/.part-now", "v1/used"]
 

@@ -71,7 +71,8 @@ def sample(trainer: Trainer) -> Sample:
     counted = host.route_on_host(batch, bound, train.batch_size, train.accumulate)
     counts = host.all_true_counts(bound, counted)
     counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
-    return Sample(devices, batch.size, _ids(batch), capacity.grow({}, counted.required_capacities), counts)
+    sizes = capacity.grow({}, counted.required_capacities, capacity.Kinds.of(bound))
+    return Sample(devices, batch.size, _ids(batch), sizes, counts)
 
 
 def _ids(batch: Batch) -> int:

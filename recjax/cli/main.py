@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from recjax import __version__
 from recjax.cli import usage, verbs
+from recjax.cli.program_cache import keep_programs
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.parallel import distributed, job, stopping, supervisor, watchdog
 from recjax.parallel.malloc import restart_with_tunables
@@ -73,16 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = arguments is None  # the process is ours
     hearing = stopping.command_line("saves" in options, options.interrupted) if own else contextlib.nullcontext()
     with hearing:
-        status = _run(options) if place is None else job.run(place, lambda watching: _run(options, watching))
+        status = _run(options, own) if place is None else job.run(place, functools.partial(_run, options, own))
         job.settle()
         if own and status in _ASKED:
             os._exit(status)
     return status
 
 
-def _run(options: argparse.Namespace, watching: watchdog.Watch | None = None) -> int:
+def _run(options: argparse.Namespace, keep: bool, watching: watchdog.Watch | None = None) -> int:
     try:
         with watching.reporting() if watching else contextlib.nullcontext():
+            if keep and "tunables" in options:
+                keep_programs()
             options.run(options)
         sys.stdout.flush()
     except RecjaxError as error:

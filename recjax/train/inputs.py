@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from recjax.embedding.routing.capacity import CapacityLadder
+from recjax.embedding.routing.capacity import CapacityLadder, Kinds
 from recjax.embedding.routing.ordered import OrderedStage
 from recjax.parallel import watchdog
 from recjax.train.routers import InFlight, Router
@@ -77,7 +77,8 @@ class InputStream:
         self.position = int(state["position"])
         epoch, offset = divmod(self.position, self._epoch_samples)
         steps = epoch * -(-self._epoch_samples // self._batch_size) + offset // self._batch_size
-        self._ladder = CapacityLadder(state["capacities"], state["peaks"], steps, self._period)
+        kinds = Kinds.of(self._router.bound)
+        self._ladder = CapacityLadder(state["capacities"], state["peaks"], steps, self._period, kinds)
 
     @property
     def capacities(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ class Outcome:
       progress: where it ended.
       steps: that this process trained.
       compilations: training programs that this process compiled.
+      compile_s: seconds that it spent in compiling programs of all kinds, or in reading those that were kept.
       samples_per_s: mean throughput of this process, without compilation, evaluation and checkpoints; None if it
         trained too few steps to know.
       stop: the signal that asked it to end early, or 0.
@@ -35,6 +36,7 @@ class Outcome:
     progress: TrainProgress
     steps: int
     compilations: int
+    compile_s: float
     samples_per_s: float | None
     stop: int = 0
 
@@ -84,7 +86,7 @@ def fit(
     rate = log.progress.mean_samples_per_s
     known = None if math.isnan(rate) else rate
     stopped_by = 0 if progress.stopped else event.stop
-    return Outcome(state, progress, progress.step - began, log.compilations, known, stopped_by)
+    return Outcome(state, progress, progress.step - began, log.compilations, log.compile_s, known, stopped_by)
 
 
 def _event(trainer: Trainer, progress: TrainProgress, due: Due, stream: InputStream | None = None) -> Event:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Self
 
 import numpy as np
+from jax import monitoring
 
 from recjax.errors import DataError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
@@ -19,6 +20,8 @@ from recjax.train.progress import TrainProgress
 from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
 from recjax.train.step import Metrics
 from recjax.train.trainer import Trainer
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # as JAX calls it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,9 @@ class StepLog:
         self.progress = Progress(trainer.total_steps, self._silent, clock)
         self._pending: _Pending | None = None
         self._position = 0
+        self.compile_s = 0.0  # spent in compiling programs, or in reading those that were kept, since `start`
         self._programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
+        self._listening = contextlib.ExitStack()  # open while compilations are counted
         self._starting = contextlib.ExitStack()  # open until the first metrics are there
 
     @property
@@ -66,9 +71,15 @@ class StepLog:
     def start(self, progress: TrainProgress) -> None:
         """Takes in where the training begins, and says what it waits for until a step's metrics are there."""
         self._position = progress.position
+        monitoring.register_event_duration_secs_listener(self._compiled)
+        self._listening.callback(monitoring.unregister_event_duration_listener, self._compiled)
         devices = self._trainer.mesh.devices.size
         on = f" on {devices:,} devices" if devices > 1 else ""
         self._starting.enter_context(waiting.saying(f"compiling the step and running it once{on}"))
+
+    def _compiled(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILED:
+            self.compile_s += duration_secs
 
     def step(self, progress: TrainProgress, metrics: Metrics) -> None:
         """Takes in a step that was dispatched, and reads the metrics of the one before."""
@@ -124,6 +135,7 @@ class StepLog:
     def __exit__(self, *_: object) -> None:
         """Ends the progress line."""
         self._starting.close()
+        self._listening.close()
         self.progress.close()
         if self._silent is not None:
             self._silent.close()

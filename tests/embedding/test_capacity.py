@@ -1,9 +1,11 @@
 """Sizes of the routing arrays: enough, tight, few."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.routing import build
 
-from recjax.embedding.routing.capacity import grow, largest, rung, shrink
+from recjax.embedding.routing.capacity import CapacityLadder, Kind, Kinds, grow, largest, rung, shrink
 
 needs = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 10**9), max_size=4)
 
@@ -40,7 +42,7 @@ def test_growing_leaves_its_input_alone():
 
 
 @given(needs, st.lists(needs, min_size=1, max_size=5))
-def test_sizes_fall_to_what_a_period_needed(start, requests):
+def test_sizes_fall_to_what_a_period_needed_if_that_is_a_fifth_less(start, requests):
     sizes, peaks = grow({}, start), {}
     for asked in requests:
         sizes, peaks = grow(sizes, asked), largest(peaks, asked)
@@ -48,6 +50,64 @@ def test_sizes_fall_to_what_a_period_needed(start, requests):
     assert fallen.keys() == sizes.keys()
     for name, size in fallen.items():
         most = max(asked.get(name, 0) for asked in requests)
-        assert most <= size <= sizes[name] and size <= 1.03 * 1.05 * most + 8
+        assert most <= size <= sizes[name]
+        lowest = rung(int(1.03 * most))
+        assert size == (lowest if lowest < 0.8 * sizes[name] else sizes[name])
     for asked in requests:  # the same batches again change nothing
         assert grow(fallen, asked) == fallen | {n: s for n, s in grow({}, asked).items() if n not in fallen}
+
+
+BOTH = Kinds((Kind(frozenset("ab"), 14.0, 1.15, 1.5), Kind(frozenset("xy"), 0.0, 1.05, 1.1)))
+
+
+def test_sizes_of_a_kind_rise_at_once_and_others_stay():
+    sizes = {"a": 1000, "b": 2000, "x": 1000, "y": 2000, "alone": 1000}
+    assert grow(sizes, {"a": 1000, "x": 900}, BOTH) == sizes
+    risen = grow(sizes, {"a": 1100}, BOTH)
+    assert risen == sizes | {"a": rung(1150), "b": rung(2300)}  # 15% at least
+    risen = grow(sizes, {"a": 3000}, BOTH)
+    assert risen == sizes | {"a": rung(3090), "b": rung(3000)}  # the others by half at most
+    risen = grow(sizes, {"y": 2300}, BOTH)
+    assert risen == sizes | {"y": rung(2369), "x": rung(1100)}
+    assert grow(sizes, {"alone": 1500}, BOTH) == sizes | {"alone": rung(1545)}
+
+
+def test_few_ids_begin_with_more_room_than_many():
+    found = grow({}, {"a": 400, "b": 400_000, "x": 400, "z": 50}, BOTH)
+    assert found == {"a": rung(680), "b": rung(412_000), "x": rung(412), "z": rung(51)}
+    assert grow({}, {"a": 1}, BOTH) == {"a": 8}  # at most twice as much
+
+
+def test_sizes_of_a_kind_fall_at_once_if_it_pays():
+    sizes = {"a": 1000, "b": 100_000, "x": 1000}
+    assert shrink(sizes, {"a": 100, "b": 90_000, "x": 900}, BOTH) == sizes
+    assert shrink(sizes, {"a": 100, "b": 10_000, "x": 100}, BOTH) == {"a": rung(200), "b": rung(11_400), "x": rung(103)}
+
+
+def test_many_jagged_features_take_few_programs():
+    """26 features of lognormal bags, 8 devices of 512 samples; alone each takes several, and their sets many more."""
+    rng = np.random.default_rng(0)
+    names = [f"f{n}" for n in range(26)]
+    counts = np.exp(rng.normal(np.log(10) - 0.5, 1, (60, 8, 26, 512))).astype(int).sum(axis=3).max(axis=1)
+
+    def programs(kinds):
+        ladder = CapacityLadder(kinds=kinds)
+        sizes = [ladder.fit(dict(zip(names, needs, strict=True))) for needs in counts.tolist()]
+        assert all(
+            size[n] >= need
+            for size, needs in zip(sizes, counts, strict=True)
+            for n, need in zip(names, needs, strict=True)
+        )
+        return len({tuple(size.items()) for size in sizes})
+
+    assert programs(Kinds((Kind(frozenset(names), 14.0, 1.15, 1.5),))) <= 2 < 10 < programs(Kinds())
+
+
+def test_the_kinds_of_a_bound_plan():
+    tables = [(40, 2, "row_wise"), (9, 2, "data_parallel")]
+    features = [(0, 3, "sum", False), (0, None, "mean", True), (1, None, "none", False), (1, None, "sum", False)]
+    bound = build(tables, features, 2)
+    jagged, lists = (kind.names for kind in Kinds.of(bound).kinds)
+    assert jagged == {lookup.name for lookup in bound.lookups if (lookup.spec.bag, lookup.spec.pooling) in
+                      ((None, "mean"), (None, "sum"))}  # fmt: skip
+    assert {group.name for group in bound.groups} < lists and not jagged & lists

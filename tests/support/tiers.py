@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import pytest
 
-from support import compile_cache, garbage
+from recjax.utils import program_cache
+from support import garbage
 
 LIMIT_S = 4.0
 LOOP_S = 0.042  # CPU time of `loop` on a quiet core of an AMD EPYC of 2023, with Python 3.11
@@ -60,7 +61,7 @@ def _spent() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    item.stash[_started] = _spent(), compile_cache.Entries.written
+    item.stash[_started] = _spent(), program_cache.Entries.written
     return (yield)
 
 
@@ -69,7 +70,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fails a fast test that was too slow, but for one that compiled: the next run finds its programs in the cache."""
     result = yield
     before, written = item.stash[_started]
-    compiled = compile_cache.Entries.written > written
+    compiled = program_cache.Entries.written > written
     if item.config.option.enforce and not compiled and item.get_closest_marker("full") is None:
         check(_spent() - before)
     return result

@@ -53,6 +53,7 @@ def summarise(
         "devices": trainer.mesh.devices.size,
         "seconds": round(seconds, 1),
         "compilations": outcome.compilations,
+        "compile_s": round(outcome.compile_s, 1),
         "config_hash": settings.config_hash(config, FREE_ON_RESUME),
         "versions": versions(),
     }
@@ -69,7 +70,9 @@ def figures(path: Path) -> dict[str, Any]:
     """How fast the training was, from an earlier summary.json; nothing if there is none that can be read."""
     try:
         earlier = strict_json.parse(path.read_bytes())
-        return {key: earlier[key] for key in ("samples_per_s", "seconds", "compilations")}
+        return {
+            key: earlier[key] for key in ("samples_per_s", "seconds", "compilations", "compile_s") if key in earlier
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -90,4 +93,5 @@ def results(summary: Mapping[str, Any]) -> str:
         return results_table([(title, measured), *each.items()], {"loss": "loss", **TITLES, **OF_TASKS})
     rows = [(title, measured)]
     rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
-    return results_table(rows)
+    programs = f"{summary['compilations']} training program{'s' * (summary['compilations'] != 1)}"
+    return f"{results_table(rows)}\n\ncompiling: {summary['compile_s']:.0f} s, {programs}"
