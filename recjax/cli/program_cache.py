@@ -27,7 +27,7 @@ def keep_programs() -> None:
     from recjax.data.storage.remote import cache_folder
 
     choice = os.environ.get(CHOICE, "")
-    told = jax.config.read("jax_compilation_cache_dir") or not jax.config.read("jax_enable_compilation_cache")
+    told = jax.config.values["jax_compilation_cache_dir"] or not jax.config.values["jax_enable_compilation_cache"]
     if choice == "off" or told:
         return
     top = located(choice) if choice else cache_folder() / "programs"
