@@ -18,7 +18,7 @@ PERIOD = 3
 class Router:
     """Gives the number of each batch and the capacities that it was completed with."""
 
-    bound = SimpleNamespace(lookups=(), groups=())
+    bound = SimpleNamespace(lookups=(), groups=(), pooled=())
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
+from recjax.embedding.pooled.layout import IDS, ROWS
 
 PERIOD = 256  # steps after which sizes may fall
 _ROOM = 1.03
@@ -60,7 +61,9 @@ class Kinds:
     def of(cls, bound: BoundPlan) -> Kinds:
         """Of jagged features, by numbers of ids, and of table groups, by numbers of rows on the wire."""
         jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None and lookup.spec.pooling != "none"]
-        lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED)]
+        lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
+        for exchange in (exchange for exchange in bound.pooled if exchange.counted):
+            jagged += [exchange.name, *(group.name + IDS for group in exchange.groups)]
         return cls((Kind(frozenset(jagged), 14.0, 1.15, 1.5), Kind(frozenset(lists), 0.0, _STEP, 1.1)))
 
     def split(self, names: Iterable[str]) -> Iterator[tuple[Kind, list[str]]]:
