@@ -32,8 +32,10 @@ import jax.numpy as jnp
 from recjax.embedding.address import homes_of, locator
 from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.routing.host import Routing
+from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 
@@ -179,7 +181,7 @@ def _of_pooled_rows(
             entries, of_exchange = [of for _, of in own], routing.pooled[exchange.name]
             told_OxC = pooled_lookup.tell_requesters(of_exchange, entries, given)
             places_OxC = of_exchange.places_NxOxC[0]
-            total_P = jnp.zeros(told_OxC.size, told_OxC.dtype).at[places_OxC].add(told_OxC, mode="drop")
+            total_P = _added(told_OxC.reshape(-1), places_OxC.reshape(-1), exchange.groups[own[0][0]].atomics)
             totals_OxC = total_P.at[places_OxC].get(mode="fill", fill_value=0)
             arrived = pooled_lookup.tell_owners(entries, totals_OxC)
             for (g, of), at_M, total_M in zip(own, at, arrived, strict=True):
@@ -188,6 +190,15 @@ def _of_pooled_rows(
                 size = len(gradients[group.name].touched)
                 means[group.name] = jnp.zeros(size, mean_M.dtype).at[at_M].max(mean_M, mode="drop")
     return means
+
+
+def _added(numbers_P: jax.Array, places_P: jax.Array, atomics: bool) -> jax.Array:
+    """The sums of numbers with equal places, [P]; a place beyond all of them stands for none."""
+    size = len(numbers_P)
+    if not by_segments(atomics):
+        return jnp.zeros(size, numbers_P.dtype).at[places_P].add(numbers_P, mode="drop")
+    sorted_P, order_P = in_order(places_P)
+    return segment_sums(numbers_P[:, None], order_P, sorted_P, None, size, atomics=atomics)[:, 0]
 
 
 def _places(bound: BoundPlan, told: Mapping[str, jax.Array], routing: Routing) -> dict[str, jax.Array]:
