@@ -144,6 +144,9 @@ def _useful(bound: BoundPlan, routing: Routing, item_bytes: int, samples: int) -
         outer = "both" if 1 < bound.hosts < bound.devices else "hosts" if bound.hosts > 1 else "devices"
         for phase in POOLED_EXCHANGES:
             total[phase, "all-to-all", outer] += _leaving(pooled_sent_bytes(exchange, ids, samples, phase, item_bytes))
+            if exchange.shared_blocks and phase != "id_exchange":
+                of_hosts = pooled_sent_bytes(exchange, ids, samples, phase, item_bytes, shared=True)
+                total[phase, "all-to-all", "hosts"] += _leaving(of_hosts)
     for group in bound.fetching:
         if not group.spread:
             continue

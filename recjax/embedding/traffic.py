@@ -15,7 +15,7 @@ POOLED_EXCHANGES = ("id_exchange", "pooled_exchange", "pooled_grad_exchange")
 
 
 def pooled_sent_bytes(
-    exchange: PooledExchange, counts_NxO: np.ndarray, samples: int, phase: str, item_bytes: int
+    exchange: PooledExchange, counts_NxO: np.ndarray, samples: int, phase: str, item_bytes: int, shared: bool = False
 ) -> np.ndarray:
     """As `sent_bytes`, of an exchange of pooled vectors.
 
@@ -25,6 +25,7 @@ def pooled_sent_bytes(
       samples: b.
       phase: one of POOLED_EXCHANGES.
       item_bytes: of a table's element, if that is not bfloat16, and of a weight.
+      shared: for the vectors that devices of a host have added up, across hosts.
     """
     asked, group = np.asarray(counts_NxO, np.int64), exchange.groups[0]
     N, devices = len(asked), exchange.devices
@@ -34,8 +35,11 @@ def pooled_sent_bytes(
         forward = phase == "pooled_exchange"
         precision = exchange.exchange.forward if forward else exchange.exchange.backward
         block = int(encoded_bytes(exchange.block, precision, item_bytes))
-        columns = np.array([exchange.columns(owner) for owner in range(devices)])
+        columns = np.array([exchange.columns(owner, shared) for owner in range(devices)])
         each = np.broadcast_to(samples * columns // exchange.block * block, (N, devices))
+        if shared:  # only devices of equal numbers within their hosts
+            E = devices // exchange.hosts
+            each = np.where(np.arange(N)[:, None] % E == np.arange(devices)[None] % E, each, 0)
     found = np.zeros((N, group.all_devices), np.int64)
     for n in range(N):
         first = n // devices * devices  # of its replica group

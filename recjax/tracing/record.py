@@ -239,11 +239,13 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
         sent: np.ndarray | None = None
         groups = members(collective.groups, bound.all_devices)
         exchange = collective.kind in ("all-to-all", "all-gather") and collective.phase in EXCHANGES
-        if pooled is not None and pooled.name in counts and collective.phase in POOLED_EXCHANGES:
-            key = (pooled.name, collective.phase, False)
+        all_to_all = collective.kind == "all-to-all" and collective.phase in POOLED_EXCHANGES
+        if pooled is not None and pooled.name in counts and all_to_all:
+            shared = len(groups[0]) < bound.devices
+            key = (pooled.name, collective.phase, shared)
             if key not in splits:
                 asked = np.asarray(counts[pooled.name].counts_NxO)
-                splits[key] = pooled_sent_bytes(pooled, asked, samples, collective.phase, item_bytes)
+                splits[key] = pooled_sent_bytes(pooled, asked, samples, collective.phase, item_bytes, shared)
             sent = splits[key]
         if group is not None and group.name in counts and exchange:
             # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all

@@ -6,6 +6,7 @@ support/contract.py; compared with the dense oracle.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -18,7 +19,7 @@ from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.bench.roofline import wire_bytes
-from recjax.comms.compiled import collectives
+from recjax.comms.compiled import collectives as all_collectives
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import between
@@ -205,7 +206,7 @@ def test_no_row_travels_and_no_array_has_a_row_for_each_id() -> None:
     how = Plan({"t": (segment("column_wise"),)})
     placed = Placed.of(problem, trainer_of(problem, 4, how))
     text = placed.compiled.as_text() or ""
-    found = {(c.phase, c.kind): c.result_bytes for c in collectives(text)}
+    found = {(c.phase, c.kind): c.result_bytes for c in all_collectives(text)}
     assert found["pooled_exchange", "all-to-all"] == found["pooled_grad_exchange", "all-to-all"] == 4 * 1024 * 3 * 4
     assert found["id_exchange", "all-to-all"] == 4 * placed.capacities["pooled_float32_float32"] * 4
     assert placed.capacities["pooled_float32_float32"] == rung(int(1024 * 40 * 1.03))
@@ -216,6 +217,23 @@ def test_no_row_travels_and_no_array_has_a_row_for_each_id() -> None:
     useful = {line["phase"]: line["useful_bytes"] for line in lines}
     assert useful["pooled_exchange"] == useful["pooled_grad_exchange"] == 3 * 1024 * 3 * 4
     assert useful["id_exchange"] == 3 * 1024 * 40 * 4
+
+
+def test_partial_sums_are_added_up_in_their_host_before_they_leave_it() -> None:
+    """2 hosts of 2: 64 samples a device of 12 columns go once to the other host's device, not once from each of two."""
+    problem = wide(5, 256)
+    placed = Placed.of(problem, trainer_of(problem, 4, Plan({"t": (segment("table_row_wise"),)}), hosts=2))
+    text = placed.compiled.as_text() or ""
+    size = 64 * 12 * 4
+    found = collections.Counter((c.phase, c.kind, c.group_size, c.result_bytes) for c in all_collectives(text))
+    assert found["pooled_exchange", "all-to-all", 2, 2 * size] == 1
+    assert found["pooled_exchange", "reduce-scatter", 2, 2 * size] == 1
+    assert found["pooled_grad_exchange", "all-to-all", 2, 2 * size] == 1
+    assert found["pooled_grad_exchange", "all-gather", 2, 4 * size] == 1
+    lines = wire_bytes(text, placed.trainer.bound, placed.inputs[0].routing, 4, samples=64)
+    across = {line["phase"]: line["across_useful_bytes"] for line in lines if line["kind"] == "all-to-all"}
+    # one host alone has the table: its two devices send, the other two are sent to
+    assert across["pooled_exchange"] == across["pooled_grad_exchange"] == size / 2
 
 
 def test_counts_of_rows_at_an_owner_are_enough_for_any_share_of_the_devices() -> None:

@@ -9,6 +9,9 @@ some of them each (table-row-wise, or segments of rows): then these send partial
 streams of one precision travel in one buffer, whatever their D, so that the padding is that of one sum over an owner's
 columns and not of many. It consists of blocks of q columns of all b samples, q being the largest that divides every D:
 a stream of D columns is D / q blocks, one after the other, and an owner's streams follow each other without gaps.
+
+Partial sums of a stream whose owners are all devices of one of several hosts are added up there before they leave.
+These shared streams have a buffer of their own, of which each device of a host sends what is for one device of each.
 """
 
 from __future__ import annotations
@@ -37,11 +40,13 @@ class Stream:
       source: the feature, and the segments that hold its rows. Its name is unique in the bound plan.
       owners: the devices that hold some of the rows.
       counted: True if the number of a bag's ids with an owner differs from bag to bag: these numbers travel, too.
+      shared: True if its owners are the devices of one of several hosts.
     """
 
     source: Source
     owners: tuple[int, ...]
     counted: bool
+    shared: bool = False
 
     @property
     def name(self) -> str:
@@ -86,6 +91,11 @@ class PooledExchange:
         return self.groups[0].devices
 
     @property
+    def hosts(self) -> int:
+        """H, machines that these are in."""
+        return self.groups[0].hosts
+
+    @property
     def weighted(self) -> bool:
         """True if ids of some feature carry weights, which then travel with all ids."""
         return any(stream.feature.weighted for of_group in self.streams for stream in of_group)
@@ -127,50 +137,57 @@ class PooledExchange:
 
     @functools.cached_property
     def blocks(self) -> int:
-        """Blocks that travel between two devices: the most that an owner fills."""
-        return max(self._filled(owner) for owner in range(self.devices))
+        """Blocks that travel between two devices: the most that an owner fills, without shared streams."""
+        return max(self._filled(owner, False) for owner in range(self.devices))
 
-    def _filled(self, owner: int) -> int:
-        each = zip(self.groups, self.of_owner[owner], strict=True)
-        return sum(group.dim // self.block * len(streams) for group, streams in each)
+    @functools.cached_property
+    def shared_blocks(self) -> int:
+        """Blocks of shared streams that travel between two devices: the most that a host fills."""
+        return max(self._filled(owner, True) for owner in range(self.devices))
 
-    def columns(self, owner: int) -> int:
-        """Columns of the vectors that an owner sends for each sample, without padding."""
-        return self._filled(owner) * self.block
+    def _filled(self, owner: int, shared: bool) -> int:
+        return len(self._places[shared][owner])
+
+    def columns(self, owner: int, shared: bool = False) -> int:
+        """Columns of the vectors that an owner, or its host, sends for each sample, without padding."""
+        return self._filled(owner, shared) * self.block
 
     @functools.cached_property
     def starts(self) -> dict[tuple[int, str], int]:
-        """(owner, stream) -> its first block."""
+        """(owner, stream) -> its first block, of a shared one in the other buffer."""
         found = {}
         for owner, groups in enumerate(self.of_owner):
-            start = 0
+            start = [0, 0]
             for group, streams in zip(self.groups, groups, strict=True):
                 for stream in streams:
-                    found[owner, stream.name] = start
-                    start += group.dim // self.block
+                    found[owner, stream.name] = start[stream.shared]
+                    start[stream.shared] += group.dim // self.block
         return found
 
-    @functools.cached_property
-    def sent_blocks(self) -> np.ndarray | None:
+    def sent_blocks(self, shared: bool) -> np.ndarray | None:
         """Which block of its sums an owner sends in each place, int32 [N, `blocks`]; None if they lie as they travel.
 
         Its sums are blocks too: of each group T streams, whether the owner has them or not. Beyond the last is nothing.
         """
-        if len(self.groups) == 1:
+        if len(self.groups) == 1 and not self.shared_blocks:
             return None
-        found = np.full((self.devices, self.blocks), self.summed_blocks, np.int32)
-        for owner, places in enumerate(self._places()):
+        size = self.shared_blocks if shared else self.blocks
+        found = np.full((self.devices, size), self.summed_blocks, np.int32)
+        for owner, places in enumerate(self._places[shared]):
             found[owner, : len(places)] = places
         return found
 
-    @functools.cached_property
     def arrived_blocks(self) -> np.ndarray | None:
-        """The inverse of `sent_blocks`: the place of each block of an owner's sums; `blocks` where it sends none."""
-        if len(self.groups) == 1:
+        """The inverse of `sent_blocks`: the place of each block of an owner's sums; a number beyond where it has none.
+
+        Places in the buffer of shared streams follow those in the other.
+        """
+        if len(self.groups) == 1 and not self.shared_blocks:
             return None
-        found = np.full((self.devices, self.summed_blocks), self.blocks, np.int32)
-        for owner, places in enumerate(self._places()):
-            found[owner, places] = np.arange(len(places), dtype=np.int32)
+        found = np.full((self.devices, self.summed_blocks), self.blocks + self.shared_blocks, np.int32)
+        for first, of_owners in zip((0, self.blocks), self._places, strict=True):
+            for owner, places in enumerate(of_owners):
+                found[owner, places] = first + np.arange(len(places), dtype=np.int32)
         return found
 
     @property
@@ -178,17 +195,20 @@ class PooledExchange:
         """Blocks of the sums of every owner."""
         return sum(group.dim // self.block * T for group, T in zip(self.groups, self.widths, strict=True))
 
-    def _places(self) -> list[np.ndarray]:
-        """For each owner: of the blocks that it sends, the places among its sums."""
-        found = []
+    @functools.cached_property
+    def _places(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For each owner: of the blocks that it sends, the places among its sums; those of shared streams apart."""
+        found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for groups in self.of_owner:
-            places: list[int] = []
+            places: tuple[list[int], list[int]] = ([], [])
             start = 0
             for group, T, streams in zip(self.groups, self.widths, groups, strict=True):
                 each = group.dim // self.block
-                places += range(start, start + each * len(streams))
+                for t, stream in enumerate(streams):
+                    places[stream.shared].extend(range(start + t * each, start + (t + 1) * each))
                 start += each * T
-            found.append(np.array(places, np.int32))
+            for all_of, own in zip(found, places, strict=True):
+                all_of.append(np.array(own, np.int32))
         return found
 
     def fixed_lengths(self, g: int) -> np.ndarray:
@@ -217,7 +237,9 @@ def make_streams(group: Group, sources: Sequence[Source]) -> tuple[Stream, ...]:
     for source in sources:
         owners = sorted({owner for segment in source.segments for owner in _holders(group, segment)})
         counted = source.feature.bag is None or len(owners) > 1 or not source.whole
-        found.append(Stream(source, tuple(owners), counted))
+        host = owners[0] // group.per_host
+        own = list(range(host * group.per_host, (host + 1) * group.per_host))
+        found.append(Stream(source, tuple(owners), counted, owners == own and 1 < group.hosts < group.devices))
     return tuple(found)
 
 

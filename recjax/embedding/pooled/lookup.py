@@ -7,6 +7,9 @@ entries of a list, q * `blocks` columns (see `layout.py`):
   pooled_exchange       all-to-all of the sums           N * b * q * blocks * itemsize
   pooled_grad_exchange  all-to-all of their gradients    as much, back
 
+Partial sums of shared streams go by a reduce-scatter of N * b * q * `shared_blocks` values inside a host, and what that
+leaves, 1/E of them, by an all-to-all across hosts; gradients by these in the other order, with an all-gather.
+
 An owner sorts the ids that it got, to know its distinct rows, and adds up the gradient of each: no row, and no gradient
 of one, travels.
 """
@@ -29,7 +32,7 @@ from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.segment_sums import segment_sums
 from recjax.embedding.sharding.local import SparseGradient
-from recjax.parallel.mesh import ACROSS_GROUPS, MODEL_AXES
+from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES
 
 Vectors = dict[str, jax.Array]  # stream name -> [b, D], sums or means of this device's bags
 
@@ -77,8 +80,13 @@ def look_up(
             for group, T, of_group in zip(exchange.groups, exchange.widths, entries, strict=True)
         ]
         with jax.named_scope("pooled_exchange"):
-            arrived = exchange_rows(_as_sent(exchange, sums, samples), exchange.exchange.forward)
-        return _vectors(exchange, arrived, routing, samples), entries
+            blocks = _blocks(exchange, sums, samples)
+            arrived, shared = None, None
+            if exchange.blocks:
+                arrived = exchange_rows(_as_sent(exchange, blocks, False), exchange.exchange.forward)
+            if exchange.shared_blocks:
+                shared = _from_hosts(exchange, _as_sent(exchange, blocks, True))
+        return _vectors(exchange, (arrived, shared), routing, samples), entries
 
 
 def send_gradients(
@@ -94,8 +102,12 @@ def send_gradients(
     """
     with jax.named_scope(exchange.name):
         with jax.named_scope("pooled_grad_exchange"):
-            sent = _gradients(exchange, grads, routing)
-            arrived = exchange_rows(sent, exchange.exchange.backward)
+            scaled = _scaled(exchange, grads, routing)
+            arrived = []
+            if exchange.blocks:
+                arrived.append(exchange_rows(_gradients(exchange, scaled), exchange.exchange.backward))
+            if exchange.shared_blocks:
+                arrived.append(_to_hosts(exchange, _host_gradients(exchange, scaled)))
             of_bags = _as_summed(exchange, arrived)
         found = {}
         for group, of_group, grads_GxD, (_, rows) in zip(exchange.groups, entries, of_bags, routing.sizes, strict=True):
@@ -171,41 +183,75 @@ def _wide(rows: jax.Array) -> jax.Array:
     return found.astype(jnp.float32) if found.dtype == jnp.bfloat16 else found
 
 
-def _as_sent(exchange: PooledExchange, sums: list[jax.Array], b: int) -> jax.Array:
-    """The sums of all groups as they travel, [N, blocks * b, q]."""
-    N, q = exchange.devices, exchange.block
-    blocks = [sums_BxD.reshape(N, -1, b, q) for sums_BxD in sums]
-    if exchange.sent_blocks is None:
-        return blocks[0].reshape(N, -1, q)
-    place = jnp.asarray(exchange.sent_blocks)[jax.lax.axis_index(MODEL_AXES)]
-    together = jnp.concatenate(blocks, axis=1)
-    return together.at[:, place].get(mode="fill", fill_value=0).reshape(N, -1, q)
+def _blocks(exchange: PooledExchange, sums: list[jax.Array], b: int) -> jax.Array:
+    """The sums of all groups, [N, blocks of all, b, q]."""
+    blocks = [sums_BxD.reshape(exchange.devices, -1, b, exchange.block) for sums_BxD in sums]
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=1)
 
 
-def _as_summed(exchange: PooledExchange, arrived: jax.Array) -> list[jax.Array]:
-    """The inverse of `_as_sent`, for gradients: for each group [bags, D]."""
+def _as_sent(exchange: PooledExchange, blocks: jax.Array, shared: bool) -> jax.Array:
+    """Those that travel in one buffer, [N, blocks * b, q]."""
+    N, _, _, q = blocks.shape
+    places = exchange.sent_blocks(shared)
+    if places is not None:
+        place = jnp.asarray(places)[jax.lax.axis_index(MODEL_AXES)]
+        blocks = blocks.at[:, place].get(mode="fill", fill_value=0)
+    return blocks.reshape(N, -1, q)
+
+
+def _from_hosts(exchange: PooledExchange, partial_NxRxq: jax.Array) -> jax.Array:
+    """Adds partial sums up inside each host, and brings this device the sums of each host for it, [H, R, q]."""
+    H, (N, R, q) = exchange.hosts, partial_NxRxq.shape
+    of_host = partial_NxRxq.reshape(H, N // H, R, q).swapaxes(0, 1)
+    sums_HxRxq = jax.lax.psum_scatter(of_host, INSIDE_HOST, scatter_dimension=0, tiled=False)
+    return exchange_rows(sums_HxRxq, exchange.exchange.forward, ACROSS_HOSTS)
+
+
+def _to_hosts(exchange: PooledExchange, grads_HxRxq: jax.Array) -> jax.Array:
+    """The way back of `_from_hosts`: what all devices have for this one's host, [N, R, q]."""
+    arrived_HxRxq = exchange_rows(grads_HxRxq, exchange.exchange.backward, ACROSS_HOSTS)
+    all_ExHxRxq = jax.lax.all_gather(arrived_HxRxq, INSIDE_HOST)
+    return all_ExHxRxq.swapaxes(0, 1).reshape(exchange.devices, *grads_HxRxq.shape[1:])
+
+
+def _as_summed(exchange: PooledExchange, arrived: list[jax.Array]) -> list[jax.Array]:
+    """The inverse of `_blocks` and `_as_sent`, for gradients in one buffer or both: for each group [bags, D]."""
     N, q = exchange.devices, exchange.block
-    if exchange.arrived_blocks is None:
-        return [arrived.reshape(-1, exchange.groups[0].dim)]
-    b = arrived.shape[1] // exchange.blocks
-    place = jnp.asarray(exchange.arrived_blocks)[jax.lax.axis_index(MODEL_AXES)]
-    blocks = arrived.reshape(N, exchange.blocks, b, q).at[:, place].get(mode="fill", fill_value=0)
+    places = exchange.arrived_blocks()
+    if places is None:
+        return [arrived[0].reshape(-1, exchange.groups[0].dim)]
+    together = arrived[0] if len(arrived) == 1 else jnp.concatenate(arrived, axis=1)
+    b = together.shape[1] // (exchange.blocks + exchange.shared_blocks)
+    place = jnp.asarray(places)[jax.lax.axis_index(MODEL_AXES)]
+    blocks = together.reshape(N, -1, b, q).at[:, place].get(mode="fill", fill_value=0)
     sizes = [T * group.dim // q for group, T in zip(exchange.groups, exchange.widths, strict=True)]
     parts = jnp.split(blocks, np.cumsum(sizes)[:-1], axis=1)
     return [part.reshape(-1, group.dim) for part, group in zip(parts, exchange.groups, strict=True)]
 
 
-def _vectors(exchange: PooledExchange, arrived: jax.Array, routing: PooledRouting, b: int) -> Vectors:
-    """Each stream's vectors, [b, D], from what each owner sent, [N, blocks * b, q]; partial sums are added up."""
-    q = exchange.block
+def _vectors(
+    exchange: PooledExchange, arrived: tuple[jax.Array | None, jax.Array | None], routing: PooledRouting, b: int
+) -> Vectors:
+    """Each stream's vectors, [b, D]; partial sums of several owners are added up.
+
+    Args:
+      exchange: the exchange.
+      arrived: what each owner sent, [N, blocks * b, q], and of shared streams each host, [H, shared_blocks * b, q].
+      routing: as `look_up` has it.
+      b: samples.
+    """
+    q, per_host = exchange.block, exchange.devices // exchange.hosts
     found: Vectors = {}
     for group, streams in zip(exchange.groups, exchange.streams, strict=True):
         rows = group.dim // q * b
         for stream in streams:
             total: jax.Array | None = None
-            for owner in stream.owners:
+            of_senders = arrived[stream.shared]
+            assert of_senders is not None
+            for owner in stream.owners[:1] if stream.shared else stream.owners:
                 start = exchange.starts[owner, stream.name] * b
-                part = arrived[owner, start : start + rows].reshape(b, group.dim)
+                sender = owner // per_host if stream.shared else owner
+                part = of_senders[sender, start : start + rows].reshape(b, group.dim)
                 total = part if total is None else total + part
             assert total is not None
             factor_b = routing.factors.get(stream.feature.name)
@@ -213,21 +259,36 @@ def _vectors(exchange: PooledExchange, arrived: jax.Array, routing: PooledRoutin
     return found
 
 
-def _gradients(exchange: PooledExchange, grads: Vectors, routing: PooledRouting) -> jax.Array:
-    """The inverse of `_vectors`: what goes to each owner, [N, blocks * b, q]."""
-    b, q = len(next(iter(grads.values()))), exchange.block
+def _scaled(exchange: PooledExchange, grads: Vectors, routing: PooledRouting) -> Vectors:
+    """Gradients of each stream's sums, in blocks: [D / q * b, q]."""
+    q = exchange.block
     scaled = {}
     for streams in exchange.streams:
         for stream in streams:
             factor_b = routing.factors.get(stream.feature.name)
             grad = grads[stream.name]
             scaled[stream.name] = (grad if factor_b is None else grad * factor_b[:, None]).reshape(-1, q)
-    to_owners = []
-    for groups in exchange.of_owner:
-        parts = [scaled[stream.name] for of_group in groups for stream in of_group]
-        short = exchange.blocks * b - sum(len(part) for part in parts)
-        to_owners.append(jnp.concatenate([*parts, jnp.zeros((short, q), next(iter(scaled.values())).dtype)]))
-    return jnp.stack(to_owners)
+    return scaled
+
+
+def _gradients(exchange: PooledExchange, scaled: Vectors) -> jax.Array:
+    """The inverse of `_vectors`: what goes to each owner, [N, blocks * b, q]."""
+    return jnp.stack([_one_after_the_other(exchange, scaled, owner, False) for owner in range(exchange.devices)])
+
+
+def _host_gradients(exchange: PooledExchange, scaled: Vectors) -> jax.Array:
+    """The same of shared streams: what goes to each host, [H, shared_blocks * b, q]."""
+    each = range(0, exchange.devices, exchange.devices // exchange.hosts)  # the first device of each
+    return jnp.stack([_one_after_the_other(exchange, scaled, owner, True) for owner in each])
+
+
+def _one_after_the_other(exchange: PooledExchange, scaled: Vectors, owner: int, shared: bool) -> jax.Array:
+    streams = [stream for of_group in exchange.of_owner[owner] for stream in of_group if stream.shared == shared]
+    like, (group, of_group) = next(iter(scaled.values())), next(zip(exchange.groups, exchange.streams, strict=True))
+    b = len(scaled[of_group[0].name]) // (group.dim // exchange.block)
+    parts = [scaled[stream.name] for stream in streams]
+    size = (exchange.shared_blocks if shared else exchange.blocks) * b
+    return jnp.concatenate([*parts, jnp.zeros((size - sum(map(len, parts)), exchange.block), like.dtype)])
 
 
 def _by_row(group: Group, entries: Entries, grads_BxD: jax.Array, rows: int) -> SparseGradient:
