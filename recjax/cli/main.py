@@ -210,6 +210,19 @@ def _parser() -> argparse.ArgumentParser:
                          help="of a folder (default: test)")  # fmt: skip
     checkpoint(predict)
 
+    export = verb(names, "export", verbs.export, "write a trained model as a folder that runs without recjax",
+                  "export runs/first --out exported --quantize int8")  # fmt: skip
+    export.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
+    overrides(export)
+    trusting(export)
+    export.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder to write; must not exist, "
+                        "or be empty")  # fmt: skip
+    export.add_argument("--quantize", choices=("none", "bfloat16", "int8"), default="none",
+                        help="how rows of tables are written (default: none, as they are)")  # fmt: skip
+    export.add_argument("--platforms", default="cpu,cuda,tpu", metavar="A,B",
+                        help="where it is to run (default: cpu,cuda,tpu)")  # fmt: skip
+    checkpoint(export)
+
     show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)
     overrides(show)

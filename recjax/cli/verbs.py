@@ -58,6 +58,23 @@ def predict(options: argparse.Namespace) -> None:
     )
 
 
+def export(options: argparse.Namespace) -> None:
+    """Writes a model that runs without recjax."""
+    from recjax.serving.export import export
+
+    platforms = options.platforms.split(",")
+    how = (options.overrides, options.step, options.quantize, platforms)
+    made = export(options.run_folder, options.out, *how, trust_code=options.trust_code)
+    write_result(
+        options,
+        made,
+        lambda: (
+            f"step {made['step']} in {made['out']}: {made['tables']} tables of {made['table_bytes']:,} bytes; "
+            f"python {made['out']}/loader.py {made['out']} checks it and says what it takes"
+        ),
+    )
+
+
 def show(options: argparse.Namespace) -> None:
     """Prints a config."""
     from recjax import settings

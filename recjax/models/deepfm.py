@@ -78,5 +78,5 @@ class DeepFM(nnx.Module):
         fields_BxKxD = dense_BxK.astype(exact)[:, :, None] * self.factors_KxD[...].astype(exact)[None]
         fields = [pooled[name].astype(exact)[:, None] for name in self.features]
         vectors_BxFxD = jnp.concatenate([fields_BxKxD, *fields], axis=1)
-        deep_BxN = vectors_BxFxD.astype(self.dtype).reshape(len(dense_BxK), -1)
+        deep_BxN = vectors_BxFxD.astype(self.dtype).reshape(dense_BxK.shape[0], -1)
         return self.first(dense_BxK, pooled) + pair_sum(vectors_BxFxD) + self.deep(deep_BxN)[:, 0]

@@ -251,7 +251,7 @@ def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Precisio
     i, j = _triangle(vectors_BxFxD.shape[1], itself)
     rounding = _rounding(vectors_BxFxD, precision)
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounding)
-    return products_BxFxF.reshape(len(products_BxFxF), -1)[:, i * vectors_BxFxD.shape[1] + j]
+    return products_BxFxF.reshape(products_BxFxF.shape[0], -1)[:, i * vectors_BxFxD.shape[1] + j]
 
 
 def _dot_interaction_forward(

@@ -1,0 +1,261 @@
+"""`recjax export`: a trained model as a folder that JAX and NumPy alone can run, on another machine, without recjax.
+
+    OUT/manifest.json       inputs, outputs, tables, versions, and the SHA-256 of every other file and of itself
+    OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples
+    OUT/tables/0000.npy     the rows of a table, by id: its arguments, not its constants
+    OUT/parameters.npz      the dense parameters, and what else the module holds (statistics of BatchNorm)
+    OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
+    OUT/loader.py           reads and runs all that: `recjax.serving.loader`
+
+Nothing in the other files is code but the StableHLO, which can compute and nothing else: the loader refuses programs
+that call anything outside of themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax import __version__
+from recjax.data.batch import Schema
+from recjax.data.storage import run_snapshot
+from recjax.embedding.quantize import encode
+from recjax.embedding.row_order import RowOrder
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+from recjax.serving import loader, outputs
+from recjax.serving.program import Held, input_shapes, make_program, serialise
+from recjax.train import state as states
+from recjax.train.run.open_run import KEPT, open_run
+from recjax.train.state import TrainState
+from recjax.train.table_specs import specs
+from recjax.train.trainer import Trainer
+from recjax.utils.files import disk_error
+from recjax.utils.lazy_arrays import PART_BYTES, LazyArray, as_lazy
+from recjax.utils.paths import expanded, located
+
+Quantize = Literal["none", "bfloat16", "int8"]
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export(
+    run: Path | str,
+    out: Path | str,
+    overrides: Sequence[str] = (),
+    step: int | Literal["newest"] | None = None,
+    quantize: Quantize = "none",
+    platforms: Sequence[str] = PLATFORMS,
+    *,
+    trust_code: bool = False,
+) -> dict[str, Any]:
+    """Writes a checkpoint of a run as a folder that `loader.py` in it can run.
+
+    Args:
+      run: a run folder.
+      out: the folder to write; must not exist, or be empty.
+      overrides: changes to the config that keep the model, for example "mesh.devices=1".
+      step: of the checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
+      quantize: how rows of tables are written: "none" as they are held, "bfloat16", or "int8" with a float32 scale and
+        bias each (see `recjax.embedding.quantize`).
+      platforms: some of "cpu", "cuda" and "tpu".
+      trust_code: as for `main.evaluate`.
+
+    Returns:
+      {"out", "step", "quantize", "platforms", "tables", "table_bytes", "bytes"}.
+
+    Raises:
+      ConfigError: no run or checkpoint, flatbuffers is not installed, a folder that is in use, or a model that cannot
+        be exported.
+      DataError: what the run kept of its data is damaged.
+      TrainingError: `out` cannot be written, or no intact checkpoint.
+    """
+    run, out = located(run), expanded(out)
+    _check(out, quantize, platforms)
+    source = run_snapshot.open_kept(run / KEPT)
+    trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
+    sizes = write(trainer, state, step, out, quantize, platforms, None if source is None else source.path)
+    tables = [size for file, size in sizes.items() if file.startswith("tables/")]
+    return {
+        "out": str(out),
+        "step": step,
+        "quantize": quantize,
+        "platforms": list(platforms),
+        "tables": len(tables),
+        "table_bytes": sum(tables),
+        "bytes": sum(sizes.values()),
+    }
+
+
+def write(
+    trainer: Trainer,
+    state: TrainState,
+    step: int,
+    out: Path,
+    quantize: Quantize = "none",
+    platforms: Sequence[str] = PLATFORMS,
+    data: Path | None = None,
+) -> dict[str, int]:
+    """`export` of a state in memory; gives the bytes of each file.
+
+    Args:
+      trainer: of the state.
+      state: what is exported.
+      step: steps done.
+      out: as for `export`.
+      quantize: likewise.
+      platforms: likewise.
+      data: what the run kept of its data; None: it has no files.
+
+    Raises:
+      ConfigError, TrainingError: as for `export`.
+    """
+    schema = trainer.source.schema
+    tables, features = specs(trainer.config, schema)
+    held = {table.name: _held(table, quantize) for table in tables}
+    arrays = states.one_version(trainer.export(state))
+    rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}
+    leaves = {part: arrays.get(part, {}) for part in ("dense", "module")}
+    inputs = input_shapes(schema)
+    stored = {name: _encoded(lazy.shape, held[name]) for name, lazy in rows.items()}
+    arguments = (stored, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
+    program, result = serialise(make_program(trainer, held), arguments, platforms)
+    files = {name: f"tables/{number:04}.npy" for number, name in enumerate(rows)}
+    manifest: dict[str, Any] = {
+        "format": loader.FORMAT,
+        "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
+        "model": {"kind": getattr(trainer.config.model, "kind", ""), "step": step},
+        "program": {"platforms": list(platforms), "symbols": inputs.symbols},
+        "parameters": {part: list(each) for part, each in leaves.items()},
+        "tables": {
+            name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
+            | _array(stored[name])
+            for name, lazy in rows.items()
+        },
+        "inputs": _signature(schema, inputs.inputs),
+        "lookups": [_lookup(feature) for feature in features],
+        "outputs": {
+            "dtype": "float32",
+            "shape": _shape(result),
+            "tasks": [
+                {"name": t.name, "kind": t.label.kind, "first": t.first, "outputs": t.outputs} for t in trainer.tasks
+            ],
+            "classes": outputs.classes_of(trainer.source),
+        },
+    }
+    unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
+    try:
+        (unfinished / "tables").mkdir(parents=True)
+        (unfinished / "program.stablehlo").write_bytes(program)
+        for name, lazy in rows.items():
+            _write_rows(unfinished / files[name], lazy, held[name], stored[name])
+        numbered = {f"{part}.{i:04}": x for part, each in leaves.items() for i, x in enumerate(each.values())}
+        np.savez(unfinished / "parameters.npz", allow_pickle=False, **numbered)
+        if data is not None:
+            shutil.copytree(data, unfinished / "data")
+        shutil.copyfile(loader.__file__, unfinished / "loader.py")
+        paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
+        manifest["files"] = {path.relative_to(unfinished).as_posix(): _checksum(path) for path in paths}
+        manifest["sha256"] = loader.own_checksum(manifest)
+        (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+        unfinished.replace(out)
+    except OSError as error:
+        raise disk_error(out, error, sum(lazy.nbytes for lazy in rows.values())) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return {name: entry["bytes"] for name, entry in manifest["files"].items()}
+
+
+def _check(out: Path, quantize: str, platforms: Sequence[str]) -> None:
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError(
+            "recjax export writes its program by jax.export, which needs the package flatbuffers, and that is not "
+            "installed. Install the extra `export` (pip install -e '.[export]'), or flatbuffers itself."
+        )
+    if quantize not in get_args(Quantize):
+        raise ConfigError(f"quantize is {quantize!r}; choose one of {', '.join(get_args(Quantize))}.")
+    if not platforms or set(platforms) - set(PLATFORMS) or len(set(platforms)) < len(platforms):
+        raise ConfigError(
+            f"--platforms {','.join(platforms)}: give one or more of {', '.join(PLATFORMS)}, each once, with commas "
+            "between them."
+        )
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"--out {out} exists and is not an empty folder. Name a folder that does not exist.")
+
+
+def _held(table: TableSpec, quantize: Quantize) -> Held:
+    return table.dtype if quantize == "none" else quantize
+
+
+def _encoded(shape: tuple[int, ...], held: Held) -> jax.ShapeDtypeStruct:
+    """What a table's file holds: bits of bfloat16 as uint16, for .npy has no bfloat16."""
+    V, D = shape
+    kinds = {"float32": ((V, D), np.float32), "bfloat16": ((V, D), np.uint16), "int8": ((V, D + 8), np.uint8)}
+    return jax.ShapeDtypeStruct(*kinds[held])
+
+
+def _like(x: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeStruct) -> None:
+    """Writes the rows of a table by id, of which they are stored in another order, a part at a time."""
+    V, D = rows.shape
+    order = RowOrder(V)
+    written = np.lib.format.open_memmap(file, "w+", stored.dtype, stored.shape)
+    each = max(1, PART_BYTES // max(1, D * rows.dtype.itemsize))
+    for start in range(0, V, each):
+        stop = min(start + each, V)
+        part = rows.read((slice(start, stop), slice(0, D)))
+        if held == "float32":
+            encoded = part.astype(np.float32, copy=False)
+        else:
+            encoded = np.asarray(encode(jnp.asarray(part), held))
+        written[order.row(np.arange(start, stop))] = encoded
+    written.flush()
+
+
+def _signature(schema: Schema, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the program takes of samples, as JSON."""
+    features = []
+    for feature in schema.features:
+        arrays = {
+            n: _array(inputs[n][feature.name]) for n in ("ids", "lengths", "weights") if feature.name in inputs[n]
+        }
+        kind = "fixed" if feature.bag is not None else "jagged"
+        about = {"name": feature.name, "rows": feature.rows, "bag": kind, "ids_per_bag": feature.bag}
+        features.append({**about, "weighted": feature.weighted, "arrays": arrays})
+    return {"dense": {"columns": list(schema.dense), **_array(inputs["dense"])}, "features": features}
+
+
+def _array(x: Any) -> dict[str, Any]:
+    return {"dtype": x.dtype.name, "shape": _shape(x.shape)}
+
+
+def _shape(shape: Sequence[Any]) -> list[int | str]:
+    """A shape as JSON: symbols by name."""
+    return [int(n) if isinstance(n, (int, np.integer)) else str(n) for n in shape]
+
+
+def _lookup(feature: FeatureSpec) -> dict[str, str]:
+    return {"name": feature.name, "feature": feature.reads, "table": feature.table, "pooling": feature.pooling}
+
+
+def _checksum(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)

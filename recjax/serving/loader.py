@@ -1,0 +1,295 @@
+"""Runs a model that `recjax export` wrote. Needs JAX (with flatbuffers) and NumPy, not recjax: copy it where you like.
+
+    from loader import load
+
+    model = load("exported")                    # checks every file
+    logits = model(
+        ids={"user": user_Bx1, "tags": all_tags_end_to_end_L},
+        lengths={"tags": tags_of_each_sample_B},  # of jagged features
+        weights={},                               # of weighted ones, shaped like their ids
+        dense=dense_BxK,
+    )
+
+`model.signature` says what the model takes and gives. `python loader.py exported` checks an export and prints it.
+Nothing that is read is code but the program, which is StableHLO and is refused if it calls anything outside of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+FORMAT = "recjax-export/1"
+# What XLA itself knows how to compute, and jax.export writes so.
+_OWN_CALLS = r"stablehlo\.custom_call @(shape_assertion|Sharding|stablehlo\.dynamic_(reduce_window|top_k)|mhlo\.topk)\("
+_NONE: Mapping[str, Any] = {}
+
+
+class ExportError(Exception):
+    """An export that is damaged or of another kind; one paragraph."""
+
+
+class InputError(ValueError):
+    """Samples that the model cannot score; one paragraph."""
+
+
+def load(folder: Path | str, device: Any = None, verify: bool = True) -> Model:
+    """Opens an export.
+
+    Args:
+      folder: what `recjax export` wrote.
+      device: a `jax.Device`; None takes JAX's first one.
+      verify: compare the files of tables with their checksums, which reads them whole; all others are always compared.
+
+    Raises:
+      ExportError: a file is missing, damaged or of another kind, or the export is not for this device.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    tables = manifest["tables"]
+    large = {entry["file"] for entry in tables.values()}
+    for name in manifest["files"]:
+        if verify or name not in large:
+            check_file(folder, name, manifest["files"][name])
+    device = jax.devices()[0] if device is None else device
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    platforms = manifest["program"]["platforms"]
+    if platform not in platforms:
+        raise ExportError(
+            f"{folder} was exported for {', '.join(platforms)}, and {device} is of {platform}. Export it once more "
+            f"with --platforms {','.join([*platforms, platform])}, or set JAX_PLATFORMS={platforms[0]}."
+        )
+    mapped = {name: _mapped(folder, entry) for name, entry in tables.items()}
+    with np.load(folder / "parameters.npz", allow_pickle=False) as file:
+        leaves = {name: file[name] for name in sorted(file.files)}
+    held = [[x for name, x in leaves.items() if name.startswith(kind)] for kind in ("dense.", "module.")]
+    exported = _program(folder / "program.stablehlo")
+    return Model(manifest, exported, jax.device_put((mapped, *held), device), device)
+
+
+def own_checksum(manifest: Mapping[str, Any]) -> str:
+    """The SHA-256 of a manifest but for the entry that holds it."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an export, compared with its own checksum (ExportError)."""
+    file = folder / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"{file} does not exist. Give a folder that `recjax export` wrote.") from None
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{file} cannot be read: {error}. Copy the export once more, or export it again.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ExportError(f"{file} is not of the format {FORMAT}. Take the loader.py that was written beside it.")
+    if manifest.get("sha256") != own_checksum(manifest):
+        raise ExportError(f"{file} is damaged: its checksum differs. Copy the export once more, or export it again.")
+    return manifest
+
+
+def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compares a file with what the manifest says of it (ExportError)."""
+    file = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ExportError(f"{folder / 'manifest.json'} names {name}, outside of its folder. Do not use this export.")
+    try:
+        size = file.stat().st_size
+        if size == entry["bytes"]:
+            with file.open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() == entry["sha256"]:
+                    return
+            what = "its checksum differs"
+        else:
+            what = f"it has {size:,} bytes instead of {entry['bytes']:,}"
+    except OSError as error:
+        what = f"it cannot be read ({error.strerror})"
+    raise ExportError(f"{file} is damaged: {what}. Copy the export once more, or export it again.")
+
+
+def _mapped(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
+    """A table's file, mapped into memory."""
+    file = folder / entry["file"]
+    try:
+        rows: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{file} is damaged: {error}. Copy the export once more, or export it again.") from error
+    if list(rows.shape) != entry["shape"] or rows.dtype.name != entry["dtype"]:
+        raise ExportError(
+            f"{file} holds {list(rows.shape)} of {rows.dtype}, and the manifest says {entry['shape']} of "
+            f"{entry['dtype']}. Copy the export once more, or export it again."
+        )
+    return rows
+
+
+def _program(file: Path) -> Any:
+    """The program, if it calls nothing outside of itself."""
+    try:
+        exported = jax.export.deserialize(bytearray(file.read_bytes()))
+    except ImportError as error:
+        raise ExportError(
+            f"jax.export reads {file} by the package flatbuffers, and that is not installed. Install it: pip install "
+            "flatbuffers."
+        ) from error
+    except Exception as error:  # it raises what its parser meets
+        raise ExportError(
+            f"{file} cannot be read by JAX {jax.__version__}: {' '.join(str(error).split())[:200]}. Take a JAX as new "
+            "as the one in `versions` of manifest.json."
+        ) from error
+    if outside := outside_calls(exported):
+        raise ExportError(f"{file} calls {', '.join(outside)}, which is not part of it. Do not use this export.")
+    return exported
+
+
+def outside_calls(exported: Any) -> list[str]:
+    """What a program calls that is neither a part of it nor of XLA: functions of its process, such as callbacks."""
+    rest = re.sub(_OWN_CALLS, "", exported.mlir_module())
+    return sorted({called.strip()[:80] for called in re.findall(r"custom_call\b(.[^\n(]*)", rest)})
+
+
+class Model:
+    """A model that is ready to score.
+
+    Attributes:
+      signature: what it takes and gives: "inputs" and "outputs" of the manifest.
+      manifest: all that the export says of itself.
+    """
+
+    def __init__(self, manifest: dict[str, Any], exported: Any, held: Any, device: Any) -> None:
+        """See `load`."""
+        self.manifest = manifest
+        self.signature = {key: manifest[key] for key in ("inputs", "outputs")}
+        self._call, self._held, self._device = jax.jit(exported.call), held, device
+
+    def __call__(
+        self,
+        ids: Mapping[str, Any] = _NONE,
+        lengths: Mapping[str, Any] = _NONE,
+        weights: Mapping[str, Any] = _NONE,
+        dense: Any = None,
+    ) -> np.ndarray:
+        """Scores B samples.
+
+        A program is compiled for each power of two of B and of the number of ids of each jagged feature: samples are
+        padded up to these.
+
+        Args:
+          ids: by feature, integers [B, H] (also [B] where H is 1); of a jagged one [L], all bags end to end.
+          lengths: by jagged feature, integers [B], which sum to L.
+          weights: by weighted feature, floats shaped like the ids.
+          dense: floats [B, K]; may be left out if K is 0.
+
+        Returns:
+          float32 logits [B]; of several tasks [B, O], whose columns `signature["outputs"]["tasks"]` tells.
+
+        Raises:
+          InputError: naming the feature, row and value.
+        """
+        given = {"ids": dict(ids), "lengths": dict(lengths), "weights": dict(weights)}
+        features = {feature["name"]: feature for feature in self.signature["inputs"]["features"]}
+        for name, of in given.items():
+            if strange := [key for key in of if name not in features.get(key, {"arrays": ()})["arrays"]]:
+                takers = [key for key, feature in features.items() if name in feature["arrays"]]
+                raise InputError(
+                    f"{name} are given for {strange[0]!r}, but the model takes {name} of "
+                    f"{', '.join(takers) or 'no feature'}. Leave them out, or correct the name."
+                )
+        B, dense_BxK = self._dense(dense, given, features)
+        size = _power(B)
+        inputs: dict[str, Any] = {"dense": _padded(dense_BxK, size), "ids": {}, "lengths": {}, "weights": {}}
+        for name, feature in features.items():
+            found = _checked(feature, given, B)
+            longest = size if feature["bag"] == "fixed" else _power(len(found["ids"]))
+            for kind, array in found.items():
+                inputs[kind][name] = _padded(array, size if kind == "lengths" else longest)
+        result: np.ndarray = np.asarray(self._call(*self._held, jax.device_put(inputs, self._device)))
+        return result[:B]
+
+    def _dense(self, dense: Any, given: dict[str, Any], features: dict[str, Any]) -> tuple[int, np.ndarray]:
+        """The number of samples, and their dense columns."""
+        columns = self.signature["inputs"]["dense"]["columns"]
+        if dense is None and not columns:
+            kind, name = next(
+                ("lengths" if feature["bag"] == "jagged" else "ids", name) for name, feature in features.items()
+            )
+            first = np.asarray(given[kind].get(name, ()))
+            dense = np.zeros((len(first) if first.ndim else 0, 0), np.float32)
+        array = np.asarray(() if dense is None else dense)
+        if array.ndim != 2 or array.shape[1] != len(columns) or array.dtype.kind not in "fiu":
+            raise InputError(
+                f"dense has shape {list(array.shape)}, {array.dtype}, but the model takes numbers [samples, "
+                f"{len(columns)}] with the columns {', '.join(columns)[:300]}. Give these."
+            )
+        if not len(array):
+            raise InputError("there is no sample. Give at least one.")
+        array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            row, column = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise InputError(f"dense column {columns[column]!r} is {array[row, column]} in row {row}. Give a number.")
+        return len(array), array
+
+
+def _checked(feature: Mapping[str, Any], given: Mapping[str, Any], B: int) -> dict[str, np.ndarray]:
+    """The arrays of one feature in the dtypes of the program (InputError)."""
+    name, H, rows = feature["name"], feature["ids_per_bag"], feature["rows"]
+    for kind in feature["arrays"]:
+        if name not in given[kind]:
+            raise InputError(f"feature {name!r} has no {kind}: add {kind}[{name!r}].")
+    found = {kind: np.asarray(given[kind][name]) for kind in feature["arrays"]}
+    ids = found["ids"]
+    if ids.size == 0 and ids.dtype.kind == "f":  # an empty list
+        ids = ids.astype(np.int32)
+    ids = ids[:, None] if H == 1 and ids.ndim == 1 else ids
+    if ids.dtype.kind not in "iu" or (ids.shape != (B, H) if H else ids.ndim != 1):
+        wanted = f"[{B}, {H}], {H} for each of {B} samples" if H else "[L], those of all samples end to end"
+        raise InputError(f"ids of {name!r} have shape {list(ids.shape)}, {ids.dtype}; give integers {wanted}.")
+    if "lengths" in found:
+        lengths = found["lengths"]
+        if lengths.dtype.kind not in "iu" or lengths.shape != (B,) or (lengths < 0).any() or lengths.sum() != len(ids):
+            raise InputError(
+                f"lengths of {name!r} have shape {list(lengths.shape)}, {lengths.dtype}, and sum to {lengths.sum()}; "
+                f"give {B} integers, none negative, that sum to its {len(ids)} ids."
+            )
+        found["lengths"] = lengths.astype(np.int32)
+    wrong = (ids < 0) | (ids >= rows)
+    if wrong.any():
+        at = int(np.argmax(wrong.ravel()))
+        row = at // H if H else int(np.searchsorted(np.cumsum(found["lengths"]), at, side="right"))
+        raise InputError(
+            f"id {ids.ravel()[at]} of {name!r} in row {row} is out of range: its table has the rows 0 to {rows - 1}."
+        )
+    found["ids"] = ids.astype(np.int32)
+    if "weights" in found:
+        weights = found["weights"].reshape(ids.shape) if found["weights"].size == ids.size else found["weights"]
+        if weights.shape != ids.shape or weights.dtype.kind not in "fiu" or not np.isfinite(weights).all():
+            raise InputError(f"weights of {name!r} must be finite and of the shape of its ids, {list(ids.shape)}.")
+        found["weights"] = weights.astype(np.float32)
+    return found
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python loader.py FOLDER")
+    try:
+        print(json.dumps(load(sys.argv[1]).signature, indent=1))
+    except ExportError as problem:
+        sys.exit(f"error: {problem}")

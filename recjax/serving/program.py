@@ -1,0 +1,162 @@
+"""A trained model as one function on one device, traced for any number of samples: what an export consists of.
+
+    outputs = program(tables, parameters, state, inputs)
+
+Rows are taken straight from whole tables and summed bag by bag: nothing is routed, and nothing travels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from recjax import kernels
+from recjax.data.batch import Schema
+from recjax.embedding import quantize
+from recjax.embedding.pooling import Sequence as Unpooled
+from recjax.embedding.spec import FeatureSpec
+from recjax.errors import ConfigError
+from recjax.serving.loader import outside_calls
+from recjax.train.module import kept_state, outputs
+from recjax.train.table_specs import specs
+from recjax.train.trainer import Trainer
+
+Held = Literal["float32", "bfloat16", "int8"]  # rows as `quantize.encode` gives them
+
+_UNTRACED = (jax.errors.InconclusiveDimensionOperation, jax.errors.ConcretizationTypeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Shapes and dtypes of what a program takes, with a symbol for the number of samples.
+
+    Attributes:
+      inputs: "dense", "ids", "lengths" (of jagged features), "weights" (of weighted ones); the last three by feature.
+      symbols: name of a symbol -> what it counts.
+    """
+
+    inputs: dict[str, Any]
+    symbols: dict[str, str]
+
+
+def input_shapes(schema: Schema) -> Shapes:
+    """What a program takes of samples with these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged."""
+    jagged = [f.name for f in schema.features if f.bag is None]
+    names = ["b", *(f"l{number}" for number in range(len(jagged)))]
+    sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
+    b, of = sizes["b"], {name: sizes[symbol] for name, symbol in zip(jagged, names[1:], strict=True)}
+    at: dict[str, Any] = {f.name: (of[f.name],) if f.bag is None else (b, f.bag) for f in schema.features}
+    like = jax.ShapeDtypeStruct
+    return Shapes(
+        {
+            "dense": like((b, len(schema.dense)), jnp.float32),
+            "ids": {name: like(shape, jnp.int32) for name, shape in at.items()},
+            "lengths": {name: like((b,), jnp.int32) for name in jagged},
+            "weights": {f.name: like(at[f.name], jnp.float32) for f in schema.features if f.weighted},
+        },
+        {"b": "samples"} | {symbol: f"ids of {name}" for name, symbol in zip(jagged, names[1:], strict=True)},
+    )
+
+
+def make_program(trainer: Trainer, held: Mapping[str, Held]) -> Callable[..., jax.Array]:
+    """Returns the function program(tables, parameters, state, inputs) -> float32 logits [b], of tasks outputs [b, O].
+
+    `tables` are by name, their rows in the order of ids and encoded as `held` says. `parameters` and `state` are of the
+    module, leaf by leaf: "dense" and "module" of `state.export`. `inputs` are as `input_shapes` has them; an id outside
+    its table makes the sample NaN. Ids beyond the sum of the lengths do not count.
+
+    Raises:
+      ConfigError: the model cannot be exported.
+    """
+    _, features = specs(trainer.config, trainer.source.schema)
+    if trainer.config.compute_dtype == "float64":
+        raise ConfigError(
+            "the run computes in float64, and exports hold float32 at most. Train with compute_dtype=float32."
+        )
+    for feature in features:
+        if feature.pooling == "none" and feature.bag is None:
+            raise ConfigError(
+                f"feature {feature.name!r} is jagged and not pooled: its rows are [samples, longest bag, dim], and "
+                "an export knows no longest bag. Give its bags a fixed size, or pool them (sum or mean)."
+            )
+    graphdef = nnx.graphdef(trainer.model)
+    structures = [jax.tree.structure(x) for x in (nnx.state(trainer.model, nnx.Param), kept_state(trainer.model))]
+
+    def program(tables: dict[str, jax.Array], parameters: Any, state: Any, inputs: dict[str, Any]) -> jax.Array:
+        pooled = {f.name: _pool(f, held[f.table], tables[f.table], inputs) for f in features}
+        parts = map(jax.tree.unflatten, structures, (parameters, state))
+        with kernels.switched_off():  # they are of this machine
+            found = outputs(nnx.merge(graphdef, *parts), inputs["dense"], pooled, trainer.tasks)
+        return found.astype(jnp.float32)
+
+    return program
+
+
+def _pool(feature: FeatureSpec, held: Held, table: jax.Array, inputs: dict[str, Any]) -> jax.Array | Unpooled:
+    """What the module sees of a feature: [b, D], or its rows one by one."""
+    ids, weights = inputs["ids"][feature.reads], inputs["weights"].get(feature.reads)
+    # Beyond the table comes NaN in any encoding: of unsigned integers the largest value takes its place.
+    taken = table.at[ids].get(mode="fill", wrap_negative_indices=False)
+    rows = _decoded(taken, held)
+    if feature.weighted:
+        rows *= weights[..., None]
+    if feature.bag is not None:
+        if feature.pooling == "none":
+            return Unpooled(rows, jnp.ones(ids.shape, bool))
+        return rows.sum(axis=1) / (feature.bag if feature.pooling == "mean" else 1)
+    lengths_B = inputs["lengths"][feature.reads]
+    ends_B, L = jnp.cumsum(lengths_B), ids.shape[0]
+    sample_L = jnp.cumsum(jnp.zeros(L, jnp.int32).at[ends_B].add(1, mode="drop"))  # bags that end at or before each id
+    sums_BxD = jax.ops.segment_sum(rows, sample_L, lengths_B.shape[0])  # beyond the last bag nothing counts
+    if feature.pooling == "mean":
+        sums_BxD /= jnp.maximum(lengths_B, 1)[:, None].astype(sums_BxD.dtype)
+    return sums_BxD
+
+
+def _decoded(encoded: jax.Array, held: Held) -> jax.Array:
+    """`quantize.decode` for a symbolic number of rows: StableHLO cannot find the shape of four bytes cast to one float.
+
+    So scale and bias of int8 are put together from their bytes by arithmetic.
+    """
+    if held != "int8":
+        return quantize.decode(encoded, held)
+
+    def number(first: int) -> jax.Array:
+        words = (encoded[..., first + i : first + i + 1].astype(jnp.uint32) << (8 * i) for i in range(4))
+        return jax.lax.bitcast_convert_type(functools.reduce(jnp.bitwise_or, words), jnp.float32)
+
+    D = encoded.shape[-1] - 8
+    return number(D + 4) + encoded[..., :D].astype(jnp.float32) * number(D)
+
+
+def serialise(
+    program: Callable[..., jax.Array], arguments: tuple[Any, ...], platforms: Sequence[str]
+) -> tuple[bytes, tuple[Any, ...]]:
+    """A program as `jax.export` writes it (StableHLO), and its results' symbolic shape.
+
+    Raises:
+      ConfigError: the model needs to know how many samples there are, or calls functions of this process.
+    """
+    try:
+        exported = jax.export.export(jax.jit(program), platforms=platforms)(*arguments)
+    except (ConfigError, *_UNTRACED) as error:
+        cause = error.__cause__ if isinstance(error, ConfigError) else error
+        if not isinstance(cause, _UNTRACED) and "_DimExpr" not in str(cause):
+            raise
+        what = " ".join(str(error).partition(" Correct it.")[0].split())[:400].rstrip(".")
+        raise ConfigError(
+            f"the model cannot be traced for any number of samples: {what}. Write its __call__ so that no Python code "
+            "needs that number: x.shape[0] instead of len(x), and no loop or branch over it."
+        ) from error
+    if outside := outside_calls(exported):
+        raise ConfigError(
+            f"the model calls functions of this process ({', '.join(outside)}), which no other one has. Write its "
+            "__call__ without callbacks and foreign functions."
+        )
+    return bytes(exported.serialize()), tuple(exported.out_avals[0].shape)
