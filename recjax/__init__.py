@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from recjax.config.run import RunConfig
+    from recjax.serving.opened_run import OpenedRun
 
 Overrides = str | Mapping[str, Any] | Sequence[Any]  # in the forms described above
 
@@ -206,3 +207,26 @@ def predict(
     how = (changes, split, step, columns, overwrite)
     run = predict.predict if isinstance(input, (str, Path)) else predict.predict_table
     return run(out, input, scores, *how, trust_code=trust_code)
+
+
+def open_run(out: Path | str, step: int | Literal["newest"] | None = None, *, trust_code: bool = False) -> OpenedRun:
+    """Opens a run folder: its config, metrics, tables by the data's own ids, curves, and scores of rows.
+
+        run = recjax.open_run("runs/first")
+        run.metrics.to_pandas()
+        run.tables["movie"].rows([111161, 68646])
+        run.tables["movie"].nearest(111161, k=5)
+        run.predict("new.parquet")
+
+    Args:
+      out: the run folder.
+      step: of the checkpoint: one that is there, or "newest"; None takes the one that validation chose, or else the
+        newest.
+      trust_code: as for `evaluate`.
+
+    Raises:
+      ConfigError: no run folder. The parts of the result raise errors of their own.
+    """
+    from recjax.serving.opened_run import OpenedRun
+
+    return OpenedRun(out, step, trust_code)

@@ -29,6 +29,12 @@ class ConfigError(RecjaxError):
     exit_status = 2
 
 
+class NoSuchName(ConfigError, KeyError):
+    """A name or id that is not there; a KeyError too, so that mappings by name behave as others do."""
+
+    __str__ = Exception.__str__  # that of KeyError would quote the message
+
+
 class DataError(RecjaxError):
     """Bad, missing or damaged data. Exit status 3."""
 

@@ -36,7 +36,7 @@ from recjax.train.run.writers import MetricsFile, NoMetrics
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer, build_trainer
-from recjax.utils import paths
+from recjax.utils import html, paths
 from recjax.utils.files import write_json
 
 
@@ -99,7 +99,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             write_json(folder.path / "summary.json", summary)
             title = f"{config.model.kind} on {config.data.kind}"
             draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
-    return summary
+    return html.Shown(summary)
 
 
 def _metrics(path: Path, config: RunConfig, progress: TrainProgress, undone: list[str]) -> MetricsFile:
@@ -200,5 +200,5 @@ def evaluate(
     except TrainingError as error:  # the numbers are worth more than the picture
         _note(f"there is no picture of the calibration: {error}")
     if len(reports) == 1:
-        return {"step": step, "split": splits[0], **reports[splits[0]]}
-    return {"step": step, "splits": reports}
+        return html.Shown({"step": step, "split": splits[0], **reports[splits[0]]})
+    return html.Shown({"step": step, "splits": reports})

@@ -27,6 +27,7 @@ from recjax.models.wide_deep import WideDeepConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
 from recjax.settings.values import check_ranges
+from recjax.utils import html
 
 ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
 
@@ -113,6 +114,14 @@ class RunConfig:
             settings = str(error)
         return textwrap.fill(f"{type(self).__name__}({settings})", 100, subsequent_indent="    ",
                              break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """The same as a table, in a notebook."""
+        try:
+            settings = [text.partition("=")[::2] for text in machinery.assignments(self)]
+        except ConfigError as error:
+            settings = [("", str(error))]
+        return html.table(f"{type(self).__name__}: settings that are not the defaults", ("setting", "value"), settings)
 
     @property
     def dense_dtype(self) -> str:

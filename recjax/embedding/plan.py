@@ -30,7 +30,7 @@ from recjax.embedding.row_ids import read_ids
 from recjax.embedding.segments import check_segments
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.utils import strict_json
+from recjax.utils import html, strict_json
 from recjax.utils.paths import expanded
 
 FORMAT = "recjax-plan/1"
@@ -108,6 +108,25 @@ class Plan:
         # The numbers of a list on one line: line breaks within strings are escaped, so that only lists can match.
         numbers = r"\[\n\s+\d+(,\n\s+\d+)*\n\s+\]"
         return re.sub(numbers, lambda match: "".join(match[0].split()).replace(",", ", "), text)
+
+    def _repr_html_(self) -> str:
+        """A table with a row for each segment, in a notebook."""
+        rows = [
+            (
+                name,
+                segment.placement,
+                f"{len(segment.rows.ids):,} ids" if isinstance(segment.rows, RowIds) else segment.rows,
+                segment.columns,
+                segment.owners,
+                segment.tier,
+                f"{segment.exchange.forward} / {segment.exchange.backward}, {segment.exchange.kind}",
+                segment.why,
+            )
+            for name, segments in self.tables.items()
+            for segment in segments
+        ]
+        head = ("table", "placement", "rows", "columns", "owners", "tier", "exchange forward / backward", "why")
+        return html.table("plan", head, rows)
 
     def without_files(self) -> Plan:
         """The same plan with all ids in itself, so that it can be kept elsewhere."""

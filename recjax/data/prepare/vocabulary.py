@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,6 +54,11 @@ class Vocabulary:
     def rows(self) -> int:
         """V, the rows of a table for this vocabulary: one for each value, and those before the first."""
         return len(self._sorted) + self._first_row
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values: integers, or text (S or U)."""
+        return self._sorted.dtype
 
     @property
     def values(self) -> np.ndarray:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recjax.utils import plots
 from recjax.utils.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _Floats = NDArray[np.float64]
 _TRAIN, _VALIDATION, _CHOSEN, _GREY = plots.BLUE, plots.ORANGE, plots.GREEN, plots.GREY
@@ -24,19 +28,29 @@ def draw_curves(
     baselines: Mapping[str, float] | None = None,
     chosen_step: int | None = None,
 ) -> None:
-    """Draws training and validation loss against step and, where there is one, the validation AUC.
-
-    Args:
-      metrics_path: metrics.jsonl; reads `step`, `split`, `loss` and `auc`.
-      out_png: the picture to write.
-      title: over the picture.
-      baselines: name -> AUC on the test split, drawn as horizontal lines.
-      chosen_step: the step of the chosen checkpoint, marked by a vertical line.
+    """Writes the picture of `figure_of` for the lines of metrics.jsonl.
 
     Raises:
       TrainingError: the picture cannot be written.
     """
     lines = [json.loads(line) for line in metrics_path.read_text().splitlines()]
+    write_whole(out_png, plots.png(figure_of(lines, title, baselines, chosen_step)))
+
+
+def figure_of(
+    lines: Sequence[Mapping[str, Any]],
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+    chosen_step: int | None = None,
+) -> Figure:
+    """Draws training and validation loss against step and, where there is one, the validation AUC.
+
+    Args:
+      lines: of metrics.jsonl, parsed; reads `step`, `split`, `loss` and `auc`.
+      title: over the picture.
+      baselines: name -> AUC on the test split, drawn as horizontal lines.
+      chosen_step: the step of the chosen checkpoint, marked by a vertical line.
+    """
     train_steps, train_loss = _series(lines, "train", "loss")
     steps, loss = _series(lines, "validation", "loss")
     auc_steps, auc = _series(lines, "validation", "auc")
@@ -76,10 +90,10 @@ def draw_curves(
         if chosen_step is not None:
             panel.axvline(chosen_step, color=_CHOSEN, linewidth=1.2, alpha=0.8, label=f"chosen: step {chosen_step:,}")
         plots.legend_below(panel, size=9)
-    write_whole(out_png, plots.png(figure))
+    return figure
 
 
-def _series(lines: list[dict[str, float | str | None]], split: str, key: str) -> tuple[_Floats, _Floats]:
+def _series(lines: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[_Floats, _Floats]:
     """Steps and values of the lines of `split` that have a value for `key`, both [n]."""
     points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
     steps, values = np.array(points, np.float64).reshape(-1, 2).T

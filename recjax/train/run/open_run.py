@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from recjax import settings
 from recjax.config.run import FREE_ON_RESUME
@@ -16,12 +16,13 @@ from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import origins
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.progress import TrainProgress, resume
+from recjax.train.progress import resume
 from recjax.train.run.folder import changes, read_config
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.paths import located
 
+T = TypeVar("T")
 KEPT = "data"  # folder of a run folder: see recjax.data.storage.run_snapshot
 
 
@@ -64,26 +65,37 @@ def open_run(
         config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
     trainer = build_trainer(origins.found(config, run, report, needs_data=source is None), source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
-
-        def use(restored: Restored) -> tuple[TrainState, TrainProgress]:
-            best = restored.meta["cursor"]["best_step"] if step is None else None
-            if best in (None, restored.step):
-                return resume(trainer, restored)
-            try:
-                chosen = checkpoints.restore(best, functools.partial(resume, trainer))
-            except TrainingError as error:
-                report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
-                return resume(trainer, restored)
-            report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
-            return chosen
-
-        if isinstance(step, int):
-            resumed: tuple[TrainState, TrainProgress] | None = checkpoints.restore(step, use)
-        else:
-            resumed = checkpoints.newest(report, use)
+        resumed = use_checkpoint(checkpoints, step, report, functools.partial(resume, trainer))
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, progress = resumed
     if source is None:
         refuse_other_values(trainer.source, run / KEPT)
     return trainer, state, progress.step
+
+
+def use_checkpoint(
+    checkpoints: Checkpoints,
+    step: int | Literal["newest"] | None,
+    report: Callable[[str], None],
+    use: Callable[[Restored], T],
+) -> T | None:
+    """What `use` makes of the checkpoint that `open_run` would take; None if there is none at all.
+
+    Raises:
+      TrainingError: none is intact, or there is none of that step.
+    """
+
+    def chosen(restored: Restored) -> T:
+        best = restored.meta["cursor"]["best_step"] if step is None else None
+        if best in (None, restored.step):
+            return use(restored)
+        try:
+            found = checkpoints.restore(best, use)
+        except TrainingError as error:
+            report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
+            return use(restored)
+        report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
+        return found
+
+    return checkpoints.restore(step, use) if isinstance(step, int) else checkpoints.newest(report, chosen)
