@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.errors import TrainingError
+from recjax.train.run import writers
+from recjax.train.run.notebook_bar import in_notebook
 from recjax.train.run.writers import MetricsFile, Progress, results_table
 
 
@@ -143,6 +145,42 @@ def test_progress_in_a_file_is_one_line_every_few_seconds():
     assert lines[2] == "step 81/1,000  loss 0.5000  2,048 samples/s  1:55 left"
     assert lines[-1] == "step 1,000/1,000  loss 0.5000  2,048 samples/s  0:00 left"
     assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
+
+
+def test_progress_in_a_notebook_is_one_bar_with_notes_above_it(monkeypatch):
+    stream, clock = io.StringIO(), Clock()
+    monkeypatch.setattr(writers.sys, "stderr", stream)
+    monkeypatch.setattr(writers, "in_notebook", lambda: True)
+    with Progress(1000, clock=clock) as progress:
+        for step in range(501, 1001):  # a run that goes on
+            progress.update(step, step * 256, 0.5)
+            if step == 700:
+                progress.note("step 700: validation AUC 0.7")
+            clock.now += 0.125
+    text = stream.getvalue()
+    assert text.count("\n") == 2 and text.endswith("\n"), "the note and the end"
+    assert "\rstep 700: validation AUC 0.7\n" in text
+    assert " 60%|" in text and "step 600/1,000  loss 0.5000  2,048 samples/s  0:50 left" in text
+    last = text.rpartition("\r")[2]
+    assert last.startswith("100%|") and "step 1,000/1,000  loss 0.5000" in last
+
+
+def test_who_is_the_kernel_of_a_notebook(monkeypatch):
+    class Shell:
+        pass
+
+    class Kernels:
+        shell = None
+        get_ipython = classmethod(lambda cls: cls.shell)
+
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not in_notebook() and "IPython" not in sys.modules
+    monkeypatch.setitem(sys.modules, "IPython", Kernels)
+    assert not in_notebook()
+    Kernels.shell = Shell()  # IPython in a terminal
+    assert not in_notebook()
+    Kernels.shell.kernel = object()
+    assert in_notebook()
 
 
 def test_progress_leaves_compilation_out_and_follows_the_recent_rate():

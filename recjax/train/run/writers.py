@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Self, TextIO
 
 from recjax.errors import TrainingError
+from recjax.train.run.notebook_bar import NotebookBar, in_notebook
 from recjax.train.run.tensorboard import EventFile
 from recjax.utils import strict_json
 from recjax.utils.files import disk_error, jsonable, write_whole
@@ -142,8 +143,8 @@ def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -
 class Progress:
     """One line on standard error: step, loss, samples/s, time left. Never on standard output.
 
-    On a terminal the line overwrites itself; elsewhere a line is written every few seconds, and for the
-    first and the last step.
+    On a terminal the line overwrites itself, and in a notebook it is a bar; elsewhere a line is written every few
+    seconds, and for the first and the last step.
 
     Throughput counts whole steps: from when a result is there, with the next step under way, to when the next result
     is. What is left out: pauses, steps for which a program is compiled, and a step whose result is awaited with no
@@ -165,6 +166,8 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._terminal = self._stream is not None and self._stream.isatty()
+        self._bar: NotebookBar | None = None
+        self._notebook = stream is None and self._stream is not None and in_notebook()
         self._sum = (0.0, 0, 0)  # what counts so far: seconds, steps, samples
         self._window = collections.deque([self._sum])  # recent values of that
         self._before: tuple[float, int, int] | None = None  # seconds, step, samples of the update before
@@ -187,7 +190,10 @@ class Progress:
         self._first_at = now - self._paused_s if self._first_at is None else self._first_at
         if not alone:
             self._count(now - self._paused_s, step, samples)
-        if now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S) or step >= self._total:
+        if (
+            now - self._drawn_at >= (_TERMINAL_EVERY_S if self._terminal or self._notebook else _LOG_EVERY_S)
+            or step >= self._total
+        ):
             self._drawn_at = now
             self._draw(step, loss)
 
@@ -234,13 +240,20 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Writes a line of its own, above the progress line."""
-        if self._terminal and self._line:
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.note(text)
+        elif self._terminal and self._line:
             self._write(f"\r\x1b[K{text}\n{self._line}")
         else:
             self._write(f"{text}\n")
 
     def close(self) -> None:
         """Ends the line, so that what is printed next starts on its own."""
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.close()
+            self._bar = None
         if self._terminal and self._line:
             self._write("\n")
         self._line = ""
@@ -262,6 +275,11 @@ class Progress:
             f"step {step:,}/{self._total:,}  loss {loss:.4f}  {'-' if math.isnan(rate) else f'{rate:,.0f}'} samples/s  "
             f"{left} left"
         )
+        if self._notebook:
+            with contextlib.suppress(OSError, ValueError):
+                self._bar = self._bar or NotebookBar(self._total, step, self._stream)
+                self._bar.update(step, text)
+            return
         if not self._terminal:
             self._write(f"{text}\n")
             return
