@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from recjax.data.arrow import roles
+from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.encoder import open_encoder
-from recjax.data.prepare.ids import IdMap, VocabularyMap, first_row
+from recjax.data.prepare.ids import IdMap, VocabularyMap, first_row, stable_hash
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError, NoSuchName
 
@@ -27,18 +30,33 @@ class OriginalIds:
       count: ids that have a row to themselves: rows first .. first + count - 1.
     """
 
-    def __init__(self, name: str, rows: int, raw: RawFeature | None = None, map_: IdMap | None = None) -> None:
-        """The ids of feature `name`, whose table has `rows` rows; without a map these are the rows' numbers."""
+    def __init__(
+        self,
+        name: str,
+        rows: int,
+        raw: RawFeature | None = None,
+        map_: IdMap | None = None,
+        spec: ColumnSpec | None = None,
+    ) -> None:
+        """The ids of feature `name`, whose table has `rows` rows; without a map these are the rows' numbers.
+
+        `spec` tells what became of the column's values before the map, in a table of one's own.
+        """
         self.name, self._raw, self._map = name, raw, map_
+        self._hashed, self._edges = (spec.hashed, spec.edges) if spec else (0, None)
+        self._boolean = spec is not None and spec.kind == "boolean"
+        self._text = spec.kind == "text" if spec else raw is not None and raw.values == "text"
         self.shared, self.first, self.count = "", 0, rows
         if map_ is not None and raw is not None:
             self.first = first_row(raw)
             self.count = map_.table_rows - self.first
-            if not isinstance(map_, VocabularyMap) or map_.modulo:
+            if not isinstance(map_, VocabularyMap) or map_.modulo or self._hashed:
                 self.shared = f"the ids of {name!r} were hashed or reduced, so that several share a row"
 
     def values(self) -> np.ndarray:
         """The ids in the order of their rows, [count]: integers, or text (dtype U); hexadecimal ones as text.
+
+        Those of a column in buckets are texts such as "[0.5, 2.0)", a bucket's least number and the next one's.
 
         Raises:
           ConfigError: ids share rows.
@@ -48,6 +66,8 @@ class OriginalIds:
         if not isinstance(self._map, VocabularyMap) or self._raw is None:
             return np.arange(self.count)
         values = self._map.vocabulary.values
+        if self._edges is not None:
+            return np.array([_bucket(self._edges, bucket) for bucket in values.tolist()], "U")
         if self._raw.values == "hex":
             return np.array([f"{value:08x}" for value in values.tolist()], "U8")
         return np.strings.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
@@ -74,17 +94,17 @@ class OriginalIds:
         rows[given] = found
         return rows
 
-    @property
-    def _text(self) -> bool:
-        return self._raw is not None and self._raw.values == "text"
-
     def _missing(self) -> int:
         if self._raw is None or self._map is None or not self._raw.optional:
             raise NoSuchName(f"the table of {self.name!r} has no row for missing values. Leave them out.")
         return self._map.missing_row
 
     def _key(self, value: Any) -> Any:
-        """An id as vocabularies hold it: bytes or an integer."""
+        """An id as vocabularies hold it: bytes or an integer. Of a column in buckets the bucket's number."""
+        if self._edges is not None:
+            return self._bucket_of(value, self._edges)
+        if self._boolean and isinstance(value, bool):
+            return int(value)
         if self._text and isinstance(value, (str, bytes)):
             return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if self._raw is not None and self._raw.values == "hex" and isinstance(value, str):
@@ -99,11 +119,24 @@ class OriginalIds:
             f"{self.name!r} has no id {_short(value)}, which is of type {type(value).__name__}: ids there are {kind}."
         )
 
+    def _bucket_of(self, value: Any, edges: Sequence[float]) -> int:
+        if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+            return int(np.searchsorted(edges, float(value), "right"))
+        names = [_bucket(edges, bucket) for bucket in range(len(edges) + 1)]
+        if value not in names:
+            raise NoSuchName(
+                f"{self.name!r} has no bucket {_short(value)}. Give a number, or one of {', '.join(names[:10])}."
+            )
+        return names.index(value)
+
     def _rows(self, keys: Sequence[Any]) -> np.ndarray:
         """The row of every key, int64 [n]; -1 of those that the data do not have."""
         if self._map is None:
             return np.array([key if 0 <= key < self.count else -1 for key in keys], np.int64)
-        if self._text:
+        if self._hashed:
+            held = np.array(keys, "S") if self._text else np.array([key % 2**64 for key in keys], np.uint64)
+            rows = self._map.rows_of((stable_hash(held) % np.uint64(self._hashed)).astype(np.int64)).astype(np.int64)
+        elif self._text:
             rows = self._map.rows_of(np.array(keys, "S")).astype(np.int64)
         else:
             wide = keys and max(keys) > np.iinfo(np.int64).max and min(keys) >= 0
@@ -132,6 +165,8 @@ class OriginalIds:
         if isinstance(key, int) and values.dtype.kind in "iu":
             order = sorted(values.tolist(), key=lambda value: (abs(value - key), value))
             return order[:3]
+        if self._edges is not None:
+            return values[:3].tolist()
         text = key.decode("utf-8", "replace") if isinstance(key, bytes) else f"{key:08x}"
         if len(values) > _COMPARED:  # those that begin alike
             values = np.sort(values)
@@ -155,10 +190,17 @@ def original_ids(source: PreparedSource | None, name: str, rows: int) -> Origina
     if source is None or "encoder" not in source.about:
         return OriginalIds(name, rows)
     encoder = open_encoder(source.path)
+    described = source.about.get("table")
+    specs = {spec.name: spec for spec in roles.from_json(described)} if described else {}
     for raw, map_ in zip(encoder.features, encoder.maps, strict=True):
         if raw.name == name:
-            return OriginalIds(name, rows, raw, map_)
+            return OriginalIds(name, rows, raw, map_, specs.get(name))
     return OriginalIds(name, rows)
+
+
+def _bucket(edges: Sequence[float], bucket: int) -> str:
+    low, high = (-math.inf, *edges)[bucket], (*edges, math.inf)[bucket]
+    return f"[{low}, {high})"
 
 
 def _short(value: Any) -> str:

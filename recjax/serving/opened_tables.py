@@ -53,8 +53,8 @@ class Table:
     def ids(self) -> np.ndarray:
         """The ids that have a row to themselves, [n], the most frequent first where the data were counted.
 
-        Integers, or text (dtype U). Where the data do not say what ids were, their numbers. Ids of a column in buckets
-        are the buckets' numbers.
+        Integers, or text (dtype U). Where the data do not say what ids were, their numbers. Those of a column in
+        buckets are texts such as "[0.5, 2.0)"; `rows` takes these and plain numbers.
 
         Raises:
           ConfigError: ids were hashed or reduced, so that several share a row.

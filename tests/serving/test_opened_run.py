@@ -10,9 +10,13 @@ from support.commands import SMALL, arrays, contents, inside
 from support.shop import prepare_shop, rows
 
 import recjax
+from recjax.data.original_ids import original_ids
 from recjax.data.prepare.encoder import open_encoder
+from recjax.data.storage.blocks import open_prepared
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.serving import table_rows
+from recjax.serving.faults import RowFaults
 from recjax.train.trainer import Trainer
 
 pytestmark = pytest.mark.full
@@ -161,3 +165,35 @@ def test_an_interrupted_run_can_be_opened_and_goes_on(preset, tmp_path, monkeypa
     summary = recjax.fit(config, tmp_path / "run")
     assert summary["steps"] == 6 and summary["eval"] == recjax.fit(config, tmp_path / "whole")["eval"]
     assert recjax.open_run(tmp_path / "run").step == summary["eval_step"]
+
+
+def test_a_table_of_ones_own_with_hashes_and_buckets(tmp_path):
+    rng = np.random.default_rng(0)
+    shops = np.array([f"shop {i}" for i in rng.integers(0, 200, 400)])
+    data = {
+        "shop": shops,
+        "age": rng.normal(size=400),
+        "vip": rng.random(400) < 0.5,
+        "clicked": rng.integers(0, 2, 400),
+    }
+    columns = "shop:id:hash=30,age:id:bucket=4,vip:id"
+    file = tmp_path / "rows.jsonl"
+    recjax.prepare(data, "clicked", tmp_path / "data", columns=columns)
+    encoder, source = open_encoder(tmp_path / "data"), open_prepared(tmp_path / "data")
+    ids = {f.name: original_ids(source, f.name, f.rows) for f in encoder.schema.features}
+    objects = [dict(zip(data, row, strict=True)) for row in zip(*(c.tolist() for c in data.values()), strict=True)]
+    read = table_rows.of_objects(file, objects, np.arange(1, 401), source.about["table"], {}, RowFaults(False))
+    (encoded,) = (encoder.encode(part.chunk) for part in read)
+    trained = {name: encoded.bags[name].ids[:, 0] for name in ids}
+    for name, column in data.items():
+        if name != "clicked":
+            seen = np.flatnonzero(trained[name] != 0)  # 0: a hash that only the other splits have
+            assert len(seen) > 350
+            np.testing.assert_array_equal(ids[name].rows_of(column[seen]), trained[name][seen])
+    assert len(set(ids["age"].values().tolist())) == 4
+    assert ids["age"].rows_of(ids["age"].values()).tolist() == list(range(1, 5))
+    assert ids["vip"].rows_of([True]).tolist() == ids["vip"].rows_of([1]).tolist()
+    with pytest.raises(ConfigError, match="hashed or reduced"):
+        ids["shop"].values()
+    with pytest.raises(ConfigError, match="no bucket 'old'. Give a number, or one of .-inf, "):
+        ids["age"].rows_of(["old"])
