@@ -66,6 +66,7 @@ def test_rows_by_original_id_are_those_of_the_exported_tables(shop, tmp_path):
             with pytest.raises(KeyError, match="has no row for the id"):
                 table.rows(rare[:1])
     np.testing.assert_array_equal(run.tables["city"].rows([None]), in_order(folder / "run", run.step, "city")[[1]])
+    assert run._ids("city.linear", 99).values().tolist() == run.tables["city"].ids.tolist(), "first-order weights"
     assert contents(folder / "run") == before, "nothing is written"
 
 
