@@ -18,6 +18,7 @@ from recjax.utils.lazy_arrays import LazyArray
 
 Measure = Literal["cosine", "dot"]
 _MEASURES = ("cosine", "dot")
+_WIDENED = 2**16  # rows of a block in float64 at a time
 
 
 class Neighbour(NamedTuple):
@@ -35,8 +36,8 @@ class Neighbour(NamedTuple):
 class Table:
     """One embedding table. Nothing of it stays in memory: every call reads what it needs.
 
-    A checkpoint keeps a table in blocks of at most 64 MiB, and a block is read as a whole; no call holds more of a
-    table than one block beside its result.
+    A checkpoint keeps a table in blocks of at most 64 MiB, and a block is read as a whole: a few rows cost a block
+    each at most, in time; and no call holds more of a table than a block or two beside its result.
 
     Attributes:
       name: of the table.
@@ -115,7 +116,11 @@ class Table:
         for part in self._array.parts():
             rows = self._order.row(np.arange(part[0].start, part[0].stop, dtype=np.int64))
             assert (part[1].start, part[1].stop) == (0, self.dim), "blocks are whole rows"
-            yield rows, self._read(part).astype(np.float64)
+            values = self._read(part)
+            for start in range(0, len(rows), _WIDENED):
+                some = slice(start, start + _WIDENED)
+                yield rows[some], values[some].astype(np.float64)
+            del values  # before the next block takes memory
 
     def _at(self, positions: np.ndarray) -> np.ndarray:
         """The rows at storage positions, [n, D]; reads each block that has one of them once."""

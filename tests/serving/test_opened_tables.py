@@ -10,6 +10,7 @@ from recjax.data.prepare.ids import ComputedMap, Frequency, VocabularyMap
 from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError, NoSuchName, TrainingError
+from recjax.serving import opened_tables
 from recjax.serving.opened_tables import Table, Tables
 from recjax.train.checkpoint.manifest import CorruptCheckpointError
 from recjax.utils.lazy_arrays import LazyArray
@@ -117,7 +118,8 @@ def test_hashed_ids_have_rows_but_no_names():
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("measure", ["cosine", "dot"])
-def test_neighbours_are_those_of_all_pairs(measure, dtype):
+def test_neighbours_are_those_of_all_pairs(measure, dtype, monkeypatch):
+    monkeypatch.setattr(opened_tables, "_WIDENED", 3)
     stored = Stored(60, dtype)
     stored.truth[30] = stored.truth[40]  # as near as each other: the more frequent one comes first
     stored.truth[50] = 0
@@ -126,6 +128,7 @@ def test_neighbours_are_those_of_all_pairs(measure, dtype):
     table = Table("city", stored.array, of_texts(words), "here")
     assert table.rows(["w0"]).dtype == np.float32
     truth = stored.truth[2:].astype(np.float64)
+    np.testing.assert_allclose(table.norms(), np.linalg.norm(truth, axis=1), rtol=1e-12)
     if measure == "cosine":
         truth /= np.maximum(np.linalg.norm(truth, axis=1, keepdims=True), 1e-300)
     for at in (0, 28, 48, 57):
