@@ -46,7 +46,7 @@ def installed() -> bool:
 
 
 def available(dtype: DTypeLike) -> bool:
-    """Whether the functions below can be called: installed, for a mesh of CPUs, and float32 or bfloat16."""
+    """Returns True if the functions below can be called: installed, for a mesh of CPUs, and float32 or bfloat16."""
     supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
     return supported and not _off and installed() and target_platform() == "cpu"
 

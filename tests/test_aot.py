@@ -1,4 +1,4 @@
-"""What compiled programs for accelerators promise, read from programs for eight H200 and eight TPU v6e: none is needed.
+"""Promises of compiled programs for accelerators, read from those for eight H200 and eight TPU v6e: none is needed.
 
 `pytest -m aot`, with the extra `aot`. Tables take no memory here, so they are large beside all that a step makes. Each
 check is also shown to fail on what it is there to find.
@@ -178,5 +178,5 @@ def test_the_checks_find_what_they_are_there_for() -> None:
 
 
 def test_on_a_tpu_narrow_tables_are_still_laid_out_anew() -> None:
-    """What the check for copies finds there; and the reason why tables of 16 columns are not among the steps above."""
+    """Copies that the check finds there; the reason why tables of 16 columns are not among the steps above."""
     assert aot.copies(put_back("v6e", unique=True), SIZE)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: `JAX_PLATFORMS=cuda,cpu pytest -m gpu tests/test_gpu.py`, on one GPU or several.
+"""Tests that need a GPU: `JAX_PLATFORMS=cuda,cpu pytest -m gpu tests/test_gpu.py`, on one GPU or several.
 
 Elsewhere the same is shown for CPUs, and compiled programs for GPUs are read (test_aot.py). No GPU has run these tests.
 """
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def gpus() -> int:
-    """How many there are."""
+    """Returns how many there are."""
     if jax.default_backend() != "gpu":
         pytest.skip("JAX finds no GPU: run with JAX_PLATFORMS=cuda,cpu")
     return len(jax.devices())

@@ -1,4 +1,4 @@
-"""What notebooks show of configs, plans and results: tables of escaped text; and metrics.jsonl as a table."""
+"""Display of configs, plans and results in notebooks: tables of escaped text; and metrics.jsonl as a table."""
 
 import html.parser
 import json

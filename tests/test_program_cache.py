@@ -1,4 +1,4 @@
-"""What commands keep of the programs that they compile: the next process takes them, unless somebody said otherwise."""
+"""Compiled programs that commands keep: the next process takes them, unless somebody said otherwise."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where a command keeps the programs that it compiles, for the next one."""
+"""Folder in which a command keeps the programs that it compiles, for the next one."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _checked(
 
 
 def _call(place: str, name: str, known: Mapping[str, Any], first: Mapping[str, Any], arguments: Sequence[str]) -> Any:
-    """What a function of optax makes of its arguments; see `_checked`."""
+    """Result of a function of optax for its arguments; see `_checked`."""
     given = _checked(place, name, known, tuple(first), arguments)
     try:
         return known[name](**first, **given)

@@ -141,7 +141,7 @@ DEFAULTS: dict[LabelKind, Loss] = {"binary": LogLoss(), "number": SquaredError()
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """What one label has for itself; None: the loss of its kind, and weight 1."""
+    """Settings of one label; None: the loss of its kind, and weight 1."""
 
     loss: Loss | None = None  # binary or focal; mse, mae, huber or poisson; softmax
     weight: float | None = None  # of its mean loss in the sum over the tasks

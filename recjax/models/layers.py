@@ -85,7 +85,7 @@ def full_precision(dtype: Any) -> Any:
 
 
 def _rounding(factor: jax.Array, precision: Precision) -> Precision | jax.lax.DotAlgorithmPreset:
-    """What a product takes for a precision: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
+    """Returns the precision of a product: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
     if precision == Precision.HIGH and factor.dtype == jnp.float32 and target_platform() == "gpu":
         return jax.lax.DotAlgorithmPreset.TF32_TF32_F32
     return precision

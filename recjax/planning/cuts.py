@@ -175,7 +175,7 @@ class Demand:
         return self._known[key]
 
     def shares(self, cuts: Sequence[Cut], spare: float = 0.0) -> Shares:
-        """What a device's share is if tables are cut so; of a buffer at least `spare` of all bytes held."""
+        """Returns a device's share if tables are cut so; of a buffer at least `spare` of all bytes held."""
         total_K = self.base_NxK.sum(0)
         bytes_of = {stack: float(bytes_N.sum()) for stack, bytes_N in self.base_stacks.items()}
         largest = {stack: float(bytes_N.max()) for stack, bytes_N in self.base_stacks.items()}

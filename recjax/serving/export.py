@@ -199,7 +199,7 @@ def _held(table: TableSpec, quantize: Quantize) -> Held:
 
 
 def _encoded(shape: tuple[int, ...], held: Held) -> jax.ShapeDtypeStruct:
-    """What a table's file holds: bits of bfloat16 as uint16, for .npy has no bfloat16."""
+    """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     V, D = shape
     kinds = {"float32": ((V, D), np.float32), "bfloat16": ((V, D), np.uint16), "int8": ((V, D + 8), np.uint8)}
     return jax.ShapeDtypeStruct(*kinds[held])
@@ -227,7 +227,7 @@ def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeS
 
 
 def _signature(schema: Schema, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the program takes of samples, as JSON."""
+    """Inputs of the program, as JSON."""
     features = []
     for feature in schema.features:
         arrays = {

@@ -152,7 +152,7 @@ def _program(file: Path) -> Any:
 
 
 def outside_calls(exported: Any) -> list[str]:
-    """What a program calls that is neither a part of it nor of XLA: functions of its process, such as callbacks."""
+    """Calls of a program to what is neither a part of it nor of XLA: functions of its process, such as callbacks."""
     rest = re.sub(_OWN_CALLS, "", exported.mlir_module())
     return sorted({called.strip()[:80] for called in re.findall(r"custom_call\b(.[^\n(]*)", rest)})
 

@@ -54,7 +54,7 @@ class OpenedRun:
 
     @property
     def summary(self) -> html.Shown:
-        """What summary.json holds; ConfigError if the run has not ended yet."""
+        """Content of summary.json; ConfigError if the run has not ended yet."""
         file = self.path / "summary.json"
         try:
             return html.Shown(strict_json.parse(file.read_bytes()))

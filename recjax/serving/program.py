@@ -46,7 +46,7 @@ class Shapes:
 
 
 def input_shapes(schema: Schema) -> Shapes:
-    """What a program takes of samples with these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged."""
+    """Inputs of a program for samples of these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged."""
     jagged = [f.name for f in schema.features if f.bag is None]
     names = ["b", *(f"l{number}" for number in range(len(jagged)))]
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
@@ -99,7 +99,7 @@ def make_program(trainer: Trainer, held: Mapping[str, Held]) -> Callable[..., ja
 
 
 def _pool(feature: FeatureSpec, held: Held, table: jax.Array, inputs: dict[str, Any]) -> jax.Array | Unpooled:
-    """What the module sees of a feature: [b, D], or its rows one by one."""
+    """Returns a feature as the module sees it: [b, D], or its rows one by one."""
     ids, weights = inputs["ids"][feature.reads], inputs["weights"].get(feature.reads)
     # Beyond the table comes NaN in any encoding: of unsigned integers the largest value takes its place.
     taken = table.at[ids].get(mode="fill", wrap_negative_indices=False)

@@ -50,7 +50,7 @@ SORTS = {
 
 
 def direction(sort: str) -> bool | None:
-    """Whether more of a measure is better; None if it is none. Of several labels it may be validation.LABEL.MEASURE."""
+    """Returns True if more of a measure is better; None if it is none. It may be validation.LABEL.MEASURE."""
     split, _, name = sort.partition(".")
     of_label = split in ("validation", "test") and "." in name
     return HIGHER_IS_BETTER.get(name.rpartition(".")[2]) if of_label else SORTS.get(sort)

@@ -64,12 +64,12 @@ def measure(trainer: Trainer, state: TrainState, split: str, stop: Callable[[], 
 
 
 def as_line(step: int, split: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What `measure` gives as a line of metrics.jsonl."""
+    """Returns what `measure` gives as a line of metrics.jsonl."""
     return {"step": step, "split": split, "loss": result.get("loss", result.get("logloss")), **result}
 
 
 def in_short(result: Mapping[str, float], tasks: Tasks) -> str:
-    """What `measure` gives, in half a line: of tasks the loss, and of each the first measure after its loss."""
+    """Puts what `measure` gives in half a line: of tasks the loss, and of each the first measure after its loss."""
     if not tasks:
         return f"AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
     firsts = {"binary": "auc", "number": "mae", "class": "accuracy"}
@@ -78,7 +78,7 @@ def in_short(result: Mapping[str, float], tasks: Tasks) -> str:
 
 
 def curves(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """What `calibration.draw` takes of the `report` of each split: of tasks, the binary ones."""
+    """Returns what `calibration.draw` takes of the `report` of each split: of tasks, the binary ones."""
     drawn: dict[str, Mapping[str, Any]] = {}
     for split, of_split in reports.items():
         if "tasks" in of_split:
@@ -141,7 +141,7 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
 
 
 def _calibrated(whole: Exact | Binned, details: Details) -> dict[str, Any]:
-    """What is predicted of one binary label, against what is there."""
+    """Predictions of one binary label beside the labels."""
     histogram = whole.histogram()
     points = calibration.curve(histogram, details.calibration_bins, details.calibration_by)
     return {

@@ -1,4 +1,4 @@
-"""What the training asks of a model's module: state that is alike on all devices, and outputs for each sample.
+"""Contract of a model's module in training: state that is alike on all devices, and outputs for each sample.
 
 Built-in models keep to it. One of a user's own is told where it does not, in one paragraph with file and line, before
 anything is compiled: its code runs when it is built and when a step is traced.
@@ -81,7 +81,7 @@ _INSTEAD: dict[Any, str] = {
 
 
 def kept_state(model: nnx.Module) -> Any:
-    """What a module holds beside its parameters: an nnx.State, mostly empty."""
+    """State of a module beside its parameters: an nnx.State, mostly empty."""
     return nnx.state(model, nnx.Not(nnx.Param))
 
 
@@ -91,7 +91,7 @@ def kept_dtype(x: Any, dtype: Any) -> Any:
 
 
 def asks_for_samples(model: nnx.Module, accumulate: int) -> bool:
-    """Whether a module acts otherwise in a training step, and must be told which samples it sees.
+    """Returns True if a module acts otherwise in a training step, and must know which samples it sees.
 
     Raises:
       ConfigError: it has state, and batches are worked on in parts.
@@ -109,7 +109,7 @@ def asks_for_samples(model: nnx.Module, accumulate: int) -> bool:
 
 
 def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tasks: Tasks = ()) -> jax.Array:
-    """What a module gives: logits [b], or for tasks the outputs of all in their order, [b, O]. Called while tracing.
+    """Outputs of a module: logits [b], or for tasks those of all in their order, [b, O]. Called while tracing.
 
     Raises:
       ConfigError: it is something else, its state would differ between devices, or the user's code fails.

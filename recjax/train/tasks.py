@@ -98,7 +98,7 @@ def _task(label: Label, own: TaskConfig, column: int, first: int) -> Task:
 
 
 def choice_of(text: str, tasks: Tasks) -> Choice:
-    """What chooses a step (`train.choose_by`), once it is known what is measured.
+    """Returns what chooses a step (`train.choose_by`), once it is known what is measured.
 
     Raises:
       ConfigError: that is not measured.

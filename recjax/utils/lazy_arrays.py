@@ -152,7 +152,7 @@ def _box(at: Place, piece: LazyArray) -> list[tuple[int, int]]:
 
 
 def _share_rows(one: tuple[Place, LazyArray], other: tuple[Place, LazyArray]) -> bool:
-    """Whether some row is in both pieces."""
+    """Returns True if some row is in both pieces."""
     runs = [at.rows_Kx2 if isinstance(at, Runs) else np.array(_box(at, piece)[:1]) for at, piece in (one, other)]
     if not all(run.size for run in runs):
         return True  # numbers, which have no rows

@@ -1,4 +1,4 @@
-"""How products are rounded, as the equations of forward and backward pass say it."""
+"""Rounding of products, as the equations of forward and backward pass say it."""
 
 import collections
 

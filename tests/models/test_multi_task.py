@@ -51,7 +51,7 @@ def gated(gate: Any, x: np.ndarray, experts: list[np.ndarray]) -> np.ndarray:
 
 
 def by_formula(kind: str, model: Any, x: np.ndarray) -> list[np.ndarray]:
-    """What goes into each tower."""
+    """Inputs of each tower."""
     if kind == "shared_bottom":
         return [mlp(model.bottom.layers, x)] * len(OUTPUTS)
     if kind == "mmoe":

@@ -290,7 +290,7 @@ def test_mlperfs_tables_whose_vectors_are_pooled(devices: int, most: float) -> N
 
 
 def padded_mib(plan: Plan, preset: str, devices: int, *overrides: str) -> float:
-    """What a device sends to others as pooled vectors, as much to each as the owner of most columns has."""
+    """MiB of pooled vectors that a device sends to others, as much to each as the owner of most columns has."""
     config = presets.load(preset, [*overrides, f"mesh.devices={devices}"])
     columns = [0] * devices
     for name, segments in plan.tables.items():

@@ -1,4 +1,4 @@
-"""Which tables exchange pooled vectors: bytes worked out by hand."""
+"""Choice between rows and pooled vectors: bytes worked out by hand."""
 
 import pytest
 

@@ -237,7 +237,7 @@ def copies(program: Program, size: int) -> list[str]:
 
 
 def _scatters(program: Program, instruction: Instruction) -> bool:
-    """Whether its result is that of a scatter into its operand."""
+    """Returns True if its result is that of a scatter into its operand."""
     if instruction.opcode != "fusion":
         return instruction.opcode == "scatter"
     return _scatters(program, program.computations[instruction.called("calls")].root)

@@ -237,7 +237,7 @@ def test_partial_sums_are_added_up_in_their_host_before_they_leave_it() -> None:
 
 
 def test_counts_of_rows_at_an_owner_are_enough_for_any_share_of_the_devices() -> None:
-    """What each of two processes finds for itself, and takes times two, is no less than what both find together."""
+    """Twice what each of two processes finds for itself is no less than what both find together."""
     problem = wide(3, 64)
     trainer = trainer_of(problem, 4, Plan({"t": (segment("table_wise"),)}))
     (exchange,) = trainer.bound.pooled

@@ -1,4 +1,4 @@
-"""What a run's log counts beside the metrics."""
+"""Counts of a run's log beside the metrics."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -234,5 +234,5 @@ def _ordered(classes: Mapping[str, float | str]) -> tuple[str, ...]:
 
 
 def describe(labels: Sequence[Column]) -> list[dict[str, Any]]:
-    """What prepared data tell of labels: JSON values."""
+    """Returns the facts about labels that prepared data keep: JSON values."""
     return [dataclasses.asdict(one) for one in labels]

@@ -145,7 +145,7 @@ class TableReader:
 
     @property
     def described_labels(self) -> list[dict[str, Any]]:
-        """What there is to know of several labels beside the schema, such as the values of classes: JSON values."""
+        """Facts about several labels beside the schema, such as the values of classes: JSON values."""
         return describe(self._labels.each) if self._labels is not None else []
 
     @property

@@ -1,4 +1,4 @@
-"""Who sums which bags, and where each sum lies in what travels: the static side of the exchange of pooled vectors.
+"""Owners of bags, and the place of each sum in what travels: the static side of the exchange of pooled vectors.
 
 For a feature that exchanges pooled vectors (`Exchange.kind`), the devices send their ids to the owners of its table, an
 owner sums the rows of each bag, and the sums travel back. That is Neo's 4D parallelism (Mudigere et al. 2022, section
@@ -165,7 +165,7 @@ class PooledExchange:
         return found
 
     def sent_blocks(self, shared: bool) -> np.ndarray | None:
-        """Which block of its sums an owner sends in each place, int32 [N, `blocks`]; None if they lie as they travel.
+        """Returns the block of its sums that an owner sends in each place, int32 [N, `blocks`]; None if they lie so.
 
         Its sums are blocks too: of each group T streams, whether the owner has them or not. Beyond the last is nothing.
         """
@@ -220,7 +220,7 @@ class PooledExchange:
         return found
 
     def counted_rows(self, g: int) -> np.ndarray:
-        """Which of an owner's counts belong to each stream of a group, int32 [N, T]; J for none."""
+        """Returns the number of each stream of a group among an owner's counts, int32 [N, T]; J for none."""
         found = np.full((self.devices, self.widths[g]), self.counted, np.int32)
         for owner, groups in enumerate(self.of_owner):
             row = sum(s.counted for of_group in groups[:g] for s in of_group)

@@ -1,4 +1,4 @@
-"""What the host does with ids of features that exchange pooled vectors: it sends them on, in the order of the bags.
+"""Routing of features that exchange pooled vectors: the host sends their ids on, in the order of the bags.
 
 No distinct ids are sought. The one thing that the step must know beforehand is how many distinct rows an owner is asked
 for at most, since its update works on so many.

@@ -58,7 +58,7 @@ class ByTask:
         }
 
     def binary(self) -> dict[str, Exact | Binned]:
-        """What binary tasks have kept, by name."""
+        """Samples that binary tasks have kept, by name."""
         return {name: part.kept for name, part in self._of.items() if part.kept is not None}
 
 
@@ -119,7 +119,7 @@ def _errors(task: Task, labels_n: np.ndarray, outputs: np.ndarray) -> dict[str, 
 
 
 def predictions(task: Task, outputs: np.ndarray) -> np.ndarray:
-    """What a task predicts, [n], from its outputs: the probability of label 1, a number, or the likeliest class."""
+    """Predictions of a task, [n], from its outputs: the probability of label 1, a number, or the likeliest class."""
     if task.label.kind == "class":
         return np.asarray(np.argmax(outputs, axis=1), np.float64)
     if task.label.kind == "binary":

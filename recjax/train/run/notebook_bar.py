@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook. Nothing is imported to find out."""
+    """Returns True if this process is the kernel of a notebook. Nothing is imported to find out."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

@@ -80,7 +80,7 @@ def use_checkpoint(
     report: Callable[[str], None],
     use: Callable[[Restored], T],
 ) -> T | None:
-    """What `use` makes of the checkpoint that `open_run` would take; None if there is none at all.
+    """Returns what `use` makes of the checkpoint that `open_run` would take; None if there is none at all.
 
     Raises:
       TrainingError: none is intact, or there is none of that step.
