@@ -32,7 +32,7 @@ pytestmark = pytest.mark.full
         ("train.steps=1.5", ["train.steps=1.5: expected an integer"]),
         ("train.shuffle=yes", ["train.shuffle=yes: expected true or false"]),
         ("train.optimizer.learning_rate=nan", ["expected a finite number"]),
-        ("train.optimizer=sdg", ["expected sgd, adagrad or adam, not 'sdg'"]),
+        ("train.optimizer=sdg", ["expected sgd, adagrad, adam or optax, not 'sdg'"]),
         ("train=3", ["train is a group of settings", "train.batch_size"]),
         ("model.top=16-x-1", ["expected a list, each item an integer"]),
         ("compute_dtype=float16", ["expected float32, tensorfloat32, bfloat16 or float64"]),

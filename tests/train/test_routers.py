@@ -36,13 +36,14 @@ def test_placing_a_batch_grows_capacities_that_are_short(routing):
 
     new = first({})
     required = stream.latest.required_capacities
-    wide = dict.fromkeys(required, 10**4)
+    wide, kinds = dict.fromkeys(required, 10**4), capacity.Kinds.of(made.bound)
     assert len(required) > 1
     for name, size in required.items():
-        enough = first(wide | {name: capacity.rung(int(1.03 * size))})
-        assert equal(first(wide | {name: size - 1}), enough)
-        assert not equal(first(wide), enough)
-    assert equal(new, first(capacity.grow({}, required)))
+        enough = capacity.grow(wide | {name: size - 1}, required, kinds)
+        assert enough[name] >= size
+        assert equal(first(wide | {name: size - 1}), first(enough))
+        assert not equal(first(wide), first(enough))
+    assert equal(new, first(capacity.grow({}, required, kinds)))
 
 
 @pytest.mark.full
@@ -50,6 +51,8 @@ def test_placing_a_batch_grows_capacities_that_are_short(routing):
 def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
     """Sizes rise with the batches and fall every three steps; a run may be resumed before any of them."""
     monkeypatch.setattr(capacity, "PERIOD", 3)
+    monkeypatch.setattr(capacity, "_WORTH", 1.0)
+    monkeypatch.setattr(capacity.Kinds, "of", lambda bound: capacity.ALONE)  # each alone, with little room: they change
     made = trainer(f"train.routing={routing}")
     stream, states, whole = made.train_inputs(), [], []
     for _ in range(24):
