@@ -93,6 +93,12 @@ class Bags:
             if isinstance(array, np.ndarray) and array.dtype.kind == "u":
                 object.__setattr__(self, name, _signed(array))
 
+    def samples(self) -> np.ndarray:
+        """Returns the sample that each id belongs to, int [L], ascending; L is B * H for a fixed bag."""
+        if self.lengths is None:
+            return np.repeat(np.arange(self.ids.shape[0]), self.ids.shape[1])
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
 
 def _signed(array: np.ndarray) -> np.ndarray:
     """Unsigned integers as int64; as they are if one does not fit, which no table has a row for."""

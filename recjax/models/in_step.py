@@ -55,7 +55,7 @@ _current: contextvars.ContextVar[Samples | None] = contextvars.ContextVar("sampl
 
 
 def samples() -> Samples | None:
-    """Those that the module now sees; None outside of a training step."""
+    """Returns the samples that the module now sees; None outside of a training step."""
     return _current.get()
 
 

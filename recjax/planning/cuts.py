@@ -90,7 +90,7 @@ class Shares:
         return np.where(mean_K > 0, mean_K, 1.0)
 
     def of_shard(self, cut: Cut, width: int) -> np.ndarray:
-        """Those of one part of the rows of so many columns of a table, float64 [M]."""
+        """Returns the loads of one part of the rows of so many columns of a table, float64 [M]."""
         loads_K, stack = self.demand.of_part(cut, width)
         found_G = np.zeros(len(self.stacks))
         found_G[self.stacks[stack]] = loads_K[_HELD] / self.room_G[self.stacks[stack]]
@@ -98,7 +98,7 @@ class Shares:
 
     @functools.cached_property
     def base_NxM(self) -> np.ndarray:
-        """Those that the devices have before, float64 [N, M]."""
+        """Loads that the devices have before, float64 [N, M]."""
         base_NxG = np.zeros((self.demand.work.devices, len(self.stacks)))
         for stack, bytes_N in self.demand.base_stacks.items():
             base_NxG[:, self.stacks[stack]] = bytes_N / self.room_G[self.stacks[stack]]

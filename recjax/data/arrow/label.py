@@ -62,7 +62,7 @@ class LabelProfile:
     """Findings of a pass over the rows about the label: its values, and the first row that has none."""
 
     def __init__(self, label: Label) -> None:
-        """Of no rows yet."""
+        """Starts with no rows."""
         self._label = label
         self._values: dict[str, None] = {}
         self._first: tuple[str, str, bool] | None = None

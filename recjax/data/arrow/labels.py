@@ -158,7 +158,7 @@ class LabelsProfile:
     """Findings of a pass over the rows about several labels: classes, the first fault, and whether they ever differ."""
 
     def __init__(self, labels: Labels) -> None:
-        """Of no rows yet."""
+        """Starts with no rows."""
         self._labels = labels
         self._classes: list[dict[str, float | str]] = [{} for _ in labels.each]
         self._least = np.full(len(labels.each), np.inf)

@@ -46,7 +46,7 @@ class Splitter:
     """Gathers what decides the split of each row."""
 
     def __init__(self, choices: Choices) -> None:
-        """Of no rows yet."""
+        """Starts with no rows."""
         self._choices = choices
         self._known: list[np.ndarray] = []  # uint8 of each piece; 255: of the main files, to be decided
         self._times: list[np.ndarray] = []

@@ -57,7 +57,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values: integers, or text (S or U)."""
+        """Dtype of the values: integers, or text (S or U)."""
         return self._sorted.dtype
 
     @property

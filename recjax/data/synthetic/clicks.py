@@ -232,7 +232,7 @@ class _Planted:
 
     @classmethod
     def draw(cls, config: Synthetic, planted: list[int], number: int) -> _Planted:
-        """Those of the logit called `number`: 0 is that of the only label, or what several share."""
+        """Returns the parameters of the logit called `number`: 0 is that of the only label, or what several share."""
         return cls(
             [np.append(_unit(n, config.seed, _EFFECTS, f, number), 0.0) for f, n in enumerate(planted)],
             [np.append(_unit(n, config.seed, _FACTORS, f, number), 0.0) for f, n in enumerate(planted[:2])],

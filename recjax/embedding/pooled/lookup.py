@@ -17,6 +17,7 @@ of one, travels.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -168,8 +169,8 @@ def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mea
     if mean:
         with jax.named_scope("replica_exchange"):
             asked = jax.tree.map(lambda x: jax.lax.all_gather(x, ACROSS_GROUPS), entries)
-        sums = jnp.stack([_summed(group, table_RxW, jax.tree.map(lambda x: x[r], asked), bags, False)  # noqa: B023
-                          for r in range(group.replicas)])  # fmt: skip
+        of_groups = [jax.tree.map(operator.itemgetter(r), asked) for r in range(group.replicas)]
+        sums = jnp.stack([_summed(group, table_RxW, of_group, bags, False) for of_group in of_groups])
         with jax.named_scope("replica_exchange"):
             mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
         return mean_BxD
@@ -190,7 +191,7 @@ def _blocks(exchange: PooledExchange, sums: list[jax.Array], b: int) -> jax.Arra
 
 
 def _as_sent(exchange: PooledExchange, blocks: jax.Array, shared: bool) -> jax.Array:
-    """Those that travel in one buffer, [N, blocks * b, q]."""
+    """Returns the blocks that travel in one buffer, [N, blocks * b, q]."""
     N, _, _, q = blocks.shape
     places = exchange.sent_blocks(shared)
     if places is not None:

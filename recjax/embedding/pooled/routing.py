@@ -78,7 +78,7 @@ def locate(batch: Batch, exchange: PooledExchange) -> Found:
         for stream in of_group:
             bags = batch.bags[stream.feature.reads]
             owner_L, home_L, here_L = stream.source.locate(bags.ids.ravel().astype(np.int32, copy=False))
-            found[stream.name] = Located(home_L, owner_L if len(stream.owners) > 1 else None, here_L, _samples(bags))
+            found[stream.name] = Located(home_L, owner_L if len(stream.owners) > 1 else None, here_L, bags.samples())
     return found
 
 
@@ -149,7 +149,7 @@ def pack(
                 lengths_N = counts[:, owner, row].sum(axis=1)
                 row += 1
             else:
-                lengths_N = np.full(N, b * stream.feature.bag)  # type: ignore[operator]  # it is an int
+                lengths_N = np.full(N, b * (stream.feature.bag or 0))
             first = 0
             for n in range(N):
                 last = int(np.searchsorted(own.samples_L, (n + 1) * b))
@@ -185,7 +185,7 @@ def _no_places(
     first_of: dict[str, np.ndarray] = {}
     ends_N = np.zeros(N, np.int64)  # ids of each device in the features so far
     for feature in dict.fromkeys(stream.feature for stream in divided):
-        ends = np.searchsorted(_samples(batch.bags[feature.reads]), np.arange(N + 1) * b)
+        ends = np.searchsorted(batch.bags[feature.reads].samples(), np.arange(N + 1) * b)
         first_of |= {stream.name: ends_N - ends[:-1] for stream in divided if stream.feature == feature}
         ends_N = ends_N + np.diff(ends)
     return np.full(ids.shape, ids[0].size, np.int32), first_of
@@ -222,7 +222,7 @@ def _ids(exchange: PooledExchange, stream: Stream, found: Located, b: int, devic
             samples_L = _given_to(found, owner).samples_L
             counts[:, owner] = np.bincount(samples_L // b, minlength=devices)
         else:
-            counts[:, owner] = b * stream.feature.bag  # type: ignore[operator]  # it is an int
+            counts[:, owner] = b * (stream.feature.bag or 0)
     return counts
 
 
@@ -261,13 +261,6 @@ def count_distinct(pieces: list[np.ndarray], limit: int) -> int:
     place_L = np.arange(len(keys_L), dtype=np.int32)
     marks[keys_L] = place_L
     return int(np.count_nonzero(marks[keys_L] == place_L))
-
-
-def _samples(bags: Bags) -> np.ndarray:
-    """Sample that each id belongs to, [L], ascending."""
-    if bags.lengths is None:
-        return np.repeat(np.arange(bags.ids.shape[0]), bags.ids.shape[1])
-    return np.repeat(np.arange(len(bags.lengths)), bags.lengths)
 
 
 def _factors(bags: Bags, samples: int, dtype: Any) -> np.ndarray:

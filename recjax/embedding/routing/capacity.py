@@ -59,7 +59,7 @@ class Kinds:
 
     @classmethod
     def of(cls, bound: BoundPlan) -> Kinds:
-        """Of jagged features, by numbers of ids, and of table groups, by numbers of rows on the wire."""
+        """Makes kinds of jagged features, by numbers of ids, and of table groups, by numbers of rows on the wire."""
         jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None and lookup.spec.pooling != "none"]
         lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
         for exchange in (exchange for exchange in bound.pooled if exchange.counted):

@@ -143,7 +143,7 @@ def route_on_host(
             if buckets == 1:
                 pieces.append(_only(home_L, here_L))
                 continue
-            bucket_L = _samples(bags) // b
+            bucket_L = bags.samples() // b
             if group.owners > 1:  # or all devices have every row
                 bucket_L = bucket_L * group.owners + group.destination(owner_L)
             pieces.append(_only(bucket_L * np.int64(group.rows) + home_L, here_L))
@@ -229,7 +229,7 @@ def local_samples(batch_size: int, devices: int, parts: int) -> int:
 
 def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
     """The least capacity for a jagged feature: ids of the longest bag if un-pooled, else of any `samples` samples."""
-    counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(_samples(bags) // samples)
+    counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(bags.samples() // samples)
     return _largest(counts)
 
 
@@ -343,10 +343,10 @@ def pack_feature(
         index_L = index_L.reshape(bags.ids.shape)
         weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
     elif feature.pooling == "none":
-        shape, sample_L = (P * s, capacities[feature.name]), _samples(bags)
+        shape, sample_L = (P * s, capacities[feature.name]), bags.samples()
         at = (sample_L, np.arange(len(sample_L)) - (np.cumsum(bags.lengths) - bags.lengths)[sample_L])
     else:
-        shape, sample_L = (P * capacities[feature.name],), _samples(bags)
+        shape, sample_L = (P * capacities[feature.name],), bags.samples()
         part_L = sample_L // s
         counts_P = np.bincount(part_L, minlength=P)
         within_L = np.arange(len(sample_L)) - (np.cumsum(counts_P) - counts_P)[part_L]
@@ -372,13 +372,6 @@ def _pooling_weights(feature: FeatureSpec, bags: Bags) -> np.ndarray | None:
         lengths_L = np.repeat(bags.lengths, bags.lengths)
     factors_L = np.ones(bags.ids.size) if bags.weights is None else bags.weights.ravel().astype(np.float64)
     return factors_L / lengths_L
-
-
-def _samples(bags: Bags) -> np.ndarray:
-    """Sample that each id belongs to, [L]."""
-    if bags.lengths is None:
-        return np.repeat(np.arange(bags.ids.shape[0]), bags.ids.shape[1])
-    return np.repeat(np.arange(len(bags.lengths)), bags.lengths)
 
 
 def _largest(counts: np.ndarray) -> int:
