@@ -39,5 +39,6 @@ def test_a_killed_command_goes_on(tmp_path, method, after):
     assert not (tmp_path / "out").exists()
     with start(*command, tmp_path / "out", before=never) as process:
         out, err = process.communicate()
+    assert process.returncode == 0, err
     assert "going on with" in err
     assert json.loads(out)["fingerprint"] == clean["fingerprint"]
