@@ -44,6 +44,7 @@ from recjax.data.text.chunks import TextFile
 from recjax.data.text.source_files import sha256
 from recjax.errors import DataError
 from recjax.utils import strict_json
+from recjax.utils.npy import open_arrays
 
 SHARDS = 16  # of the values of a feature, counted apart
 _COPY_BYTES = 1 << 22
@@ -169,7 +170,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         if not isinstance(ids, Frequency):
             continue
         stream.seek(0)
-        with np.load(stream, allow_pickle=False) as arrays:
+        with open_arrays(stream) as arrays:
             for i in range(len(reader.features)):
                 values, counts = counted((arrays[f"{i}.values"], arrays[f"{i}.counts"]), ids)
                 values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
@@ -303,7 +304,7 @@ def _blocks(job: Job, encoder: Encoder, file: BlockFile) -> Iterator[Batch]:
     rest: list[Batch] = []
     held = 0
     for number, start in file.parts:
-        with np.load(io.BytesIO(part_file(job, number).read_bytes()), allow_pickle=False) as arrays:
+        with open_arrays(io.BytesIO(part_file(job, number).read_bytes())) as arrays:
             rows = encoder.encode_coded(load(arrays, names).rows(split))
         rest.append(between(rows, max(0, file.first - start), min(rows.size, last - start)))
         held += rest[-1].size

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from recjax.utils.npy import map_array
+
 _SLICE = 1 << 22  # entries merged at once
 _SAMPLES = 256  # of every run, to cut all of them into ranges of similar size
 
@@ -57,7 +59,7 @@ class Counter:
         for name, array in zip(("values", "counts"), run, strict=True):
             file = self._folder / f"run{len(self._spilled)}.{name}.npy"
             np.save(file, array, allow_pickle=False)
-            saved.append(np.load(file, mmap_mode="r", allow_pickle=False))
+            saved.append(map_array(file))
         return saved[0], saved[1]
 
 

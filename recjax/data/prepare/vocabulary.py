@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from recjax.utils.npy import map_array
+
 _VALUES, _ROWS = "values.npy", "rows.npy"  # the files of a saved vocabulary
 
 
@@ -103,7 +105,7 @@ class Vocabulary:
 def _read(file: Path) -> np.ndarray:
     """The array [n] of an .npy file; mapped before it is copied, so that a header cannot ask for memory."""
     try:
-        array = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+        array = np.array(map_array(file))
     except (OSError, ValueError):
         raise
     except Exception as error:  # NumPy's reader of headers raises many kinds

@@ -33,6 +33,7 @@ from recjax.data.source import SPLITS
 from recjax.data.storage.uris import escapes
 from recjax.errors import DataError
 from recjax.utils import strict_json
+from recjax.utils.npy import open_arrays
 
 _KEY, _JOURNAL = "key.json", "journal.jsonl"
 
@@ -158,7 +159,7 @@ class WorkFolder:
     @contextlib.contextmanager
     def _open(self, part: Part) -> Iterator[Mapping[str, np.ndarray]]:
         try:
-            with np.load(self.path / part.file, allow_pickle=False) as arrays:
+            with open_arrays(self.path / part.file) as arrays:
                 yield arrays
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(
