@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -27,6 +27,7 @@ from recjax.data.batch import Batch, validate
 from recjax.data.source import BlockSource, between, concatenate, require_rows, take
 from recjax.errors import ConfigError
 
+_BLOCKS_EACH = 8  # from which on parts of whole blocks are even enough
 _BLOCK_ORDER, _ROW_ORDER = 1, 2  # purposes of draws: they keep the two kinds of permutation independent
 
 
@@ -73,18 +74,38 @@ class Order:
 class _Cuts:
     """Where batches begin: an epoch in batches of `size` samples, that of `position` from there on.
 
-    `part` is the samples of each batch that are wanted, (first, end) counted in the batch.
+    `part` is the samples of each batch that are wanted, (first, end) counted in the batch. The offset `end` in each
+    epoch is where it ends.
     """
 
     order: Order
     size: int
     position: int
     part: tuple[int, int]
+    end: int
 
     def begin(self, epoch: int, at_least: int = 0) -> int:
         """Offset in the epoch of the batch that sample `at_least` is in; of the first one, if that is later."""
         first = self.position % self.order.rows if epoch == self.position // self.order.rows else 0
         return first + max(0, at_least - first) // self.size * self.size
+
+
+def shares(row_counts: np.ndarray, weights: Sequence[int]) -> np.ndarray:
+    """Divides a split, in the order of the file, among processes that each read a part of it.
+
+    A part begins where a block does, so that no block is read twice, unless blocks are too few for even parts.
+
+    Args:
+      row_counts: rows of each block, int64 [blocks].
+      weights: how the parts are to relate, [processes].
+
+    Returns:
+      The number of the first row of each part, and of all rows: int64 [processes + 1].
+    """
+    blocks = np.concatenate([[0], np.cumsum(row_counts)])
+    ends = np.cumsum([0, *weights]) * int(blocks[-1]) // sum(weights)
+    few = len(row_counts) < _BLOCKS_EACH * len(weights)
+    return ends if few else blocks[np.searchsorted(blocks, ends)]
 
 
 class _Windows:
@@ -117,6 +138,7 @@ class _Windows:
         blocks, starts = self.epoch(epoch)
         first, last = int(starts[window]), int(starts[window + 1])
         within = self._order.within(epoch, window, last - first)
+        last = min(last, self._cuts.end)
         wanted = []
         for start in range(self._cuts.begin(epoch, first), last, self._cuts.size):
             begin, stop = max(start, first), min(start + self._cuts.size, last)
@@ -146,8 +168,8 @@ class _Batches:
     def __init__(self, windows: _Windows, cuts: _Cuts, epochs: int | None) -> None:
         self._windows, self._cuts, self._rows, self._size = windows, cuts, cuts.order.rows, cuts.size
         self._epoch, offset = divmod(cuts.position, self._rows)
-        self._first = -(-(self._rows - offset) // self._size)  # batches left in the epoch of `position`
-        self._each = -(-self._rows // self._size)
+        self._first = -(-(cuts.end - offset) // self._size)  # batches left in the epoch of `position`
+        self._each = -(-cuts.end // self._size)
         left = sys.maxsize if epochs is None else self._first + self._each * (epochs - self._epoch - 1)
         self._length = max(0, left)
 
@@ -158,7 +180,7 @@ class _Batches:
         later, nth = divmod(index - self._first, self._each)
         epoch, nth = (self._epoch, index) if index < self._first else (self._epoch + 1 + later, nth)
         start = self._cuts.begin(epoch) + nth * self._size
-        stop = min(start + self._size, self._rows)
+        stop = min(start + self._size, self._cuts.end)
         _, starts = self._windows.epoch(epoch)
         parts = []
         for window in range(int(np.searchsorted(starts, start, side="right")) - 1, len(starts) - 1):
@@ -184,6 +206,7 @@ def batches(
     workers: int = 2,
     transform: Callable[[Batch], Any] | None = None,
     part: tuple[int, int] | None = None,
+    end: int | None = None,
 ) -> Iterator[Any]:
     """Host batches of a split, in order, read ahead by threads.
 
@@ -203,6 +226,7 @@ def batches(
       transform: applied to every (checked) batch, in the worker.
       part: of every batch only the samples from the first number to below the second, counted in the batch; what is
         not there is left out, so that of the last batch of an epoch there may be none. None: whole batches.
+      end: number of samples after which every epoch ends; None: all of the split.
 
     Returns:
       Iterator of `Batch`, or of what `transform` returns.
@@ -222,8 +246,10 @@ def batches(
     require_rows(source, split)
     # In the order of the file no window is needed to mix, and one block is the least to read.
     order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks if shuffle else 1)
-    cuts = _Cuts(order, batch_size, position, part or (0, batch_size))
-    windows = _Windows(source, split, cuts, keep=workers + 2)
+    cuts = _Cuts(order, batch_size, position, part or (0, batch_size), order.rows if end is None else end)
+    spanned = -(-batch_size * len(order.row_counts) // (order.rows * order.shuffle_blocks))  # windows a batch, about
+    keep = workers + 2 if spanned == 1 else (workers + 1) * (spanned + 2)
+    windows = _Windows(source, split, cuts, keep)
 
     def finish(batch: Batch) -> Any:
         validate(batch, source.schema)

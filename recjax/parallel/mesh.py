@@ -203,8 +203,16 @@ class Share:
     @classmethod
     def of(cls, mesh: Mesh) -> Share:
         """That of this process."""
-        mine = [n for n, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
-        return cls(mesh.devices.size, mine[0], len(mine))
+        return cls.of_all(mesh)[jax.process_index()]
+
+    @classmethod
+    def of_all(cls, mesh: Mesh) -> list[Share]:
+        """Those of all processes, each of which has devices that stand side by side."""
+        processes = [device.process_index for device in mesh.devices.flat]
+        return [
+            cls(len(processes), processes.index(process), processes.count(process))
+            for process in range(max(processes) + 1)
+        ]
 
 
 def put(tree: Any, shardings: Any) -> Any:
@@ -244,6 +252,14 @@ def whole(x: jax.Array) -> np.ndarray:
         sharding: Any = x.sharding
         x = _replicate(sharding.mesh)(x)
     return np.asarray(x)
+
+
+def own(x: jax.Array) -> np.ndarray:
+    """The parts of this process's devices of an array whose leading axis is split over the mesh, in their order."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    parts = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 @functools.cache

@@ -19,9 +19,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.parallel import watchdog
-from recjax.parallel.mesh import Share, put_share, replicated
+from recjax.parallel.mesh import Share, put_share, replicated, whole
 from recjax.train.routers import InFlight
 
+_AT_ONCE = 2**26  # bytes of all devices that are gathered at a time
 _STOP, _SAVE = "\0stop", "\0save"  # beside the names of capacities
 
 
@@ -84,6 +85,34 @@ def synchronize_batches(
             yield finish(*before)
     if waiting:
         yield finish(*waiting)
+
+
+def gather(mesh: Mesh, array: np.ndarray) -> list[np.ndarray]:
+    """Gives every process the arrays of all, in the order of the processes; all must call it.
+
+    Args:
+      mesh: the devices.
+      array: this process's. All have one dtype, and all axes but the first alike.
+    """
+    if jax.process_count() == 1:
+        return [array]
+    shares, own = Share.of_all(mesh), Share.of(mesh)
+
+    def exchange(of_devices: np.ndarray) -> np.ndarray:
+        return whole(put_share(of_devices, mesh))
+
+    content = np.ascontiguousarray(array).tobytes()
+    sizes_N = exchange(np.tile(np.array([len(content)]).view(np.uint8), (own.count, 1))).view(np.int64)[:, 0]
+    most = max(-(-int(sizes_N[share.first]) // share.count) for share in shares)  # bytes of a device
+    row = min(_AT_ONCE // own.total, 1 << max(0, most - 1).bit_length())  # of few sizes: each is a program
+    found = [bytearray() for _ in shares]
+    for start in range(0, most * own.count, row * own.count):
+        piece = content[start : start + row * own.count].ljust(row * own.count, b"\0")
+        bytes_NxR = exchange(np.frombuffer(piece, np.uint8).reshape(own.count, row))
+        for share, received in zip(shares, found, strict=True):
+            received += bytes_NxR[share.first : share.first + share.count].tobytes()
+    of_all = (bytes(received[: sizes_N[share.first]]) for share, received in zip(shares, found, strict=True))
+    return [np.frombuffer(received, array.dtype).reshape(-1, *array.shape[1:]) for received in of_all]
 
 
 @functools.cache

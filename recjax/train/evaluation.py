@@ -7,19 +7,23 @@ two values between which the true one lies; the other measures are sums, and sta
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import jax
 import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.row_labels import meaning
 from recjax.errors import ConfigError
-from recjax.train.agreement import never
+from recjax.parallel import watchdog
+from recjax.train.agreement import gather, never
 from recjax.train.metrics import calibration
 from recjax.train.metrics.binned import Binned, Exact
 from recjax.train.metrics.by_task import ByTask
+from recjax.train.metrics.samples import Gather
 from recjax.train.metrics.slices import Groups, Slices, find_feature
 from recjax.train.state import TrainState
 from recjax.train.tasks import Tasks
@@ -52,6 +56,8 @@ class _Part(Protocol):
     """What is measured besides the whole."""
 
     def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
+
+    def join(self, gather: Gather) -> None: ...
 
 
 def measure(trainer: Trainer, state: TrainState, split: str, stop: Callable[[], int] = never) -> dict[str, float]:
@@ -119,11 +125,14 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
     if grouped:
         parts = min(_MOST_PARTS, max(1, -(-_rows(trainer, split) // _PART_ROWS)))
         groups = [Groups(grouped, parts, meaning(trainer.source, grouped).shared)]
-    slices = {}
+    slices, mine = {}, trainer.eval_rows(split)
+    together = functools.partial(gather, trainer.mesh)
     for feature in by:
-        workers = trainer.config.train.workers
-        stream = batches(trainer.source, split, trainer.config.train.eval_batch_size, epochs=1, workers=workers)
-        slices[feature.name] = Slices(feature, stream, details.top, exact, meaning(trainer.source, feature).name)
+        where: dict[str, Any] = {"position": mine.start, "end": mine.stop, "epochs": 1}
+        size, workers = trainer.config.train.eval_batch_size, trainer.config.train.workers
+        stream = batches(trainer.source, split, size, workers=workers, **where)
+        name = meaning(trainer.source, feature).name
+        slices[feature.name] = Slices(feature, stream, details.top, exact, name, together)
     whole = _measured(trainer, state, split, exact, (*slices.values(), *groups))
     result: dict[str, Any] = {**whole.result(), "auc_method": "exact" if exact else "binned"}
     if isinstance(whole, ByTask):
@@ -164,9 +173,16 @@ def _measured(
     if trainer.tasks:
         whole = ByTask(trainer.tasks, exact)
     for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop)):
+        if not batch.size:
+            continue
         whole.add(batch.labels, logits, batch.weights, batch.position)
         for part in parts:
             part.add(batch, logits)
+    if jax.process_count() > 1:
+        watchdog.phase("wait")
+        for joined in (whole, *parts):
+            joined.join(functools.partial(gather, trainer.mesh))
+        watchdog.phase("report")
     return whole
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from recjax.config.run import RunConfig
 from recjax.data import thread_map
 from recjax.data.batch import Batch
-from recjax.data.pipeline import batches
+from recjax.data.pipeline import batches, shares
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
@@ -32,7 +33,7 @@ from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
-from recjax.parallel.mesh import AXES, make_mesh, whole
+from recjax.parallel.mesh import AXES, Share, make_mesh, own
 from recjax.planning.resolve import resolve_plan
 from recjax.train import routers
 from recjax.train import state as states
@@ -140,7 +141,7 @@ class Trainer:
         """Predicts all batches of a stream, each while the next one is prepared, and closes it.
 
         Yields:
-          Each batch as it was read, and its logits: float64 [B]; of tasks the outputs of all, [B, O].
+          What this process reads of each batch, and its logits: float64 [n]; of tasks the outputs of all, [n, O].
 
         Raises:
           StopRequested: the stream's `stop` of any process has said so.
@@ -177,7 +178,9 @@ class Trainer:
             return next(stream)
 
     def eval_inputs(self, split: str, stop: Callable[[], int] = never) -> InputStream:
-        """The inputs of one pass over a split, in the order of the prepared data; `stop` as for `train_inputs`.
+        """The inputs of one pass over a split; `stop` as for `train_inputs`.
+
+        Each process reads a part of the split of its own, `eval_rows`, in the order of the prepared data.
 
         Raises:
           DataError: the split has no rows.
@@ -185,14 +188,45 @@ class Trainer:
         require_rows(self.source, split)
         samples = int(self.source.row_counts(split).sum())
         size = min(self.config.train.eval_batch_size, samples)
+        parts = [(rows, self._eval_size(size, share)) for rows, share in self._eval_shares(split)]
+        steps = max(-(-len(rows) // each) for rows, each in parts)
+        mine, each = parts[jax.process_index()]
 
         def read(position: int) -> Iterator[InFlight]:
-            route = functools.partial(self.route, batch_size=size)
+            before = position // size
+            route = functools.partial(self._route, batch_size=size, parts=1)
+            where: dict[str, Any] = {"position": mine.start + before * each, "end": mine.stop, "epochs": 1}
             workers = self.config.train.workers
-            stream = batches(self.source, split, size, position=position, epochs=1, transform=route, workers=workers)
-            return synchronize_batches(stream, self.mesh, stop)
+            stream = batches(self.source, split, each, transform=route, workers=workers, **where)
+            return synchronize_batches(self._lengthened(stream, split, steps - before, size), self.mesh, stop)
 
         return InputStream(read, self.router, size, samples, None, self.stages())
+
+    def eval_rows(self, split: str) -> range:
+        """Rows of a split that this process evaluates."""
+        return self._eval_shares(split)[jax.process_index()][0]
+
+    def _eval_shares(self, split: str) -> list[tuple[range, Share]]:
+        """For each process its rows and its devices."""
+        of_all = Share.of_all(self.mesh)
+        edges = shares(self.source.row_counts(split), [share.count for share in of_all]).tolist()
+        return [(range(*edge), share) for edge, share in zip(itertools.pairwise(edges), of_all, strict=True)]
+
+    @staticmethod
+    def _eval_size(size: int, share: Share) -> int:
+        """Samples that a process reads at a time, where batches are of `size`."""
+        first, end = host.samples_of(share, size)
+        return min(end - first, size)
+
+    def _lengthened(self, stream: Iterator[InFlight], split: str, steps: int, size: int) -> Iterator[InFlight]:
+        """A process's batches, and empty ones after them, so that all take as many steps."""
+        batch = None
+        for _ in range(steps):
+            read = next(stream, None)
+            if read is None:
+                read = self._route(between(batch or self.source.read(split, 0), 0, 0), size, 1)
+            batch = read.batch
+            yield read
 
     def inputs_of(self, given: Iterable[Batch], batch_size: int) -> InputStream:
         """The inputs of batches that all processes give alike, of up to `batch_size` samples; they must be valid.
@@ -229,10 +263,10 @@ class Trainer:
         return synchronize_batches(stream, self.mesh, stop, save)
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1) -> InFlight:
-        """Routes this process's samples of a whole batch.
+        """Routes this process's samples of a batch, which are what `batch` of the result holds.
 
         Args:
-          batch: all processes give the same.
+          batch: whole; all processes give the same.
           batch_size: B, the most samples that a batch may have.
           parts: as for `route_on_host`.
         """
@@ -240,8 +274,7 @@ class Trainer:
         if share.count == share.total:
             return self._route(batch, batch_size, parts)
         mine = host.samples_of(share, batch_size, parts)
-        own = between(batch, *(min(edge, batch.size) for edge in mine))
-        return dataclasses.replace(self._route(own, batch_size, parts), batch=batch)
+        return self._route(between(batch, *(min(edge, batch.size) for edge in mine)), batch_size, parts)
 
     def _route(self, batch: Batch, batch_size: int, parts: int) -> InFlight:
         with jax.profiler.TraceAnnotation("count"):
@@ -285,7 +318,7 @@ class Trainer:
 
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
-    return batch, whole(logits).astype(np.float64)[: batch.size]
+    return batch, own(logits).astype(np.float64)[: batch.size]
 
 
 def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:

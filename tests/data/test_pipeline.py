@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.pipeline import Order, batches
+from recjax.data.pipeline import Order, batches, shares
 from recjax.errors import ConfigError, DataError
 
 
@@ -127,6 +127,29 @@ def test_half_a_batch_reads_little_more_than_half_of_the_blocks():
     half = list(batches(source, "train", 512, part=(0, 256), shuffle=True, epochs=1, shuffle_blocks=16, workers=0))
     assert sum(batch.size for batch in half) == 1024
     assert len(set(source.reads)) == len(source.reads) <= 22
+
+
+@settings(max_examples=30)
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=60).filter(any),
+    weights=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    size=st.integers(1, 20),
+)
+def test_parts_of_a_split_make_the_whole(counts, weights, size):
+    source, rows, seen = Numbers(counts), sum(counts), []
+    edges = shares(source.counts, weights)
+    assert edges[0] == 0 and edges[-1] == rows and len(edges) == len(weights) + 1
+    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        read = list(batches(source, "test", size, position=first, end=end, epochs=1, workers=0))
+        assert [batch.size for batch in read] == [min(size, end - start) for start in range(first, end, size)]
+        seen += numbers(read)
+    assert seen == list(range(rows))
+    even = np.cumsum([0, *weights]) * rows / sum(weights)
+    if len(counts) >= 8 * len(weights):  # whole blocks, each read once
+        assert len(source.reads) == len(set(source.reads))
+        assert np.all(np.abs(edges - even) <= max(counts))
+    else:
+        assert np.all(np.abs(edges - even) <= 1)
 
 
 @pytest.mark.full

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recjax.train.metrics import measures
-from recjax.train.metrics.samples import checked_samples
+from recjax.train.metrics.exact_sum import ExactSum
+from recjax.train.metrics.samples import Gather, checked_samples
 
 _Floats = NDArray[np.float64]
 
@@ -50,6 +51,13 @@ class Histogram:
         np.minimum.at(self.lowest, index, logits_n)
         np.maximum.at(self.highest, index, logits_n)
 
+    def join(self, gather: Gather) -> None:
+        """Counts the samples of all processes; each calls it."""
+        for name in ("positives", "negatives", "expected", "samples"):
+            setattr(self, name, np.sum(gather(getattr(self, name)), axis=0))
+        self.lowest = np.min(gather(self.lowest), axis=0)
+        self.highest = np.max(gather(self.highest), axis=0)
+
     def auc_bounds(self) -> tuple[float, float]:
         """The least and the greatest AUC that samples with these counts can have; nan when a class is missing.
 
@@ -81,6 +89,11 @@ class Exact:
         """Takes samples in; arguments and errors as for `metrics.checked_samples`."""
         self._parts.append(checked_samples(labels_n, logits_n, weights_n, first))
 
+    def join(self, gather: Gather) -> None:
+        """Takes the samples of all processes, one process after the other; each calls it."""
+        labels, logits, weights = (np.concatenate(gather(column)) for column in self._all())
+        self._parts = [(labels, logits, weights)]
+
     def result(self) -> dict[str, float]:
         """See `metrics.evaluate`."""
         return measures.evaluate(*self._all())
@@ -103,18 +116,28 @@ class Exact:
 
 
 class Binned:
-    """Keeps sums and a histogram. All measures but the AUC are as exact as sums in float64 are."""
+    """Keeps sums and a histogram. All measures but the AUC are exact.
+
+    None depends on the order of the samples, or on which process took which, as long as the weights of a bin add up
+    exactly in float64: whole weights do.
+    """
 
     def __init__(self, bins: int = BINS) -> None:
         """Without samples; `bins` of the histogram: the AUC's bounds narrow as it grows."""
         self._histogram = Histogram(bins)
-        self._loss = 0.0  # sum of w * l, in nats
+        self._loss, self._expected = ExactSum(), ExactSum()  # of w * l, in nats, and of w * predicted probability
 
     def add(self, labels_n: ArrayLike, logits_n: ArrayLike, weights_n: ArrayLike, first: int = 0) -> None:
         """Takes samples in; arguments and errors as for `metrics.checked_samples`."""
         labels, logits, weights = checked_samples(labels_n, logits_n, weights_n, first)
-        self._loss += float(np.sum(weights * measures.losses(labels, logits)))
+        self._loss.add(weights * measures.losses(labels, logits))
+        self._expected.add(weights * measures.probabilities(logits))
         self._histogram.add(labels, logits, weights)
+
+    def join(self, gather: Gather) -> None:
+        """Takes the samples of all processes; each calls it."""
+        for part in (self._loss, self._expected, self._histogram):
+            part.join(gather)
 
     def result(self) -> dict[str, float]:
         """What `metrics.evaluate` gives, and `auc_low` and `auc_high`, between which the true AUC lies.
@@ -124,12 +147,12 @@ class Binned:
         counts = self._histogram
         low, high = counts.auc_bounds()
         positives, negatives = float(counts.positives.sum()), float(counts.negatives.sum())
-        loss = _ratio(self._loss, positives + negatives)
+        loss = _ratio(float(self._loss), positives + negatives)
         return {
             "auc": (low + high) / 2,
             "logloss": loss,
             "ne": _ratio(loss, measures.entropy(positives, negatives)),
-            "calibration": _ratio(float(counts.expected.sum()), positives),
+            "calibration": _ratio(float(self._expected), positives),
             "samples": int(counts.samples.sum()),
             "auc_low": low,
             "auc_high": high,

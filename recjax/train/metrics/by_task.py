@@ -10,6 +10,8 @@ import numpy as np
 
 from recjax.errors import DataError, TrainingError
 from recjax.train.metrics.binned import Binned, Exact
+from recjax.train.metrics.exact_sum import ExactSum
+from recjax.train.metrics.samples import Gather
 from recjax.train.tasks import Task, total
 
 
@@ -37,6 +39,12 @@ class ByTask:
             column = task.column
             self._of[task.name].add(labels_nxT[:, column], task.of(outputs), weights_nxT[:, column], first)
 
+    def join(self, gather: Gather) -> None:
+        """Takes the samples of all processes; each calls it."""
+        self._samples = int(np.sum(gather(np.array([self._samples]))))
+        for task in self._tasks:
+            self._of[task.name].join(gather)
+
     def result(self) -> dict[str, float]:
         """The measures of each task, as "task.measure", and of all together.
 
@@ -63,14 +71,14 @@ class ByTask:
 
 
 class _OneTask:
-    """Sums over the samples of one task, in float64."""
+    """Sums over the samples of one task."""
 
     def __init__(self, task: Task, exact: bool) -> None:
         self._task = task
         self.kept: Exact | Binned | None = None
         if task.label.kind == "binary":
             self.kept = Exact() if exact else Binned()
-        self._sums: dict[str, float] = dict.fromkeys(("weight", "loss", *_SUMS[task.label.kind]), 0.0)
+        self._sums = {name: ExactSum() for name in ("weight", "loss", *_SUMS[task.label.kind])}
         self._samples = 0
 
     def add(self, labels_n: np.ndarray, outputs: np.ndarray, weights_n: np.ndarray, first: int) -> None:
@@ -99,11 +107,16 @@ class _OneTask:
             losses_n = task.loss.losses(np, labels_n, outputs)
         found = {"weight": np.ones(len(at)), "loss": losses_n, **_errors(task, labels_n, outputs)}
         for name, values_n in found.items():
-            self._sums[name] += float(np.sum(weights_n * values_n))
+            self._sums[name].add(weights_n * values_n)
+
+    def join(self, gather: Gather) -> None:
+        self._samples = int(np.sum(gather(np.array([self._samples]))))
+        for part in (*self._sums.values(), *([self.kept] if self.kept is not None else [])):
+            part.join(gather)
 
     def result(self) -> dict[str, float]:
-        weight = self._sums["weight"]
-        means = {name: value / weight if weight else float("nan") for name, value in self._sums.items()}
+        weight = float(self._sums["weight"])
+        means = {name: float(value) / weight if weight else float("nan") for name, value in self._sums.items()}
         del means["weight"]
         return {**means, **(self.kept.result() if self.kept is not None else {}), "samples": self._samples}
 

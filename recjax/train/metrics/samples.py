@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recjax.errors import DataError, TrainingError
 
 Floats = NDArray[np.float64]
+Gather = Callable[[np.ndarray], list[np.ndarray]]  # this process's array -> those of all, in the order of the processes
+
+
+def alone(array: np.ndarray) -> list[np.ndarray]:
+    """The `Gather` of a single process."""
+    return [array]
 
 
 def checked_samples(

@@ -14,6 +14,7 @@ from recjax.data.batch import Batch, Feature, Schema
 from recjax.errors import ConfigError
 from recjax.train.metrics import auc
 from recjax.train.metrics.binned import SLICE_BINS, Binned, Exact
+from recjax.train.metrics.samples import Gather, alone
 
 
 def find_feature(schema: Schema, name: str) -> Feature:
@@ -35,22 +36,30 @@ class Slices:
     """
 
     def __init__(
-        self, feature: Feature, batches: Iterable[Batch], top: int, exact: bool, name: Callable[[int], str] = str
+        self,
+        feature: Feature,
+        batches: Iterable[Batch],
+        top: int,
+        exact: bool,
+        name: Callable[[int], str] = str,
+        gather: Gather = alone,
     ) -> None:
         """Reads the split once to find its most frequent values.
 
         Args:
           feature: whose values make the slices.
-          batches: of the split, checked.
+          batches: this process's of the split, checked.
           top: so many values get a slice of their own; the others share one.
           exact: keep every sample (see `binned`).
           name: id -> the value as text.
+          gather: from all processes.
         """
         self._feature, self._exact, self._name = feature, exact, name
         counts = np.zeros(feature.rows, np.int64)
         for batch in batches:
             _, values = _members(batch, feature, np.arange(feature.rows))
             counts += np.bincount(values, minlength=feature.rows)
+        counts = np.sum(gather(counts), axis=0)
         seen = np.flatnonzero(counts)
         self._values = seen[np.argsort(-counts[seen], kind="stable")][:top]
         self._rest, self._none = len(self._values), len(self._values) + 1
@@ -67,9 +76,17 @@ class Slices:
         rows, slices = rows[order], slices[order]
         cuts = np.flatnonzero(np.diff(slices, prepend=-1))  # where each slice begins
         for number, members in zip(slices[cuts].tolist(), np.split(rows, cuts)[1:], strict=True):
-            if number not in self._parts:
-                self._parts[number] = Exact() if self._exact else Binned(SLICE_BINS)
-            self._parts[number].add(batch.labels[members], logits_B[members], batch.weights[members], batch.position)
+            self._part(number).add(batch.labels[members], logits_B[members], batch.weights[members], batch.position)
+
+    def _part(self, number: int) -> Exact | Binned:
+        if number not in self._parts:
+            self._parts[number] = Exact() if self._exact else Binned(SLICE_BINS)
+        return self._parts[number]
+
+    def join(self, gather: Gather) -> None:
+        """Takes the samples of all processes; each calls it."""
+        for number in np.unique(np.concatenate(gather(np.array(list(self._parts), np.int64)))).tolist():
+            self._part(number).join(gather)
 
     def result(self) -> list[dict[str, Any]]:
         """A row for every slice, the most frequent value first, "rest" and "no value" last.
@@ -139,6 +156,14 @@ class Groups:
         part_B = records["group"] % len(self._parts)
         for number, part in enumerate(self._parts):
             part.write(records[part_B == number].tobytes())
+
+    def join(self, gather: Gather) -> None:
+        """Takes the samples of all processes, one process after the other; each calls it."""
+        for part in self._parts:
+            part.seek(0)
+            of_all = gather(np.frombuffer(part.read(), np.uint8))
+            part.seek(0)
+            part.writelines(of_all)
 
     def result(self) -> dict[str, Any]:
         """The grouped AUC, and how much of the split it speaks of; may be called once.
