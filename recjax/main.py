@@ -18,6 +18,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
+from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.train import evaluation, origins, preflight
 from recjax.train.agreement import StopRequested
@@ -27,11 +28,11 @@ from recjax.train.loop import Outcome, fit
 from recjax.train.metrics import calibration
 from recjax.train.progress import TrainProgress, resume
 from recjax.train.remarks import remarks
-from recjax.train.run import tensorboard
 from recjax.train.run.curves import draw_curves
 from recjax.train.run.folder import ReadOnlyRunFolder, RunFolder
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.run.summary import figures, summarise
+from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
@@ -57,8 +58,8 @@ def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
             "not joined the others. Call join(place()) of recjax.parallel.distributed first, or use the command line."
         )
     require_config(config, RunConfig, "fit")
-    if config.train.tensorboard:
-        tensorboard.require()
+    for tracker in config.train.all_trackers:
+        require(tracker)
     if (note := left_aside(config.mesh)) is not None:
         _note(note)
     with watchdog.from_python():
@@ -103,7 +104,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
 
 
 def _metrics(path: Path, config: RunConfig, progress: TrainProgress, undone: list[str]) -> MetricsFile:
-    return MetricsFile(path / "metrics.jsonl", progress.step, config.train.tensorboard, without=undone)
+    chosen = {key: value for key, _, value in (text.partition("=") for text in assignments(config))}
+    return MetricsFile(path / "metrics.jsonl", progress.step, config.train.all_trackers, undone, chosen)
 
 
 def _note(text: str) -> None:

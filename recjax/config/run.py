@@ -165,6 +165,7 @@ FREE_ON_RESUME = (
     "train.checkpoint_copy",
     "train.log_every",
     "train.tensorboard",
+    "train.trackers",
     "train.workers",
     "train.routing",
 )

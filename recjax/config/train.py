@@ -158,6 +158,8 @@ class TrainConfig:
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
+    # Other programs that show the lines of metrics.jsonl, offline and in the run folder: wandb, mlflow (extras)
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
     workers: int = 2  # threads that read and route ahead
     routing: Literal["auto", "host", "device"] = "auto"  # who finds a batch's distinct ids; the numbers are the same
 
@@ -177,6 +179,11 @@ class TrainConfig:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:
             raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")
+
+    @property
+    def all_trackers(self) -> tuple[str, ...]:
+        """Names of all that take the lines of metrics.jsonl, each once."""
+        return (*(("tensorboard",) if self.tensorboard else ()), *dict.fromkeys(self.trackers))
 
     @property
     def checkpoint_steps(self) -> int:

@@ -42,7 +42,7 @@ def line(step):
 
 
 def test_lines_become_scalars_at_once(tmp_path):
-    with MetricsFile(tmp_path / "metrics.jsonl", None, tensorboard=True) as log:
+    with MetricsFile(tmp_path / "metrics.jsonl", None, trackers=("tensorboard",)) as log:
         log.write(line(1))
         log.write({"step": 2, "split": "validation", "auc": 0.75, "loss": 0.5})
         assert scalars(tmp_path) == [
@@ -58,7 +58,7 @@ def test_a_resumed_file_has_every_step_once(tmp_path):
     with MetricsFile(path, None) as log:
         log.write(line(1))
     for resume_step, more in ((1, [2, 3]), (2, [3, 4, 5]), (4, [5, 6])):
-        with MetricsFile(path, resume_step, tensorboard=True) as log:
+        with MetricsFile(path, resume_step, trackers=("tensorboard",)) as log:
             for step in more:
                 log.write(line(step))
         assert [step for step, _, _ in scalars(tmp_path)] == list(range(1, more[-1] + 1))
@@ -72,24 +72,24 @@ def test_without_the_setting_there_is_no_event_file(tmp_path):
 
 
 def test_a_full_disk_is_said(tmp_path):
-    file = EventFile(tmp_path, b"")
+    file = EventFile(tmp_path)
     file._writer.close()
     file._writer._py_recordio_writer._writer = full = open("/dev/full", "wb")
     with pytest.raises(TrainingError, match=r"events\.out\.tfevents: No space left"):
-        file.write(line(1))
+        file.write([line(1)])
     file.close()  # which must not raise in the middle of that error
     with pytest.raises(OSError):
         full.close()
     (tmp_path / "gone").touch()
     with pytest.raises(TrainingError, match="cannot write"):
-        EventFile(tmp_path / "gone", b"")
+        EventFile(tmp_path / "gone")
 
 
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, preset):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(ConfigError, match=r"train\.tensorboard=true needs a package that is not installed"):
-        EventFile(tmp_path, b"")
+        EventFile(tmp_path)
     done = inside("train", preset, "train.tensorboard=true", "--out", tmp_path / "run")
     assert_refused(done, 2, r'pip install -c constraints\.txt -e "\.\[tensorboard\]"')
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from typing import Self, TextIO
 
 from recjax.errors import TrainingError
 from recjax.train.run.notebook_bar import NotebookBar, in_notebook
-from recjax.train.run.tensorboard import EventFile
+from recjax.train.run.trackers import Trackers
 from recjax.utils import strict_json
 from recjax.utils.files import disk_error, jsonable, write_whole
 from recjax.utils.text import aligned
@@ -37,7 +37,12 @@ class MetricsFile:
     """
 
     def __init__(
-        self, path: Path, resume_step: int | None, tensorboard: bool = False, without: Collection[str] = ()
+        self,
+        path: Path,
+        resume_step: int | None,
+        trackers: Sequence[str] = (),
+        without: Collection[str] = (),
+        settings: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Opens the file for more lines.
 
@@ -45,11 +50,12 @@ class MetricsFile:
           path: the file, in a folder that exists.
           resume_step: the step that the run continues from; lines of later steps are dropped. None
             for a fresh run: all lines are dropped.
-          tensorboard: whether an event file with the same lines stands beside it.
+          trackers: names of trackers that take the same lines (see `trackers.Trackers`).
           without: splits whose lines of that step are dropped as well.
+          settings: dotted key -> value, that trackers show.
 
         Raises:
-          ConfigError: the package for event files is missing.
+          ConfigError: the package of a tracker is missing.
           TrainingError: a line, other than a torn last one, is no metrics line; or no space, no permission.
         """
         self._path = path
@@ -67,7 +73,7 @@ class MetricsFile:
             self._file = open(path, "ab", buffering=0)  # closed by close
         except OSError as error:
             raise disk_error(path, error, 0) from error
-        self._events = EventFile(path.parent, kept) if tensorboard else None
+        self._trackers = Trackers(trackers, path.parent, kept, settings)
 
     def write(self, line: Mapping[str, object]) -> None:
         """Appends one line.
@@ -88,14 +94,12 @@ class MetricsFile:
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise disk_error(self._path, error, len(data)) from error
-        if self._events:
-            self._events.write(json.loads(text))
+        self._trackers.write(json.loads(text))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-        if self._events:
-            self._events.close()
+        self._trackers.close()
 
     def __enter__(self) -> Self:
         """Itself."""
