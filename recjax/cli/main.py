@@ -286,6 +286,15 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
     which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
 
+    tune = verb(names, "tune", verbs.tune, "search for good settings, with Optuna; repeat to go on, also elsewhere",
+                "tune search.toml --trials 30")  # fmt: skip
+    tune.add_argument("file", metavar="FILE", help="path of a TOML file with a [search]")
+    tune.add_argument("--out", type=expanded, help="folder of the study (default: runs/tune-NAME, after the file); "
+                      "several processes may share it")  # fmt: skip
+    tune.add_argument("--trials", type=int, metavar="N", help="in all, instead of what the file says")
+    tune.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl")
+    tune.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on.")
+
     studies.add(names, verb, verbs.write_result)
     data = names.add_parser("data", help="prepare raw files, or describe data")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)

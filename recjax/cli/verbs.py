@@ -228,6 +228,33 @@ def sweep(options: argparse.Namespace) -> None:
         )
 
 
+def tune(options: argparse.Namespace) -> None:
+    """Searches for good settings."""
+    from recjax.config import preset_files
+    from recjax.sweep import report, run
+    from recjax.sweep.file import Sweep
+    from recjax.sweep.search_file import read_search
+    from recjax.sweep.tune import Study
+    from recjax.utils.files import write_whole
+
+    search = read_search(preset_files.find_sweep(options.file), options.out, options.trials)
+    study = Study(search)
+    if not options.results:
+        study.work()
+    results = study.results()
+    write_whole(search.out / "results.jsonl", run.results_text(results))
+    found = Sweep(search.file, search.out, search.axes, search.sort, ())
+    ordered = report.ordered(found, results)
+    best = next((row for row in ordered if row["status"] == "done"), None)
+    result = {"out": str(search.out), "best": best, "runs": ordered}
+    text = report.table(found, results)
+    if best is not None:
+        text += (
+            f"\n\nbest: trial {best['index']}, {search.sort} {report.measure(best, search.sort):.4f}\n{best['command']}"
+        )
+    write_result(options, result, lambda: text)
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Prepares raw files."""
     from recjax import settings

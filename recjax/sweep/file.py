@@ -131,23 +131,12 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
       ConfigError: the file cannot be read, is no TOML, or holds a key or value that is wrong; two of its runs are the
         same. The message names the file and the key.
     """
-    plain = _read(file)
+    plain = read_toml(file)
     try:
-        if unknown := [key for key in plain if key not in KEYS]:
-            close = difflib.get_close_matches(unknown[0], KEYS, n=1)
-            raise ConfigError(
-                f"unknown key {unknown[0]!r}."
-                + (f" Did you mean {close[0]}?" if close else "")
-                + f" A sweep file has the keys {', '.join(KEYS)}; settings of the runs stand under overrides, [grid] "
-                "or [zip]."
-            )
-        preset, fixed, sort = plain.get("preset"), plain.get("overrides", []), plain.get("sort")
-        if not isinstance(preset, str):
-            raise ConfigError('it names no preset. Write for example preset = "synthetic".')
-        if not isinstance(fixed, list) or not all(isinstance(text, str) and "=" in text for text in fixed):
-            raise ConfigError(
-                f'overrides is {json.dumps(fixed, default=str)}; expected a list of texts like ["train.epochs=1"].'
-            )
+        if "search" in plain:
+            raise ConfigError("it has a [search]: that is for `recjax tune`, which chooses the values itself.")
+        preset, fixed = check_keys(plain, KEYS, "A sweep file", "overrides, [grid] or [zip]")
+        sort = plain.get("sort")
         if sort is not None and not (isinstance(sort, str) and direction(sort) is not None):
             known = either([*SORTS, "of several labels validation.LABEL.MEASURE"])
             raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {known}.")
@@ -159,7 +148,37 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
     return Sweep(file, folder, axes, sort, runs)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def check_keys(plain: dict[str, Any], keys: Sequence[str], name: str, settings: str) -> tuple[str, list[str]]:
+    """Returns the preset and the overrides of all runs, from what a file says.
+
+    Args:
+      plain: the file.
+      keys: that it may have.
+      name: of such a file, for messages.
+      settings: where settings stand in it, in words.
+
+    Raises:
+      ConfigError: an unknown key, no preset, or overrides that are none.
+    """
+    if unknown := [key for key in plain if key not in keys]:
+        close = difflib.get_close_matches(unknown[0], keys, n=1)
+        raise ConfigError(
+            f"unknown key {unknown[0]!r}."
+            + (f" Did you mean {close[0]}?" if close else "")
+            + f" {name} has the keys {', '.join(keys)}; settings of the runs stand under {settings}."
+        )
+    preset, fixed = plain.get("preset"), plain.get("overrides", [])
+    if not isinstance(preset, str):
+        raise ConfigError('it names no preset. Write for example preset = "synthetic".')
+    if not isinstance(fixed, list) or not all(isinstance(text, str) and "=" in text for text in fixed):
+        raise ConfigError(
+            f'overrides is {json.dumps(fixed, default=str)}; expected a list of texts like ["train.epochs=1"].'
+        )
+    return preset, fixed
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Reads a file of TOML; ConfigError where it cannot be read, or is none."""
     if file.exists() and not file.is_file():
         raise ConfigError(f"cannot read the sweep file {file}: it is no regular file.")
     try:

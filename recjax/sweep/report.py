@@ -56,7 +56,8 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
     for result in ordered(sweep, results):
         values = [_written(column, measure(result, column)) for column in columns]
         status = "" if result["status"] == "done" else result["status"]
-        cells.append([str(result["index"]), *(result["swept"][key] for key in keys), *values, status])
+        swept = [_shortened(result["swept"][key]) for key in keys]
+        cells.append([str(result["index"]), *swept, *values, status])
     lines = aligned(cells, left=())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
@@ -147,6 +148,11 @@ def _draw_panel(panel: Axes, axis: Axis, others: Sequence[Axis], name: str, resu
     if name == "samples_per_s":
         panel.set_ylim(bottom=0)
         panel.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _shortened(text: str) -> str:
+    """A number that was drawn, to four digits."""
+    return f"{float(text):.4g}" if len(text) > 8 and _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:

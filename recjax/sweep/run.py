@@ -7,10 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from recjax import settings
 from recjax.errors import Interrupted, RecjaxError, StoppedError
@@ -78,7 +79,7 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
       Interrupted, StoppedError: SIGINT or SIGTERM came. The run under way was told too, and has saved.
     """
     results = [result(run) for run in runs]
-    signals = _Signals()
+    signals = Signals()
     with handling((signal.SIGINT, signal.SIGTERM), signals.take):
         for place, run in enumerate(runs):
             label = (
@@ -87,10 +88,10 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
             if signals.taken:
                 break
             if results[place]["status"] == "done":
-                _note(f"{label} done already: {run.out}")
+                note(f"{label} done already: {run.out}")
                 continue
-            _note(f"{label} {run.command}")
-            error = _train(run, label, signals)
+            note(f"{label} {run.command}")
+            error = train_apart(run, label, signals)
             results[place] = result(run)
             if signals.taken and results[place]["status"] != "done":
                 error = None  # it stays open
@@ -105,14 +106,17 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
     return results
 
 
-class _Signals:
+class Signals:
     """SIGINT and SIGTERM, which go to the run under way too."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "the sweep", next_time: str = "it skips the runs that are done") -> None:
+        """Has taken none; what is stopped, and what the same command does then, stand in the error."""
+        self._what, self._next_time = what, next_time
         self.taken: list[int] = []
         self._child: subprocess.Popen[str] | None = None
 
     def take(self, number: int, frame: object) -> None:
+        """Keeps a signal, and hands it to the child."""
         self.taken.append(number)
         if self._child is not None:
             self._child.send_signal(number)
@@ -125,28 +129,57 @@ class _Signals:
 
     def error(self) -> Interrupted | StoppedError:
         """With which the sweep ends."""
-        text = "Give the same command to go on: it skips the runs that are done."
+        text = f"Give the same command to go on: {self._next_time}."
         if self.taken[0] == signal.SIGINT:
-            return Interrupted(f"the sweep was stopped by Ctrl-C. {text}")
-        return StoppedError(f"the sweep was stopped by SIGTERM. {text}")
+            return Interrupted(f"{self._what} was stopped by Ctrl-C. {text}")
+        return StoppedError(f"{self._what} was stopped by SIGTERM. {text}")
 
 
-def _train(run: Run, label: str, signals: _Signals) -> str | None:
-    """Trains in a process of its own, with its progress on our standard error; returns why it failed, if it did."""
+class Watcher(Protocol):
+    """Looks at a run while it trains, in a thread of its own, and may stop it."""
+
+    def __call__(self, run: Run, child: subprocess.Popen[str], ended: threading.Event) -> None:
+        """Returns soon after `ended` is set."""
+
+
+def train_apart(
+    run: Run, label: str, signals: Signals, watch: Watcher | None = None, keep: Sequence[int] = ()
+) -> str | None:
+    """Trains in a process of its own, with its progress on our standard error.
+
+    Args:
+      run: to train, or to go on with.
+      label: before each of its lines.
+      signals: those of this process, which go to it too.
+      watch: looks at it meanwhile.
+      keep: file descriptors that it inherits.
+
+    Returns:
+      Why it failed, if it did.
+    """
     # -P: as for the command `recjax`, Python files in the working folder are nobody's modules.
     command = [sys.executable, "-P", "-m", "recjax.cli.main", *run.arguments, "--json"]
     last: deque[str] = deque(maxlen=1)
     said = None
     # Its result is read from its folder: a run that was done by another call is read in the same way.
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, encoding="utf-8", errors="replace", **pipes) as child:
+    ended = threading.Event()
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(
+            subprocess.Popen(command, encoding="utf-8", errors="replace", pass_fds=keep, **pipes)
+        )
         signals.give_to(child)
+        if watch is not None:
+            watcher = threading.Thread(target=watch, args=(run, child, ended), name="watch")
+            watcher.start()
+            stack.callback(watcher.join)
+        stack.callback(ended.set)
         try:
             assert child.stderr is not None
             for line in child.stderr:
                 if text := line.strip():
                     last.append(text)
-                    _note(f"{label} {text}")
+                    note(f"{label} {text}")
                     said = text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else said
         except BaseException:  # no run goes on alone
             child.terminate()  # upon which it saves a checkpoint
@@ -160,6 +193,7 @@ def _train(run: Run, label: str, signals: _Signals) -> str | None:
     return None if child.returncode == 0 else said or "".join(last) or f"exit status {child.returncode}"
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Says a line on standard error."""
     with contextlib.suppress(OSError, ValueError):  # training goes on when nobody listens any more
         print(text, file=sys.stderr, flush=True)
