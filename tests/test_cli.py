@@ -24,6 +24,7 @@ VERBS = (
     ["plan"],
     ["calibrate"],
     ["sweep"],
+    ["tune"],
     ["data", "prepare"],
     ["data", "info"],
     ["weights", "import"],

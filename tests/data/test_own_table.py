@@ -357,7 +357,7 @@ def test_what_counts_as_1(tmp_path, options, labels, truth):
 
 def test_rows_of_all_chunks(tmp_path, monkeypatch):
     """Chunks of 7 rows from batches of other sizes; a resumed preparation begins at any of them."""
-    monkeypatch.setattr(readers, "ROWS", 7)
+    monkeypatch.setattr(readers, "_CHUNK_ROWS", 7)
     path = small(tmp_path, y=[0, 1] * 100, x=list(range(200)), l=[[i] * (i % 3) for i in range(200)])
     reader = open_raw(Table(label="y", columns=("x:id", "l:jagged", "y:skip")), path)
     chunks = list(reader.chunks(0))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recjax.data.prepare import short_text
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import codes_dtype
 from recjax.data.text.fields import is_utf8
@@ -119,6 +120,13 @@ def distinct(array: Any) -> tuple[Any, np.ndarray]:
     return values.filter(pa.array(used[:-1])), ranks[at]
 
 
+def words(array: Any) -> Any:
+    """The values of a plain array of text, in any order and number; null and what no row holds may be among them."""
+    import pyarrow.types as t
+
+    return array.dictionary if t.is_dictionary(array.type) else array
+
+
 def missing(values: Any, kind: Kind) -> np.ndarray:
     """Which of the distinct values are none, where the column is of this kind: bool [D]."""
     found = kind_of(values)
@@ -139,7 +147,7 @@ def code(array: Any, kind: Kind) -> tuple[Coded, np.ndarray | None]:
     values, at = distinct(array)
     keys, fine, none = (_texts if kind == "text" else _integers)(values, kind)
     good = fine & ~none
-    found, back = np.unique(keys[good], return_inverse=True)
+    found, back = short_text.unique(keys if good.all() else keys[good])
     rank = np.full(len(keys) + 1, len(found), codes_dtype(len(found)))  # the last is of null, whose index is -1
     rank[:-1][good] = back
     wrong = np.append(~fine & ~none, False)
@@ -150,6 +158,8 @@ def _texts(values: Any, _: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys of distinct values as text, S [D]; which of them can be keys, and which are missing: bool [D]."""
     kind = kind_of(values)
     none = missing(values, "text")
+    if kind == "text" and (keys := _fine_texts(values)) is not None:
+        return keys, np.ones(len(keys), bool), none
     if kind == "text":
         texts = [v if isinstance(v, bytes) else v.encode() for v in values.to_pylist()]
         fine = np.array([len(v) <= MOST_BYTES and b"\0" not in v and is_utf8(v) for v in texts], bool)
@@ -160,6 +170,30 @@ def _texts(values: Any, _: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         texts, fine = [b""] * len(values), np.zeros(len(values), bool)
     texts = [v if good else b"" for v, good in zip(texts, fine, strict=True)]
     return np.array(texts, np.bytes_), fine, none
+
+
+def _fine_texts(values: Any) -> np.ndarray | None:
+    """An array of text without null as keys, S [D], in a few passes over its bytes; None where one can be no key."""
+    import pyarrow as pa
+
+    try:  # the cast of bytes and the validation of strings look for what is not UTF-8
+        (values.cast(pa.string()) if pa.types.is_binary(values.type) else values).validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    lengths = np.diff(ends)
+    width = int(lengths.max(initial=0))
+    if not width:
+        return np.zeros(len(values), "S1")
+    text = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    if width > MOST_BYTES or not text.all():  # a NUL
+        return None
+    if len(text) == width * len(lengths):
+        return text.view(f"S{width}")
+    keys = np.zeros((len(lengths), width), np.uint8)
+    keys[np.arange(width) < lengths[:, None]] = text
+    return keys.ravel().view(f"S{width}")
 
 
 def _written(value: Any) -> str:

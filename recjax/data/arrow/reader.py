@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -17,14 +18,16 @@ from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
-from recjax.data.arrow.splits import ROWS
 from recjax.data.arrow.splitter import Choices, Splitter
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.source import SPLITS
 from recjax.data.text.source_files import sha256
+from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
 
+_THREADS = 2  # that convert rows; Arrow and NumPy let go of the interpreter for most of it
+_CHUNK_ROWS = 2**17  # coded together: the more, the fewer values are sorted and searched again
 _SAMPLE_ROWS = 2**20  # that quantiles are taken of
 
 
@@ -114,15 +117,13 @@ class TableReader:
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
         needed = list(dict.fromkeys([*(spec.name for spec in self.specs), *self._needed_always]))
-        row = 0
-        for number, pieces in enumerate(_regular(self._pieces(needed))):
-            count = sum(piece.batch.num_rows for piece in pieces)
-            if number >= start:
-                yield self._chunk(pieces, row, count)
-            row += count
+        numbered = enumerate(_regular(self._pieces(needed)))
+        rest = ((pieces, number * _CHUNK_ROWS) for number, pieces in numbered if number >= start)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            yield from ahead(pool, _THREADS, lambda each: self._chunk(*each), rest)
 
-    def _chunk(self, pieces: Sequence[_Piece], row: int, count: int) -> Chunk:
-        arrays = _joined(pieces)
+    def _chunk(self, pieces: Sequence[_Piece], row: int) -> Chunk:
+        arrays, count = _joined(pieces), sum(piece.batch.num_rows for piece in pieces)
         found = chunk_columns.raw_columns(arrays, self.specs, count)
         faults, weights = found.faults, found.weights
         if self._labels is not None:
@@ -282,16 +283,16 @@ class TableReader:
 
 
 def _regular(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """The same rows in lists of pieces of ROWS rows together; the last may have fewer."""
+    """The same rows in lists of pieces of _CHUNK_ROWS rows together; the last may have fewer."""
     held: list[_Piece] = []
     count = 0
     for piece in pieces:
         while piece.batch.num_rows:
-            taken = min(ROWS - count, piece.batch.num_rows)
+            taken = min(_CHUNK_ROWS - count, piece.batch.num_rows)
             held.append(_Piece(piece.file, piece.start, piece.batch.slice(0, taken)))
             piece = _Piece(piece.file, piece.start + taken, piece.batch.slice(taken))
             count += taken
-            if count == ROWS:
+            if count == _CHUNK_ROWS:
                 yield held
                 held, count = [], 0
     if held:

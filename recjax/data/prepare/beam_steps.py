@@ -33,9 +33,10 @@ from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.data.prepare.encoder import Encoder
 from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, load_map, stable_hash
+from recjax.data.prepare.part_file import rows as part_rows
+from recjax.data.prepare.part_file import save, train_counts
 from recjax.data.prepare.prepare import counted, least_count
 from recjax.data.prepare.vocabulary import Vocabulary
-from recjax.data.prepare.work_folder import load, save
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
 from recjax.data.storage import builder
 from recjax.data.storage.manifest import BLOCKS_PER_FILE
@@ -172,7 +173,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         stream.seek(0)
         with open_arrays(stream) as arrays:
             for i in range(len(reader.features)):
-                values, counts = counted((arrays[f"{i}.values"], arrays[f"{i}.counts"]), ids)
+                values, counts = counted(train_counts(arrays, i), ids)
                 values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
                 shards = (stable_hash(values) % np.uint64(SHARDS)).astype(np.int64)
                 for shard in np.unique(shards).tolist():
@@ -305,7 +306,7 @@ def _blocks(job: Job, encoder: Encoder, file: BlockFile) -> Iterator[Batch]:
     held = 0
     for number, start in file.parts:
         with open_arrays(io.BytesIO(part_file(job, number).read_bytes())) as arrays:
-            rows = encoder.encode_coded(load(arrays, names).rows(split))
+            rows = encoder.encode_coded(part_rows(arrays, split, names))
         rest.append(between(rows, max(0, file.first - start), min(rows.size, last - start)))
         held += rest[-1].size
         if held >= BLOCK_ROWS:

@@ -9,6 +9,7 @@ import dataclasses
 
 import numpy as np
 
+from recjax.data.prepare import short_text
 from recjax.data.prepare.chunk import Chunk, Coded, Column
 
 
@@ -46,7 +47,7 @@ def code(column: Column) -> Coded:
     """The same entries, coded."""
     if column.keys.dtype.kind == "S":
         present = column.keys if column.missing is None else column.keys[~column.missing]
-        values, found = np.unique(present, return_inverse=True)
+        values, found = short_text.unique(present)
     else:
         values, found = _distinct(column.keys if column.missing is None else column.keys[~column.missing])
     if column.missing is None:

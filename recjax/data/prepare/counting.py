@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recjax.data.prepare import short_text
 from recjax.utils.npy import map_array
 
 _SLICE = 1 << 22  # entries merged at once
@@ -68,6 +69,14 @@ def merge(runs: Sequence[Run], min_count: int = 1) -> Run:
     runs = [run for run in runs if len(run[0])]
     if not runs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if all(short_text.is_short(values.dtype) for values, _ in runs):
+        width = max((values.dtype for values, _ in runs), key=lambda dtype: dtype.itemsize)
+        values, counts = _merge([(short_text.numbers(values), counts) for values, counts in runs], min_count)
+        return short_text.texts(values, width), counts
+    return _merge(runs, min_count)
+
+
+def _merge(runs: Sequence[Run], min_count: int) -> Run:
     slices = -(-sum(len(values) for values, _ in runs) // _SLICE)
     samples = np.sort(np.concatenate([values[:: -(-len(values) // _SAMPLES)] for values, _ in runs]))
     pivots = samples[np.arange(1, slices) * len(samples) // slices]

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from recjax.data.prepare import short_text
 from recjax.utils.npy import map_array
 
 _VALUES, _ROWS = "values.npy", "rows.npy"  # the files of a saved vocabulary
@@ -29,6 +30,7 @@ class Vocabulary:
           first_row: the rows before it belong to no value.
         """
         self._sorted, self._row_of_sorted, self._first_row = values, rows, first_row
+        self._numbers: np.ndarray | None = None  # the values as `short_text.numbers`, once they are searched
 
     @classmethod
     def counted(cls, values: np.ndarray, counts: np.ndarray, min_count: int = 1, first_row: int = 1) -> Self:
@@ -73,10 +75,19 @@ class Vocabulary:
         """The row of every value: int32 of the same shape. Ascending values are found fastest."""
         if len(self._sorted) == 0:
             return np.zeros(np.shape(values), np.int32)
+        if short_text.is_short(self._sorted.dtype) and short_text.is_short(values.dtype):
+            return self._encode_short(values)
         wanted = values.astype(self._sorted.dtype, copy=False)  # or NumPy would convert the vocabulary instead
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         found = self._sorted[at] == values  # not `wanted`: the conversion may have changed a value
         return np.where(found, self._row_of_sorted[at], np.int32(0))
+
+    def _encode_short(self, values: np.ndarray) -> np.ndarray:
+        if self._numbers is None:
+            self._numbers = short_text.numbers(np.ascontiguousarray(self._sorted))
+        wanted = short_text.numbers(np.ascontiguousarray(values).ravel()).reshape(values.shape)
+        at = np.minimum(np.searchsorted(self._numbers, wanted), len(self._numbers) - 1)
+        return np.where(self._numbers[at] == wanted, self._row_of_sorted[at], np.int32(0))
 
     def sha256(self) -> str:
         """Hash of the values and their rows: equal hashes mean the same rows for the same values."""

@@ -21,12 +21,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from recjax.data.prepare.chunk import Coded
-from recjax.data.prepare.coding import CodedChunk, counts
+from recjax.data.prepare import part_file
+from recjax.data.prepare.coding import CodedChunk
 from recjax.data.prepare.counting import Run
 from recjax.data.prepare.dense_columns import DenseStats
 from recjax.data.source import SPLITS
@@ -131,7 +131,7 @@ class WorkFolder:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""
         file = self.path / f"part-{index:06}.npz"
         with file.open("wb") as stream:
-            save(stream, chunk)
+            part_file.save(stream, chunk)
         train = chunk.dense[chunk.split == SPLITS.index("train")]
         rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
         return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(train), done)
@@ -146,53 +146,31 @@ class WorkFolder:
             os.fsync(journal.fileno())
         self.parts.append(part)
 
-    def read(self, part: Part, features: Sequence[str]) -> CodedChunk:
-        """A whole part; `features` are the names of its columns."""
+    def read(self, part: Part, split: int, features: Sequence[str]) -> CodedChunk:
+        """The rows of a part that are of a split, which has some; `features` are the names of its columns."""
         with self._open(part) as arrays:
-            return load(arrays, features)
+            return part_file.rows(arrays, split, features)
 
     def train_counts(self, part: Part, feature: int) -> Run:
         """The distinct values of feature number `feature` in a part, and how often its training rows hold them."""
         with self._open(part) as arrays:
-            return arrays[f"{feature}.values"], arrays[f"{feature}.counts"]
+            return part_file.train_counts(arrays, feature)
 
     @contextlib.contextmanager
     def _open(self, part: Part) -> Iterator[Mapping[str, np.ndarray]]:
+        path = self.path / part.file
         try:
-            with open_arrays(self.path / part.file) as arrays:
+            with open_arrays(path) as arrays:
                 yield arrays
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(
-                f"{self.path / part.file} is damaged ({' '.join(str(error).split())[:200]}): an unfinished preparation "
-                f"wrote it. Remove the folder {self.path} and prepare again."
+                f"{path} is damaged ({' '.join(str(error).split())[:200]}): an unfinished preparation wrote it. Remove "
+                f"the folder {self.path} and prepare again."
             ) from None
 
     def remove(self) -> None:
         """Removes all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def save(stream: BinaryIO, chunk: CodedChunk) -> None:
-    """Writes a chunk as .npz, and for every column how often each value stands in the training rows."""
-    train = chunk.split == SPLITS.index("train")
-    arrays = {"labels": chunk.labels, "dense": chunk.dense, "split": chunk.split}
-    if chunk.weights is not None:
-        arrays["weights"] = chunk.weights
-    for i, column in enumerate(chunk.columns.values()):
-        arrays |= {f"{i}.values": column.values, f"{i}.codes": column.codes, f"{i}.counts": counts(column, train)}
-        if column.lengths is not None:
-            arrays[f"{i}.lengths"] = column.lengths
-    np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stub takes the names for flags
-
-
-def load(arrays: Mapping[str, np.ndarray], features: Sequence[str]) -> CodedChunk:
-    """What `save` wrote, opened as an .npz; `features` are the names of its columns."""
-    columns = {}
-    for i, name in enumerate(features):
-        lengths = arrays[f"{i}.lengths"] if f"{i}.lengths" in arrays else None
-        columns[name] = Coded(arrays[f"{i}.values"], arrays[f"{i}.codes"], lengths)
-    weights = arrays["weights"] if "weights" in arrays else None
-    return CodedChunk(arrays["labels"], arrays["dense"], columns, arrays["split"], weights)
 
 
 def _as_text(key: Mapping[str, Any]) -> bytes:
