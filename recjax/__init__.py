@@ -85,7 +85,8 @@ def prepare(
 
     Args:
       data: whatever has `__arrow_c_stream__` (pandas, polars, DuckDB, HF datasets, tables and readers of pyarrow); a
-        dict from column names to NumPy arrays, [n], or [n, width] for a vector; or the path of Parquet, CSV or Arrow.
+        dict from column names to NumPy arrays, [n], or [n, width] for a vector; or the path of Parquet, ORC, CSV or
+        Arrow.
       label: column of the label.
       out: the folder to make.
       *overrides: changes to the settings of `recjax.data.datasets.own_table.Table`, see above.
@@ -182,7 +183,7 @@ def predict(
     Args:
       out: the run folder, which is all that is needed.
       input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data; of a table of one's own also
-        Parquet, CSV or Arrow, and a table in Python as `prepare` takes it.
+        Parquet, ORC, CSV or Arrow, and a table in Python as `prepare` takes it.
       scores: the file to write, .csv or .jsonl.
       *overrides: see above, for example another "mesh.devices"; on_error="skip" leaves malformed rows out.
       split: of a folder.

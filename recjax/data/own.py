@@ -9,7 +9,8 @@ _OTHERS = ("txt", "json", "jsonl", "xlsx", "pkl", "npz", "libsvm")
 _PYTHON = ("pandas", "polars", "duckdb", "numpy")
 _TRAIN = "`recjax train table data.from=FILE data.label=COLUMN`"
 HOW = (
-    f"A table of one's own (Parquet, CSV or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a frame. "
+    f"A table of one's own (Parquet, ORC, CSV or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a "
+    "frame. "
     "See `Your own data` in the README."
 )
 

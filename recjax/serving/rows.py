@@ -61,7 +61,8 @@ def read(
       encoder: of the data that the model was trained on.
       faults: told of malformed rows.
       carry: columns to hand on as they are given, whether the model knows them or not; None: all that there are.
-      table: of a table of one's own what the prepared data say of its columns; Parquet, CSV and Arrow are read then.
+      table: of a table of one's own what the prepared data say of its columns; Parquet, ORC, CSV and Arrow are read
+        then.
 
     Raises:
       ConfigError: the dataset has no text format that could be told row by row.

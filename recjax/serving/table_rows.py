@@ -22,7 +22,7 @@ from recjax.serving.faults import RowFaults
 def read(
     file: Path, described: Mapping[str, Any], faults: RowFaults, carry: Sequence[str] | None = (), delimiter: str = ""
 ) -> Iterator[Unlabelled]:
-    """The rows of a Parquet, CSV or Arrow file, in its order.
+    """The rows of a Parquet, ORC, CSV or Arrow file, in its order.
 
     Args:
       file: the file.

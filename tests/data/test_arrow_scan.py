@@ -5,6 +5,7 @@ import gzip
 
 import pyarrow as pa
 import pyarrow.feather as feather
+import pyarrow.orc as orc
 import pyarrow.parquet as parquet
 import pytest
 
@@ -30,11 +31,13 @@ def written(tmp_path, content, name="t.csv"):
     return path
 
 
-@pytest.mark.parametrize("name", ["t.parquet", "t.pq", "t.feather", "t.arrow", "stream.arrow"])
+@pytest.mark.parametrize("name", ["t.parquet", "t.pq", "t.orc", "t.feather", "t.arrow", "stream.arrow"])
 def test_formats_that_know_their_types(tmp_path, name):
     path = tmp_path / name
     if path.suffix in (".parquet", ".pq"):
         parquet.write_table(TABLE, path, row_group_size=2)
+    elif name == "t.orc":
+        orc.write_table(TABLE, path)
     elif name == "t.feather":
         feather.write_feather(TABLE, path)
     else:  # a file, and a stream as HF datasets write it
@@ -95,6 +98,7 @@ def test_packed_csv(tmp_path):
         ("t.parquet", "", "t.parquet cannot be read as Parquet"),
         ("t.arrow", "a,b\n1,2\n", "t.arrow cannot be read as Arrow"),
         ("t.feather", "", "t.feather cannot be read as Arrow"),
+        ("t.orc", "a,b\n1,2\n", "t.orc cannot be read.*Not an ORC file"),
         ("t.csv.gz", "a,b\n1,2\n", "t.csv.gz cannot be read"),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_roles_and_values_of_the_clicks(table, source):
             assert got["price"] == pytest.approx(price, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", ["feather", "csv", "parts"])
+@pytest.mark.parametrize("form", ["feather", "orc", "csv", "parts"])
 def test_every_format_gives_the_same_data(table, tmp_path, form):
     table = table.drop_columns(["tags", "vector"])  # which CSV cannot hold
     truth = prepared(CLICKS, tables.write(table, tmp_path / "t.parquet"), tmp_path / "truth")

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.feather as feather
+import pyarrow.orc as orc
 import pyarrow.parquet as parquet
 
 from recjax.data.batch import Batch
@@ -45,6 +46,8 @@ def write(table: pa.Table, path: Path) -> Path:
         parquet.write_table(table, path, row_group_size=70)
     elif path.suffix == ".csv":
         csv.write_csv(table, path)
+    elif path.suffix == ".orc":
+        orc.write_table(table, path)
     else:
         feather.write_feather(table, path, chunksize=40)
     return path

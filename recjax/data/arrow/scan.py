@@ -1,4 +1,4 @@
-"""Files of tables as Arrow batches, in their order and with bounded memory: Parquet, CSV, Arrow IPC (Feather).
+"""Files of tables as Arrow batches, in their order and with bounded memory: Parquet, ORC, CSV, Arrow IPC (Feather).
 
 pyarrow is imported inside the functions, for it is slow to load.
 """
@@ -18,10 +18,11 @@ from recjax.data.storage.uris import is_remote, place
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
 
-Form = Literal["parquet", "csv", "arrow"]
+Form = Literal["parquet", "orc", "csv", "arrow"]
 FORMS: dict[str, Form] = {
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".orc": "orc",
     ".csv": "csv",
     ".tsv": "csv",
     ".feather": "arrow",
@@ -30,7 +31,7 @@ FORMS: dict[str, Form] = {
 }
 PACKED = (".gz", ".bz2", ".zst")  # of CSV; the others compress inside
 DELIMITERS = ",\t;|"  # that a first line is searched for
-_NEEDS = "Parquet (.parquet), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
+_NEEDS = "Parquet (.parquet), ORC (.orc), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
 _BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
 _BATCH_ROWS = 2**16
 _MALFORMED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")  # what Arrow says of a line of CSV
@@ -128,6 +129,8 @@ def schema(file: TableFile) -> Any:
     with _reading(file), _opened(file) as stream:
         if file.form == "parquet":
             found = pq.ParquetFile(stream).schema_arrow
+        elif file.form == "orc":
+            found = _orc(stream).schema
         elif file.form == "arrow":
             found = _ipc(stream).schema
         else:
@@ -156,6 +159,12 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
             for batch in reader.iter_batches(_BATCH_ROWS, columns=columns):
                 yield batch.select(columns)
+        elif file.form == "orc":
+            stripes = _orc(stream)
+            for number in range(stripes.nstripes):  # a stripe is what ORC can read alone, some 64 MiB
+                stripe = stripes.read_stripe(number, columns=columns).select(columns)
+                for start in range(0, stripe.num_rows, _BATCH_ROWS):
+                    yield stripe.slice(start, _BATCH_ROWS)
         elif file.form == "arrow":
             source = _ipc(stream)
             count = getattr(source, "num_record_batches", None)  # of a file; a stream is read to its end
@@ -172,6 +181,13 @@ def _is_text(kind: Any) -> bool:
     import pyarrow.types as t
 
     return t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+
+
+def _orc(stream: Any) -> Any:
+    """An ORC file, opened."""
+    from pyarrow import orc
+
+    return orc.ORCFile(stream)
 
 
 def _ipc(stream: Any) -> Any:
@@ -259,7 +275,7 @@ def _reading(file: TableFile) -> Iterator[None]:
             ) from None
         if isinstance(error, UnicodeDecodeError):
             raise DataError(f"{file} is not UTF-8 text ({error}). Save it as UTF-8.") from None
-        what = {"parquet": "Parquet", "csv": "CSV", "arrow": "Arrow"}[file.form]
+        what = {"parquet": "Parquet", "orc": "ORC", "csv": "CSV", "arrow": "Arrow"}[file.form]
         raise DataError(
             f"{file} cannot be read as {what} ({' '.join(str(error).split())[:200].rstrip('.')}). Write or copy it "
             "again."

@@ -1,4 +1,4 @@
-"""A table of a person's own: Parquet, CSV or Arrow files, whose columns get roles by name or by what they look like."""
+"""A table of a person's own: Parquet, ORC, CSV or Arrow files, whose columns get roles by name or by their looks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Table:
     kind: ClassVar[str] = "table"
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
-    from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, CSV or Arrow
+    from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
     # Column of the label; or several, with kinds and weights: clicked,bought:weight=clicked,rating:number,stars:class
     label: str = ""
     threshold: float | None = None  # label 1 means that the column is at least this; none: see positive
