@@ -198,8 +198,8 @@ def _parser() -> argparse.ArgumentParser:
     trusting(predict)
     predict.add_argument("--input", type=expanded, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or "
-                         "without labels, also .gz; of a table of one's own also Parquet, ORC, CSV or Arrow; or a folder "
-                         "of prepared data")  # fmt: skip
+                         "without labels, also .gz; of a table of one's own also Parquet, ORC, CSV or Arrow; or a "
+                         "folder of prepared data")  # fmt: skip
     predict.add_argument("--out", type=expanded, required=True, metavar="FILE",
                          help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a "
                          "file of scores")  # fmt: skip
