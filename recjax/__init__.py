@@ -210,6 +210,53 @@ def predict(
     return run(out, input, scores, *how, trust_code=trust_code)
 
 
+def export(
+    run: Path | str,
+    out: Path | str,
+    *overrides: Overrides,
+    step: int | Literal["newest"] | None = None,
+    format: Literal["stablehlo", "onnx"] = "stablehlo",
+    quantize: Literal["none", "bfloat16", "int8", "int4"] = "none",
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+    user: str | Sequence[str] = (),
+    trust_code: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Writes the model of a run as a folder that runs without recjax, and returns what is in it.
+
+        recjax.export("runs/first", "exported", quantize="int8")
+
+    Args:
+      run: the run folder.
+      out: the folder to write; must not exist, or be empty.
+      *overrides: see above, for example another "mesh.devices".
+      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
+      format: "stablehlo" for JAX (extra `export`), or "onnx" for onnxruntime (extra `onnx`).
+      quantize: how rows of tables are written; "none": as they are held.
+      platforms: where StableHLO is to run: some of "cpu", "cuda" and "tpu".
+      user: features that all candidates of a request have in common: they are looked up once for all of them.
+      trust_code: as for `evaluate`.
+      **settings: overrides as keywords.
+
+    Returns:
+      {"out", "step", "format", "quantize", "platforms", "user", "tables", "table_bytes", "bytes"}: "tables" is how many
+      there are.
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax.errors import ConfigError
+    from recjax.serving.export import export
+    from recjax.settings.from_python import short, texts
+
+    for name, value in (("run", run), ("out", out)):
+        if not isinstance(value, (str, Path)):
+            raise ConfigError(f"export needs the path of a folder as {name}, not {short(value)}.")
+    users, where = ([x] if isinstance(x, str) else list(x) for x in (user, platforms))
+    changes = texts(*overrides, **settings)
+    return export(run, out, changes, step, quantize, where, format, users, trust_code=trust_code)
+
+
 def open_run(out: Path | str, step: int | Literal["newest"] | None = None, *, trust_code: bool = False) -> OpenedRun:
     """Opens a run folder: its config, metrics, tables by the data's own ids, curves, and scores of rows.
 

@@ -217,10 +217,14 @@ def _parser() -> argparse.ArgumentParser:
     trusting(export)
     export.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder to write; must not exist, "
                         "or be empty")  # fmt: skip
-    export.add_argument("--quantize", choices=("none", "bfloat16", "int8"), default="none",
+    export.add_argument("--format", choices=("stablehlo", "onnx"), default="stablehlo",
+                        help="stablehlo is run by JAX (the default), onnx by onnxruntime")  # fmt: skip
+    export.add_argument("--quantize", choices=("none", "bfloat16", "int8", "int4"), default="none",
                         help="how rows of tables are written (default: none, as they are)")  # fmt: skip
+    export.add_argument("--user", default="", metavar="A,B", help="features that all candidates of a request have in "
+                        "common: they are looked up once for all of them")  # fmt: skip
     export.add_argument("--platforms", default="cpu,cuda,tpu", metavar="A,B",
-                        help="where it is to run (default: cpu,cuda,tpu)")  # fmt: skip
+                        help="where StableHLO is to run (default: cpu,cuda,tpu)")  # fmt: skip
     checkpoint(export)
 
     show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")

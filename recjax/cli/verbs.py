@@ -62,8 +62,8 @@ def export(options: argparse.Namespace) -> None:
     """Writes a model that runs without recjax."""
     from recjax.serving.export import export
 
-    platforms = options.platforms.split(",")
-    how = (options.overrides, options.step, options.quantize, platforms)
+    user = [name for name in options.user.split(",") if name]
+    how = (options.overrides, options.step, options.quantize, options.platforms.split(","), options.format, user)
     made = export(options.run_folder, options.out, *how, trust_code=options.trust_code)
     write_result(
         options,

@@ -5,6 +5,7 @@
   bfloat16     2 D                           2^-8 |x|
   float16      2 (D + 1)                     2^-11 |x|, or 2^-39 m below 2^-28 m, m being the row's largest |x|
   int8         D + 8                         (max - min) / 255 / 2, max and min being the row's
+  int4         D / 2 + 8, rounded up         (max - min) / 15 / 2; of exported tables alone
   float8_e4m3  D + 1                         2^-4 |x|, or 2^-17 m below 2^-13 m
   float8_e5m2  D + 1                         2^-3 |x|, or 2^-31 m below 2^-28 m
 
@@ -19,7 +20,8 @@ arXiv:2209.05433), e4m3 meant for values and e5m2 for gradients: their largest v
 
 int8 is the affine row-wise code of FBGEMM (fused 8-bit row-wise): x = bias + q * scale with q of 0 to 255, and float32
 scale = (max - min) / 255 and bias = min behind the row. A symmetric code would save 4 bytes a row, but its step is
-never smaller and up to twice as large.
+never smaller and up to twice as large. int4 is likewise FBGEMM's code of 4 bits, of two values a byte the first in the
+lower half, but with scale and bias in float32 as those of int8.
 
 No finite value becomes infinite but by rounding: those within 2^-9 of the largest float32 (float16: 2^-12, float8:
 2^-5 and 2^-4). A row of int8 whose max - min exceeds float32 arrives as NaN. A value that is not finite stays so (in
@@ -34,6 +36,7 @@ import jax
 import jax.numpy as jnp
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3", "float8_e5m2"]
+Stored = Literal["float32", "bfloat16", "int8", "int4"]  # of tables that are only read
 _TOP = 14  # float16: the row's largest value is brought to 2^14 .. 2^15
 _FLOAT8 = {"float8_e4m3": (jnp.float8_e4m3fn, 7), "float8_e5m2": (jnp.float8_e5m2, 14)}  # and where that is brought to
 _BIAS = 127  # of a float32's exponent
@@ -52,7 +55,7 @@ def encoded_bytes(columns: float, precision: Precision, item_bytes: int) -> floa
     return sizes[precision]
 
 
-def encode(x_MxD: jax.Array, precision: Precision) -> jax.Array:
+def encode(x_MxD: jax.Array, precision: Precision | Stored) -> jax.Array:
     """What travels instead of some rows.
 
     Args:
@@ -61,7 +64,8 @@ def encode(x_MxD: jax.Array, precision: Precision) -> jax.Array:
 
     Returns:
       [..., E]: x itself (float32); uint16 [..., D] (bfloat16, also for rows that are held so: on CPU, XLA sends
-      bfloat16 as float32); float16 [..., D + 1]; or uint8 [..., D + 8] (int8) or [..., D + 1] (float8).
+      bfloat16 as float32); float16 [..., D + 1]; or uint8 [..., D + 8] (int8), [..., ceil(D / 2) + 8] (int4) or
+      [..., D + 1] (float8).
     """
     if precision == "bfloat16" or (precision == "float32" and x_MxD.dtype == jnp.bfloat16):
         return jax.lax.bitcast_convert_type(x_MxD.astype(jnp.bfloat16), jnp.uint16)
@@ -79,15 +83,19 @@ def encode(x_MxD: jax.Array, precision: Precision) -> jax.Array:
         return jnp.concatenate(
             [jax.lax.bitcast_convert_type(scaled_MxD, jnp.uint8), exponent_Mx1.astype(jnp.uint8)], axis=-1
         )
+    most = 15 if precision == "int4" else 255
     low_Mx1 = jnp.min(x_MxD, axis=-1, keepdims=True)
-    scale_Mx1 = (jnp.max(x_MxD, axis=-1, keepdims=True) - low_Mx1) / 255
+    scale_Mx1 = (jnp.max(x_MxD, axis=-1, keepdims=True) - low_Mx1) / most
     steps_MxD = (x_MxD - low_Mx1) / jnp.where(scale_Mx1 > 0, scale_Mx1, 1)  # 0 / 0 would have no whole number
-    q_MxD = jnp.clip(jnp.round(steps_MxD), 0, 255).astype(jnp.uint8)
+    q_MxD = jnp.clip(jnp.round(steps_MxD), 0, most).astype(jnp.uint8)
+    if precision == "int4":
+        q_MxD = jnp.pad(q_MxD, [(0, 0)] * (q_MxD.ndim - 1) + [(0, q_MxD.shape[-1] % 2)])
+        q_MxD = q_MxD[..., ::2] | (q_MxD[..., 1::2] << 4)
     return jnp.concatenate([q_MxD, _as_bytes(scale_Mx1), _as_bytes(low_Mx1)], axis=-1)
 
 
 def decode(encoded_MxE: jax.Array, precision: Precision) -> jax.Array:
-    """The rows that `encode` was given, up to rounding: [..., D] float32 (float64 if they were)."""
+    """The rows that `encode` was given, up to rounding: [..., D] float32 (float64 if they were). Not of int4."""
     if encoded_MxE.dtype == jnp.uint16:
         return jax.lax.bitcast_convert_type(encoded_MxE, jnp.bfloat16).astype(jnp.float32)
     if precision == "float32":

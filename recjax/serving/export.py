@@ -1,14 +1,15 @@
-"""`recjax export`: a trained model as a folder that JAX and NumPy alone can run, on another machine, without recjax.
+"""`recjax export`: a trained model as a folder that runs on another machine, without recjax.
 
     OUT/manifest.json       inputs, outputs, tables, versions, and the SHA-256 of every other file and of itself
-    OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples
-    OUT/tables/0000.npy     the rows of a table, by id: its arguments, not its constants
-    OUT/parameters.npz      the dense parameters, and what else the module holds (statistics of BatchNorm)
+    OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples; JAX runs it
+    OUT/program.onnx        or the same as ONNX, with its parameters; onnxruntime runs it
+    OUT/tables/0000.npy     the rows of a table, by id: arguments of the program, not constants in it
+    OUT/parameters.npz      beside StableHLO the dense parameters, and what else the module holds (as BatchNorm does)
     OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
     OUT/loader.py           reads and runs all that: `recjax.serving.loader`
 
-Nothing in the other files is code but the StableHLO, which can compute and nothing else: the loader refuses programs
-that call anything outside of themselves.
+Nothing in the other files is code but the program, which can compute and nothing else: the loader refuses programs that
+call anything outside of themselves.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.serving import loader, outputs
+from recjax.serving import loader, onnx_program, outputs
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.train import state as states
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.state import TrainState
-from recjax.train.table_specs import specs
+from recjax.train.table_specs import nearest_names, specs
 from recjax.train.trainer import Trainer
 from recjax.utils.files import disk_error
 from recjax.utils.lazy_arrays import PART_BYTES, LazyArray, as_lazy
 from recjax.utils.paths import expanded, located
 
-Quantize = Literal["none", "bfloat16", "int8"]
+Quantize = Literal["none", "bfloat16", "int8", "int4"]
+Format = Literal["stablehlo", "onnx"]
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -57,6 +59,8 @@ def export(
     step: int | Literal["newest"] | None = None,
     quantize: Quantize = "none",
     platforms: Sequence[str] = PLATFORMS,
+    format: Format = "stablehlo",
+    user: Sequence[str] = (),
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:
@@ -67,31 +71,36 @@ def export(
       out: the folder to write; must not exist, or be empty.
       overrides: changes to the config that keep the model, for example "mesh.devices=1".
       step: of the checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      quantize: how rows of tables are written: "none" as they are held, "bfloat16", or "int8" with a float32 scale and
-        bias each (see `recjax.embedding.quantize`).
-      platforms: some of "cpu", "cuda" and "tpu".
+      quantize: how rows of tables are written: "none" as they are held, "bfloat16", or "int8" or "int4" with a float32
+        scale and bias each (see `recjax.embedding.quantize`).
+      platforms: some of "cpu", "cuda" and "tpu"; of StableHLO.
+      format: "stablehlo" for JAX, or "onnx" for onnxruntime on CPUs.
+      user: features that all candidates of a request have in common, which are then looked up once for all of them.
       trust_code: as for `main.evaluate`.
 
     Returns:
-      {"out", "step", "quantize", "platforms", "tables", "table_bytes", "bytes"}.
+      {"out", "step", "format", "quantize", "platforms", "user", "tables", "table_bytes", "bytes"}.
 
     Raises:
-      ConfigError: no run or checkpoint, flatbuffers is not installed, a folder that is in use, or a model that cannot
-        be exported.
+      ConfigError: no run or checkpoint, flatbuffers or onnx is not installed, a folder that is in use, a feature that
+        the data have not, or a model that cannot be exported.
       DataError: what the run kept of its data is damaged.
       TrainingError: `out` cannot be written, or no intact checkpoint.
     """
     run, out = located(run), expanded(out)
-    _check(out, quantize, platforms)
+    _check(out, quantize, platforms, format)
     source = run_snapshot.open_kept(run / KEPT)
     trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
-    sizes = write(trainer, state, step, out, quantize, platforms, None if source is None else source.path)
+    kept = None if source is None else source.path
+    sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user)
     tables = [size for file, size in sizes.items() if file.startswith("tables/")]
     return {
         "out": str(out),
         "step": step,
+        "format": format,
         "quantize": quantize,
-        "platforms": list(platforms),
+        "platforms": list(platforms) if format == "stablehlo" else ["cpu"],
+        "user": list(user),
         "tables": len(tables),
         "table_bytes": sum(tables),
         "bytes": sum(sizes.values()),
@@ -106,6 +115,8 @@ def write(
     quantize: Quantize = "none",
     platforms: Sequence[str] = PLATFORMS,
     data: Path | None = None,
+    format: Format = "stablehlo",
+    user: Sequence[str] = (),
 ) -> dict[str, int]:
     """`export` of a state in memory; gives the bytes of each file.
 
@@ -117,54 +128,56 @@ def write(
       quantize: likewise.
       platforms: likewise.
       data: what the run kept of its data; None: it has no files.
+      format: as for `export`.
+      user: likewise.
 
     Raises:
       ConfigError, TrainingError: as for `export`.
     """
     schema = trainer.source.schema
+    names = [feature.name for feature in schema.features]
+    if strange := [name for name in user if name not in names]:
+        raise ConfigError(f"--user: the data have no feature {strange[0]!r}. {nearest_names(strange[0], names)}")
     tables, features = specs(trainer.config, schema)
     held = {table.name: _held(table, quantize) for table in tables}
     arrays = states.one_version(trainer.export(state))
     rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}
     leaves = {part: arrays.get(part, {}) for part in ("dense", "module")}
-    inputs = input_shapes(schema)
+    inputs = input_shapes(schema, user)
     stored = {name: _encoded(lazy.shape, held[name]) for name, lazy in rows.items()}
-    arguments = (stored, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
-    program, result = serialise(make_program(trainer, held), arguments, platforms)
     files = {name: f"tables/{number:04}.npy" for number, name in enumerate(rows)}
-    manifest: dict[str, Any] = {
-        "format": loader.FORMAT,
-        "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
-        "model": {"kind": getattr(trainer.config.model, "kind", ""), "step": step},
-        "program": {"platforms": list(platforms), "symbols": inputs.symbols},
-        "parameters": {part: list(each) for part, each in leaves.items()},
-        "tables": {
-            name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
-            | _array(stored[name])
-            for name, lazy in rows.items()
-        },
-        "inputs": _signature(schema, inputs.inputs),
-        "lookups": [_lookup(feature) for feature in features],
-        "outputs": {
-            "dtype": "float32",
-            "shape": _shape(result),
-            "tasks": [
-                {"name": t.name, "kind": t.label.kind, "first": t.first, "outputs": t.outputs} for t in trainer.tasks
-            ],
-            "classes": outputs.classes_of(trainer.source),
-        },
-    }
+    if format == "stablehlo":  # before anything is written: it may be refused
+        arguments = (stored, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
+        program, result = serialise(make_program(trainer, held, user), arguments, platforms)
     unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
         (unfinished / "tables").mkdir(parents=True)
-        (unfinished / "program.stablehlo").write_bytes(program)
         for name, lazy in rows.items():
             _write_rows(unfinished / files[name], lazy, held[name], stored[name])
-        numbered = {f"{part}.{i:04}": x for part, each in leaves.items() for i, x in enumerate(each.values())}
-        np.savez(unfinished / "parameters.npz", allow_pickle=False, **numbered)
+        if format == "onnx":
+            program, result = onnx_program.make_onnx(trainer, held, user, inputs, leaves, files, unfinished)
+        else:
+            numbered = {f"{part}.{i:04}": x for part, each in leaves.items() for i, x in enumerate(each.values())}
+            np.savez(unfinished / "parameters.npz", allow_pickle=False, **numbered)
+        (unfinished / loader.PROGRAMS[format]).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
         shutil.copyfile(loader.__file__, unfinished / "loader.py")
+        manifest: dict[str, Any] = {
+            "format": loader.FORMAT,
+            "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
+            "model": {"kind": getattr(trainer.config.model, "kind", ""), "step": step},
+            "program": {"format": format, "platforms": list(platforms), "symbols": inputs.symbols},
+            "parameters": {part: list(each) for part, each in leaves.items()},
+            "tables": {
+                name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
+                | _array(stored[name])
+                for name, lazy in rows.items()
+            },
+            "inputs": _signature(schema, inputs.inputs, user),
+            "lookups": [_lookup(feature) for feature in features],
+            "outputs": {"dtype": "float32", "shape": _shape(result)} | outputs.described(trainer),
+        }
         paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(unfinished).as_posix(): _checksum(path) for path in paths}
         manifest["sha256"] = loader.own_checksum(manifest)
@@ -177,8 +190,12 @@ def write(
     return {name: entry["bytes"] for name, entry in manifest["files"].items()}
 
 
-def _check(out: Path, quantize: str, platforms: Sequence[str]) -> None:
-    if importlib.util.find_spec("flatbuffers") is None:
+def _check(out: Path, quantize: str, platforms: Sequence[str], format: str) -> None:
+    if format not in get_args(Format):
+        raise ConfigError(f"format is {format!r}; choose one of {', '.join(get_args(Format))}.")
+    if format == "onnx":
+        onnx_program.require()
+    elif importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError(
             "recjax export writes its program by jax.export, which needs the package flatbuffers, and that is not "
             "installed. Install the extra `export` (pip install -e '.[export]'), or flatbuffers itself."
@@ -201,7 +218,12 @@ def _held(table: TableSpec, quantize: Quantize) -> Held:
 def _encoded(shape: tuple[int, ...], held: Held) -> jax.ShapeDtypeStruct:
     """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     V, D = shape
-    kinds = {"float32": ((V, D), np.float32), "bfloat16": ((V, D), np.uint16), "int8": ((V, D + 8), np.uint8)}
+    kinds = {
+        "float32": ((V, D), np.float32),
+        "bfloat16": ((V, D), np.uint16),
+        "int8": ((V, D + 8), np.uint8),
+        "int4": ((V, -(-D // 2) + 8), np.uint8),
+    }
     return jax.ShapeDtypeStruct(*kinds[held])
 
 
@@ -226,7 +248,7 @@ def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeS
     written.flush()
 
 
-def _signature(schema: Schema, inputs: dict[str, Any]) -> dict[str, Any]:
+def _signature(schema: Schema, inputs: dict[str, Any], user: Sequence[str]) -> dict[str, Any]:
     """Inputs of the program, as JSON."""
     features = []
     for feature in schema.features:
@@ -235,8 +257,10 @@ def _signature(schema: Schema, inputs: dict[str, Any]) -> dict[str, Any]:
         }
         kind = "fixed" if feature.bag is not None else "jagged"
         about = {"name": feature.name, "rows": feature.rows, "bag": kind, "ids_per_bag": feature.bag}
-        features.append({**about, "weighted": feature.weighted, "arrays": arrays})
-    return {"dense": {"columns": list(schema.dense), **_array(inputs["dense"])}, "features": features}
+        side = "user" if feature.name in user else "item"
+        features.append({**about, "weighted": feature.weighted, "side": side, "arrays": arrays})
+    dense = {"columns": list(schema.dense), **_array(inputs["dense"])}
+    return {"dense": dense, "features": features} | ({"user": _array(inputs["user"])} if user else {})
 
 
 def _array(x: Any) -> dict[str, Any]:

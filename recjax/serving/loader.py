@@ -1,4 +1,6 @@
-"""Runs a model that `recjax export` wrote. Needs JAX (with flatbuffers) and NumPy, not recjax: copy it where you like.
+"""Runs a model that `recjax export` wrote. Needs NumPy and JAX (with flatbuffers) or, of an ONNX export, onnxruntime.
+
+It does not need recjax: copy it where you like.
 
     from loader import load
 
@@ -11,7 +13,8 @@
     )
 
 `model.signature` says what the model takes and gives. `python loader.py exported` checks an export and prints it.
-Nothing that is read is code but the program, which is StableHLO and is refused if it calls anything outside of itself.
+Nothing that is read is code but the program, which is StableHLO or ONNX and is refused if it calls anything outside of
+itself.
 """
 
 from __future__ import annotations
@@ -20,15 +23,14 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.export
 import numpy as np
 
-FORMAT = "recjax-export/1"
+FORMAT = "recjax-export/2"
+PROGRAMS = {"stablehlo": "program.stablehlo", "onnx": "program.onnx"}
 # What XLA itself knows how to compute, and jax.export writes so.
 _OWN_CALLS = r"stablehlo\.custom_call @(shape_assertion|Sharding|stablehlo\.dynamic_(reduce_window|top_k)|mhlo\.topk)\("
 _NONE: Mapping[str, Any] = {}
@@ -47,7 +49,7 @@ def load(folder: Path | str, device: Any = None, verify: bool = True) -> Model:
 
     Args:
       folder: what `recjax export` wrote.
-      device: a `jax.Device`; None takes JAX's first one.
+      device: a `jax.Device`; None takes JAX's first one. onnxruntime always takes the CPU.
       verify: compare the files of tables with their checksums, which reads them whole; all others are always compared.
 
     Raises:
@@ -55,11 +57,19 @@ def load(folder: Path | str, device: Any = None, verify: bool = True) -> Model:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    tables = manifest["tables"]
-    large = {entry["file"] for entry in tables.values()}
+    large = {entry["file"] for entry in manifest["tables"].values()}
     for name in manifest["files"]:
         if verify or name not in large:
             check_file(folder, name, manifest["files"][name])
+    mapped = {name: _mapped(folder, entry) for name, entry in manifest["tables"].items()}
+    if manifest["program"]["format"] == "onnx":
+        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False)
+    return Model(manifest, _by_jax(folder, manifest, mapped, device), padded=True)
+
+
+def _by_jax(folder: Path, manifest: Mapping[str, Any], mapped: Any, device: Any) -> Callable[[Any], np.ndarray]:
+    import jax
+
     device = jax.devices()[0] if device is None else device
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     platforms = manifest["program"]["platforms"]
@@ -68,12 +78,35 @@ def load(folder: Path | str, device: Any = None, verify: bool = True) -> Model:
             f"{folder} was exported for {', '.join(platforms)}, and {device} is of {platform}. Export it once more "
             f"with --platforms {','.join([*platforms, platform])}, or set JAX_PLATFORMS={platforms[0]}."
         )
-    mapped = {name: _mapped(folder, entry) for name, entry in tables.items()}
     with np.load(folder / "parameters.npz", allow_pickle=False) as file:
         leaves = {name: file[name] for name in sorted(file.files)}
     held = [[x for name, x in leaves.items() if name.startswith(kind)] for kind in ("dense.", "module.")]
-    exported = _program(folder / "program.stablehlo")
-    return Model(manifest, exported, jax.device_put((mapped, *held), device), device)
+    call = jax.jit(_program(folder / PROGRAMS["stablehlo"]).call)
+    tables, *parameters = jax.device_put((mapped, *held), device)
+    return lambda inputs: np.asarray(call(tables, *parameters, jax.device_put(inputs, device)))
+
+
+def _by_onnxruntime(file: Path) -> Callable[[Any], np.ndarray]:
+    try:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except ImportError as error:
+        raise ExportError(
+            f"{file} is run by the package onnxruntime, and that is not installed. Install it."
+        ) from error
+    except Exception as error:  # it raises what its parser meets
+        text = " ".join(str(error).split())[:300]
+        raise ExportError(f"{file} cannot be read by onnxruntime {onnxruntime.__version__}: {text}") from error
+    names = {each.name for each in session.get_inputs()}
+
+    def call(inputs: Mapping[str, Any]) -> np.ndarray:
+        of = {f"{kind}.{n}": x for kind in ("ids", "lengths", "weights") for n, x in inputs[kind].items()}
+        plain = {name: inputs[name] for name in ("dense", "user") if name in inputs}
+        found: np.ndarray = session.run(None, {n: x for n, x in (plain | of).items() if n in names})[0]
+        return found
+
+    return call
 
 
 def own_checksum(manifest: Mapping[str, Any]) -> str:
@@ -134,6 +167,8 @@ def _mapped(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
 
 def _program(file: Path) -> Any:
     """The program, if it calls nothing outside of itself."""
+    import jax.export
+
     try:
         exported = jax.export.deserialize(bytearray(file.read_bytes()))
     except ImportError as error:
@@ -163,13 +198,14 @@ class Model:
     Attributes:
       signature: what it takes and gives: "inputs" and "outputs" of the manifest.
       manifest: all that the export says of itself.
+      run: takes "dense", "ids", "lengths", "weights" and "user" as the signature has them, unchecked, and gives logits.
+      padded: whether a program is compiled for each shape, so that arrays should be padded to few of them.
     """
 
-    def __init__(self, manifest: dict[str, Any], exported: Any, held: Any, device: Any) -> None:
+    def __init__(self, manifest: dict[str, Any], run: Callable[[Any], np.ndarray], padded: bool) -> None:
         """See `load`."""
-        self.manifest = manifest
+        self.manifest, self.run, self.padded = manifest, run, padded
         self.signature = {key: manifest[key] for key in ("inputs", "outputs")}
-        self._call, self._held, self._device = jax.jit(exported.call), held, device
 
     def __call__(
         self,
@@ -177,17 +213,20 @@ class Model:
         lengths: Mapping[str, Any] = _NONE,
         weights: Mapping[str, Any] = _NONE,
         dense: Any = None,
+        user: Any = None,
     ) -> np.ndarray:
         """Scores B samples.
 
-        A program is compiled for each power of two of B and of the number of ids of each jagged feature: samples are
-        padded up to these.
+        By JAX a program is compiled for each power of two of B and of the number of ids of each jagged feature: samples
+        are padded up to these.
 
         Args:
           ids: by feature, integers [B, H] (also [B] where H is 1); of a jagged one [L], all bags end to end.
           lengths: by jagged feature, integers [B], which sum to L.
           weights: by weighted feature, floats shaped like the ids.
           dense: floats [B, K]; may be left out if K is 0.
+          user: integers [B], the user of each sample, from 0: features whose side is "user" have a bag for each user
+            then, and not for each sample. None: for each sample.
 
         Returns:
           float32 logits [B]; of several tasks [B, O], whose columns `signature["outputs"]["tasks"]` tells.
@@ -204,25 +243,32 @@ class Model:
                     f"{name} are given for {strange[0]!r}, but the model takes {name} of "
                     f"{', '.join(takers) or 'no feature'}. Leave them out, or correct the name."
                 )
-        B, dense_BxK = self._dense(dense, given, features)
-        size = _power(B)
-        inputs: dict[str, Any] = {"dense": _padded(dense_BxK, size), "ids": {}, "lengths": {}, "weights": {}}
+        B, dense_BxK = self._dense(dense, given, features, user)
+        power = _power if self.padded else int
+        inputs: dict[str, Any] = {"dense": _padded(dense_BxK, power(B)), "ids": {}, "lengths": {}, "weights": {}}
+        users = B
+        if "user" in self.signature["inputs"]:
+            user_B = np.arange(B) if user is None else np.asarray(user)
+            users = B if user is None or not user_B.size else int(user_B.max()) + 1
+            if user_B.shape != (B,) or user_B.dtype.kind not in "iu" or user_B.min() < 0:
+                raise InputError(f"user must be {B} integers from 0, the user of each sample.")
+            inputs["user"] = _padded(user_B.astype(np.int32), power(B))
+        elif user is not None:
+            raise InputError("user is given, but the model was exported without features of users. Leave it out.")
         for name, feature in features.items():
-            found = _checked(feature, given, B)
-            longest = size if feature["bag"] == "fixed" else _power(len(found["ids"]))
+            bags = users if feature["side"] == "user" else B
+            found = _checked(feature, given, bags)
+            longest = power(bags if feature["bag"] == "fixed" else len(found["ids"]))
             for kind, array in found.items():
-                inputs[kind][name] = _padded(array, size if kind == "lengths" else longest)
-        result: np.ndarray = np.asarray(self._call(*self._held, jax.device_put(inputs, self._device)))
-        return result[:B]
+                inputs[kind][name] = _padded(array, power(bags) if kind == "lengths" else longest)
+        return self.run(inputs)[:B]
 
-    def _dense(self, dense: Any, given: dict[str, Any], features: dict[str, Any]) -> tuple[int, np.ndarray]:
+    def _dense(self, dense: Any, given: dict[str, Any], features: Any, user: Any) -> tuple[int, np.ndarray]:
         """The number of samples, and their dense columns."""
         columns = self.signature["inputs"]["dense"]["columns"]
         if dense is None and not columns:
-            kind, name = next(
-                ("lengths" if feature["bag"] == "jagged" else "ids", name) for name, feature in features.items()
-            )
-            first = np.asarray(given[kind].get(name, ()))
+            name, kind = next((n, "lengths" if f["bag"] == "jagged" else "ids") for n, f in features.items())
+            first = np.asarray(given[kind].get(name, ()) if user is None else user)
             dense = np.zeros((len(first) if first.ndim else 0, 0), np.float32)
         array = np.asarray(() if dense is None else dense)
         if array.ndim != 2 or array.shape[1] != len(columns) or array.dtype.kind not in "fiu":
@@ -251,7 +297,7 @@ def _checked(feature: Mapping[str, Any], given: Mapping[str, Any], B: int) -> di
         ids = ids.astype(np.int32)
     ids = ids[:, None] if H == 1 and ids.ndim == 1 else ids
     if ids.dtype.kind not in "iu" or (ids.shape != (B, H) if H else ids.ndim != 1):
-        wanted = f"[{B}, {H}], {H} for each of {B} samples" if H else "[L], those of all samples end to end"
+        wanted = f"[{B}, {H}], {H} for each of {B} bags" if H else "[L], those of all bags end to end"
         raise InputError(f"ids of {name!r} have shape {list(ids.shape)}, {ids.dtype}; give integers {wanted}.")
     if "lengths" in found:
         lengths = found["lengths"]

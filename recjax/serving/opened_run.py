@@ -16,13 +16,14 @@ from recjax.data.storage import run_snapshot
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.layers import LINEAR
 from recjax.serving.opened_tables import Tables
-from recjax.serving.predict import predict, predict_table
+from recjax.serving.predict import opener, predict, predict_table
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.run import metrics_table
 from recjax.train.run.curves import figure_of
 from recjax.train.run.folder import read_config
 from recjax.train.run.open_run import KEPT, use_checkpoint
-from recjax.train.state import one_version
+from recjax.train.state import TrainState, one_version
+from recjax.train.trainer import Trainer
 from recjax.utils import html, plots, strict_json
 from recjax.utils.paths import located
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 class OpenedRun:
     """A run folder, of which each part is read when it is asked for. Nothing is written to it; it may still train.
 
-    Config and tables are those of the moment when they were first asked for, the rest is read anew each time.
+    Config, tables and the model that predicts are those of the moment when they were first asked for, the rest is read
+    anew each time. The model stays in the devices' memory as long as this object lives.
 
     Attributes:
       path: the folder.
@@ -45,6 +47,7 @@ class OpenedRun:
         if not (step in (None, "newest") or isinstance(step, int) and not isinstance(step, bool)):
             raise ConfigError(f'step={step!r}: expected a step that has a checkpoint, "newest", or None.')
         self.path, self._asked, self._trust = located(path), step, trust_code
+        self._kept: tuple[tuple[str, ...], tuple[Trainer, TrainState, int]] | None = None
         self.config  # noqa: B018  reads it, so that a wrong path is refused here
 
     @functools.cached_property
@@ -104,6 +107,8 @@ class OpenedRun:
     ) -> pa.Table:
         """The scores of rows, in their order: an Arrow table with what `recjax.predict` writes to a file.
 
+        The first call makes and compiles the model, and one with other overrides does so again.
+
         Args:
           rows: as for `recjax.predict`: a file, a folder of prepared data, or a table in Python.
           *overrides: "key=value", for example "mesh.devices=1", "on_error=skip".
@@ -122,7 +127,7 @@ class OpenedRun:
         run = predict if isinstance(rows, (str, Path)) else predict_table
         with tempfile.TemporaryDirectory(prefix="recjax-") as folder:
             file = Path(folder) / "scores.jsonl"
-            run(self.path, rows, file, overrides, split, self.step, columns, trust_code=self._trust)
+            run(self.path, rows, file, overrides, split, self.step, columns, opened=self._model)
             with file.open(encoding="utf-8") as lines:
                 parsed = [json.loads(line) for line in lines]
         named = {name: [line[name] for line in parsed] for name in parsed[0]}
@@ -162,6 +167,14 @@ class OpenedRun:
                 f"{self.path} has no checkpoint yet. Train it first: recjax train PRESET --out {self.path}"
             )
         return found
+
+    def _model(self, overrides: Sequence[str]) -> tuple[Trainer, TrainState, int]:
+        """The trainer, state and step for these overrides; those of the last ones are kept."""
+        key = tuple(overrides)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None  # there may not be memory for two
+            self._kept = key, opener(self.path, self.step, self._trust)(overrides)
+        return self._kept[1]
 
     @functools.cached_property
     def _data(self) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from recjax.config.tasks import LOSSES
+from recjax.data.batch import Label
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import TrainingError
 from recjax.train.metrics import measures
 from recjax.train.metrics.by_task import predictions
-from recjax.train.tasks import Tasks
+from recjax.train.tasks import Task, Tasks
+from recjax.train.trainer import Trainer
 
 Columns = dict[str, list[float] | list[str]]
 
@@ -67,6 +71,29 @@ def classes_of(source: BlockSource) -> dict[str, list[str]]:
     about = source.about if isinstance(source, PreparedSource) else {}
     described = about.get("table", {}).get("labels", [])
     return {each["meaning"]["column"]: list(each["classes"]) for each in described if each["classes"]}
+
+
+def described(trainer: Trainer) -> dict[str, Any]:
+    """What `columns` needs beside outputs, as JSON values."""
+    tasks = [
+        {"name": t.name, "kind": t.label.kind, "loss": t.loss.kind, "first": t.first, "outputs": t.outputs}
+        for t in trainer.tasks
+    ]
+    return {"tasks": tasks, "classes": classes_of(trainer.source)}
+
+
+def tasks_from(described: Mapping[str, Any]) -> Tasks:
+    """The tasks of what `described` gave."""
+    return tuple(
+        Task(
+            Label(task["name"], task["kind"], task["outputs"] if task["kind"] == "class" else 0),
+            LOSSES[task["loss"]](),
+            1.0,
+            column,
+            task["first"],
+        )
+        for column, task in enumerate(described["tasks"])
+    )
 
 
 def check(outputs: np.ndarray, numbers: np.ndarray) -> None:

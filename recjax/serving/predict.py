@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -33,9 +33,11 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import outputs, rows, scores
 from recjax.serving.faults import RowFaults
 from recjax.train.run.open_run import KEPT, open_run
+from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.paths import expanded, located
 
+Opener = Callable[[Sequence[str]], tuple[Trainer, TrainState, int]]
 _THREADS = 2  # that encode ahead
 ALL = "all"  # every column
 
@@ -51,6 +53,7 @@ def predict(
     overwrite: bool = False,
     *,
     trust_code: bool = False,
+    opened: Opener | None = None,
 ) -> dict[str, Any]:
     """Writes a score for every row.
 
@@ -68,6 +71,7 @@ def predict(
         them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
       overwrite: replace `out` even if it is no file of scores.
       trust_code: as for `main.evaluate`.
+      opened: gives trainer, state and step for `overrides` without "on_error"; None opens the run here.
 
     Returns:
       {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones. Of
@@ -86,8 +90,7 @@ def predict(
     scores.check(out, carry, overwrite)
     if not os.path.exists(input):
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
-    source = run_snapshot.open_kept(run / KEPT)
-    trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
+    trainer, state, step = (opened or opener(run, step, trust_code))(overrides)
     size = trainer.config.train.eval_batch_size
     digits = 17 if trainer.dtype == jnp.float64 else 9  # which give every bit back
     done, sums = 0, dict[str, float]()
@@ -121,11 +124,21 @@ def predict(
     return described | {"mean_probability": sums[""] / done}
 
 
-def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, trust_code: bool = False) -> dict[str, Any]:
+def opener(run: Path, step: int | Literal["newest"] | None, trust_code: bool) -> Opener:
+    """Returns what opens a run, with what it kept of its data, to predict; the arguments are those of `predict`."""
+
+    def open_(overrides: Sequence[str]) -> tuple[Trainer, TrainState, int]:
+        source = run_snapshot.open_kept(run / KEPT)
+        return open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
+
+    return open_
+
+
+def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, **more: Any) -> dict[str, Any]:
     """`predict` for a table in Python; what it raises calls the table by the name of a file for the time being."""
     with folder_beside(expanded(out)) as folder:
         spool(table, folder / "rows.arrow", "the table")
-        return predict(run, folder / "rows.arrow", out, *how, trust_code=trust_code) | {"input": "the table"}
+        return predict(run, folder / "rows.arrow", out, *how, **more) | {"input": "the table"}
 
 
 def _carried(columns: str | Sequence[str]) -> list[str] | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from recjax.train.module import kept_state, outputs
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 
-Held = Literal["float32", "bfloat16", "int8"]  # rows as `quantize.encode` gives them
+Held = quantize.Stored  # rows as `quantize.encode` gives them
 
 _UNTRACED = (jax.errors.InconclusiveDimensionOperation, jax.errors.ConcretizationTypeError)
 
@@ -37,7 +37,8 @@ class Shapes:
     """Shapes and dtypes of what a program takes, with a symbol for the number of samples.
 
     Attributes:
-      inputs: "dense", "ids", "lengths" (of jagged features), "weights" (of weighted ones); the last three by feature.
+      inputs: "dense", "ids", "lengths" (of jagged features), "weights" (of weighted ones), the last three by feature;
+        and, where there are features of users, "user".
       symbols: name of a symbol -> what it counts.
     """
 
@@ -45,35 +46,64 @@ class Shapes:
     symbols: dict[str, str]
 
 
-def input_shapes(schema: Schema) -> Shapes:
-    """Inputs of a program for samples of these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged."""
+def input_shapes(schema: Schema, user: Collection[str] = ()) -> Shapes:
+    """Inputs of a program for samples of these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged.
+
+    Those of the features `user` have a bag for each of u users instead, and "user", int32 [b], is the user of each
+    sample: what many samples of one user have in common is looked up once.
+    """
     jagged = [f.name for f in schema.features if f.bag is None]
-    names = ["b", *(f"l{number}" for number in range(len(jagged)))]
+    names = ["b", *(["u"] if user else []), *(f"l{number}" for number in range(len(jagged)))]
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
-    b, of = sizes["b"], {name: sizes[symbol] for name, symbol in zip(jagged, names[1:], strict=True)}
-    at: dict[str, Any] = {f.name: (of[f.name],) if f.bag is None else (b, f.bag) for f in schema.features}
+    bags = {f.name: sizes["u" if f.name in user else "b"] for f in schema.features}
+    of = {name: f"l{number}" for number, name in enumerate(jagged)}
+    at: dict[str, Any] = {f.name: (sizes[of[f.name]],) if f.bag is None else (bags[f.name], f.bag)
+                          for f in schema.features}  # fmt: skip
     like = jax.ShapeDtypeStruct
     return Shapes(
         {
-            "dense": like((b, len(schema.dense)), jnp.float32),
+            "dense": like((sizes["b"], len(schema.dense)), jnp.float32),
             "ids": {name: like(shape, jnp.int32) for name, shape in at.items()},
-            "lengths": {name: like((b,), jnp.int32) for name in jagged},
+            "lengths": {name: like((bags[name],), jnp.int32) for name in jagged},
             "weights": {f.name: like(at[f.name], jnp.float32) for f in schema.features if f.weighted},
-        },
-        {"b": "samples"} | {symbol: f"ids of {name}" for name, symbol in zip(jagged, names[1:], strict=True)},
+        }
+        | ({"user": like((sizes["b"],), jnp.int32)} if user else {}),
+        {"b": "samples"} | ({"u": "users"} if user else {}) | {of[name]: f"ids of {name}" for name in jagged},
     )
 
 
-def make_program(trainer: Trainer, held: Mapping[str, Held]) -> Callable[..., jax.Array]:
+def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[str] = ()) -> Callable[..., jax.Array]:
     """Returns the function program(tables, parameters, state, inputs) -> float32 logits [b], of tasks outputs [b, O].
 
     `tables` are by name, their rows in the order of ids and encoded as `held` says. `parameters` and `state` are of the
-    module, leaf by leaf: "dense" and "module" of `state.export`. `inputs` are as `input_shapes` has them; an id outside
-    its table makes the sample NaN. Ids beyond the sum of the lengths do not count.
+    module, leaf by leaf: "dense" and "module" of `state.export`. `inputs` are as `input_shapes` has them, also for
+    `user`; an id outside its table makes the sample NaN. Ids beyond the sum of the lengths do not count.
 
     Raises:
       ConfigError: the model cannot be exported.
     """
+    check_exportable(trainer)
+    tables_of, features = specs(trainer.config, trainer.source.schema)
+    dims = {table.name: table.dim for table in tables_of}
+    graphdef = nnx.graphdef(trainer.model)
+    structures = [jax.tree.structure(x) for x in (nnx.state(trainer.model, nnx.Param), kept_state(trainer.model))]
+
+    def program(tables: dict[str, jax.Array], parameters: Any, state: Any, inputs: dict[str, Any]) -> jax.Array:
+        pooled = {f.name: _pool(f, held[f.table], tables[f.table], dims[f.table], inputs) for f in features}
+        for feature in features:
+            if feature.reads in user:
+                of_users = functools.partial(jnp.take, indices=inputs["user"], axis=0, mode="clip")
+                pooled[feature.name] = jax.tree.map(of_users, pooled[feature.name])
+        parts = map(jax.tree.unflatten, structures, (parameters, state))
+        with kernels.switched_off():  # they are of this machine
+            found = outputs(nnx.merge(graphdef, *parts), inputs["dense"], pooled, trainer.tasks)
+        return found.astype(jnp.float32)
+
+    return program
+
+
+def check_exportable(trainer: Trainer) -> None:
+    """Refuses a run whose model has no program of its own (ConfigError)."""
     _, features = specs(trainer.config, trainer.source.schema)
     if trainer.config.compute_dtype == "float64":
         raise ConfigError(
@@ -85,25 +115,14 @@ def make_program(trainer: Trainer, held: Mapping[str, Held]) -> Callable[..., ja
                 f"feature {feature.name!r} is jagged and not pooled: its rows are [samples, longest bag, dim], and "
                 "an export knows no longest bag. Give its bags a fixed size, or pool them (sum or mean)."
             )
-    graphdef = nnx.graphdef(trainer.model)
-    structures = [jax.tree.structure(x) for x in (nnx.state(trainer.model, nnx.Param), kept_state(trainer.model))]
-
-    def program(tables: dict[str, jax.Array], parameters: Any, state: Any, inputs: dict[str, Any]) -> jax.Array:
-        pooled = {f.name: _pool(f, held[f.table], tables[f.table], inputs) for f in features}
-        parts = map(jax.tree.unflatten, structures, (parameters, state))
-        with kernels.switched_off():  # they are of this machine
-            found = outputs(nnx.merge(graphdef, *parts), inputs["dense"], pooled, trainer.tasks)
-        return found.astype(jnp.float32)
-
-    return program
 
 
-def _pool(feature: FeatureSpec, held: Held, table: jax.Array, inputs: dict[str, Any]) -> jax.Array | Unpooled:
-    """Returns a feature as the module sees it: [b, D], or its rows one by one."""
+def _pool(feature: FeatureSpec, held: Held, table: jax.Array, dim: int, inputs: dict[str, Any]) -> jax.Array | Unpooled:
+    """Returns a feature as the module sees it: [b, D], or its rows one by one; of users [u, D]."""
     ids, weights = inputs["ids"][feature.reads], inputs["weights"].get(feature.reads)
     # Beyond the table comes NaN in any encoding: of unsigned integers the largest value takes its place.
     taken = table.at[ids].get(mode="fill", wrap_negative_indices=False)
-    rows = _decoded(taken, held)
+    rows = _decoded(taken, held, dim)
     if feature.weighted:
         rows *= weights[..., None]
     if feature.bag is not None:
@@ -119,20 +138,24 @@ def _pool(feature: FeatureSpec, held: Held, table: jax.Array, inputs: dict[str, 
     return sums_BxD
 
 
-def _decoded(encoded: jax.Array, held: Held) -> jax.Array:
-    """`quantize.decode` for a symbolic number of rows: StableHLO cannot find the shape of four bytes cast to one float.
+def _decoded(encoded: jax.Array, held: Held, dim: int) -> jax.Array:
+    """Rows of `dim` columns as float32, also of a symbolic number of them.
 
-    So scale and bias of int8 are put together from their bytes by arithmetic.
+    StableHLO cannot find the shape of four bytes cast to one float then, as `quantize.decode` does it. So scale and
+    bias of int8 and int4 are put together from their bytes by arithmetic.
     """
-    if held != "int8":
+    if held == "float32" or held == "bfloat16":
         return quantize.decode(encoded, held)
 
     def number(first: int) -> jax.Array:
         words = (encoded[..., first + i : first + i + 1].astype(jnp.uint32) << (8 * i) for i in range(4))
         return jax.lax.bitcast_convert_type(functools.reduce(jnp.bitwise_or, words), jnp.float32)
 
-    D = encoded.shape[-1] - 8
-    return number(D + 4) + encoded[..., :D].astype(jnp.float32) * number(D)
+    E = encoded.shape[-1] - 8
+    levels = encoded[..., :E]
+    if held == "int4":
+        levels = jnp.stack([levels & 15, levels >> 4], axis=-1).reshape(*encoded.shape[:-1], 2 * E)[..., :dim]
+    return number(E + 4) + levels.astype(jnp.float32) * number(E)
 
 
 def serialise(

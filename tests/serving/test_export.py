@@ -14,75 +14,24 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from support import own_model
 from support.commands import SMALL, assert_refused, inside
+from support.exports import ROWS, TASKS, by_oracle, decoded, exported, rows_of, truth_of, untrained
 from support.shop import Reader, prepare_shop
 
 import recjax
-from recjax.data.pipeline import batches
+from recjax.data.batch import Bags
 from recjax.data.prepare.encoder import open_encoder
-from recjax.embedding.reference import bag_matrix
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.train.run.open_run import open_run
-from recjax.train.table_specs import specs
 from recjax.train.trainer import build_trainer
 
 pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
 
+WITH_ONNX = importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")
 HISTORY = Path(__file__).parents[1] / "models/history_preset.py"
-BAGS = ("data.rows=30,20,25,9", "data.ids_per_bag=1,0,3,0", "data.weighted=false,true,true,false", "data.dense=3")
-ROWS = ("data.train_rows=64", "data.validation_rows=32", "data.test_rows=50")
-TASKS = (
-    "model=mmoe", "model.batch_norm=true", "model.dropout=0.5", "data.labels=binary,number", "embedding.pooling=mean"
-)  # fmt: skip
-
-
-def untrained(*overrides):
-    """A trainer of a small model with one bag of each kind, and a state in which nothing is 0 or 1 by chance."""
-    config = recjax.load("synthetic_multihot", [*BAGS, *ROWS, "embedding.dim=4", "mesh.devices=1", *overrides])
-    trainer = build_trainer(config)
-    state = trainer.init_state()
-    rng = np.random.default_rng(0)
-    changed = jax.tree.map(lambda x: x + np.float32(rng.uniform(0.1, 0.5, x.shape)), (state.dense, state.module))
-    return trainer, dataclasses.replace(state, dense=changed[0], module=changed[1])
-
-
-def rows_of(trainer):
-    """The test split as one batch, and as the loader takes it."""
-    (batch,) = batches(trainer.source, "test", 50, epochs=1)
-    given = {"ids": {}, "lengths": {}, "weights": {}, "dense": batch.dense}
-    for name, bags in batch.bags.items():
-        for kind in ("ids", "lengths", "weights"):
-            if getattr(bags, kind) is not None:
-                given[kind][name] = getattr(bags, kind)
-    return batch, given
-
-
-def decoded(folder, entry):
-    """The rows of an exported table by the formulas of its encoding, in NumPy."""
-    raw = np.load(folder / entry["file"])
-    if entry["held"] == "bfloat16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    if entry["held"] == "int8":
-        scale, bias = np.ascontiguousarray(raw[:, -8:]).view(np.float32).T
-        return raw[:, :-8] * scale[:, None] + bias[:, None]
-    return raw
-
-
-def by_oracle(trainer, state, batch, tables):
-    """Outputs of the module for bags that the dense oracle has pooled from whole tables."""
-    _, features = specs(trainer.config, trainer.source.schema)
-    pooled = {
-        f.name: np.float32(
-            bag_matrix(batch.bags[f.reads], batch.size, len(tables[f.table]), f.pooling) @ tables[f.table]
-        )
-        for f in features
-    }
-    found = nnx.merge(nnx.graphdef(trainer.model), state.dense, state.module)(batch.dense, pooled)
-    return np.stack(list(found.values()), axis=1) if isinstance(found, dict) else np.asarray(found)
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +45,16 @@ def made(tmp_path_factory):
 def test_equals_the_oracle(made):
     trainer, state, out = made
     batch, given = rows_of(trainer)
-    model = loader.load(out)
-    tables = {name: decoded(out, entry) for name, entry in model.manifest["tables"].items()}
-    truth = by_oracle(trainer, state, batch, tables)
-    np.testing.assert_allclose(model(**given), truth, rtol=1e-5, atol=1e-6)
+    truth = truth_of(trainer, state, batch, out)
+    np.testing.assert_allclose(loader.load(out)(**given), truth, rtol=1e-5, atol=1e-6)
     assert len(np.unique(truth)) > 40
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("quantize", "overrides"),
-    [("none", TASKS), ("bfloat16", ()), ("int8", ()), ("none", ("model=deepfm",)), ("none", ("model=dcnv2",)),
+    [("none", TASKS), ("bfloat16", ()), ("int8", ()), ("int4", ("embedding.dim=5", "model.interaction=cat")),
+     ("none", ("model=deepfm",)), ("none", ("model=dcnv2",)),
      ("none", ("embedding.dtype=bfloat16", "model=wide_deep"))],
 )  # fmt: skip
 def test_models_and_encodings(tmp_path, quantize, overrides):
@@ -125,7 +73,8 @@ def test_models_and_encodings(tmp_path, quantize, overrides):
         exact = loader.load(tmp_path / "exact").manifest["tables"]
         for name, entry in exact.items():
             rows = decoded(tmp_path / "exact", entry)
-            bound = abs(rows) / 256 if quantize == "bfloat16" else np.ptp(rows, axis=1, keepdims=True) / 509
+            levels = np.ptp(rows, axis=1, keepdims=True) / {"int8": 509, "int4": 29.9}.get(quantize, 1)
+            bound = abs(rows) / 256 if quantize == "bfloat16" else levels
             assert (abs(rows - tables[name]) <= bound).all() and (rows != tables[name]).any()
     if overrides == TASKS:
         assert model.signature["outputs"]["shape"] == ["b", 2]
@@ -142,6 +91,45 @@ def test_rows_of_fixed_bags_one_by_one(tmp_path):
     (predicted,) = [x for _, x in trainer.predict(state, trainer.eval_inputs("test"))]
     found = loader.load(tmp_path / "made")(**rows_of(trainer)[1])
     np.testing.assert_allclose(found, predicted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.full
+def test_features_of_users_are_looked_up_once(tmp_path):
+    """Fixed, jagged and weighted bags of three users, whose samples come in any order; and none at all."""
+    trainer, state = untrained("embedding.pooling=mean")
+    one, jagged, fixed, plain = (feature.name for feature in trainer.source.schema.features)
+    batch, given = rows_of(trainer)
+    model = exported(trainer, state, tmp_path / "made", user=[one, jagged, fixed])
+    assert [f["side"] for f in model.signature["inputs"]["features"]] == ["user", "user", "user", "item"]
+    np.testing.assert_allclose(model(**given), truth_of(trainer, state, batch, tmp_path / "made"), rtol=1e-5)
+    user = np.random.default_rng(0).integers(0, 3, 50)
+    of_users = {one: given["ids"][one][:3], fixed: given["ids"][fixed][:3]}
+    length = given["lengths"][jagged][:3]
+    of_users[jagged] = given["ids"][jagged][: length.sum()]
+    weights = {jagged: given["weights"][jagged][: length.sum()], fixed: given["weights"][fixed][:3]}
+    found = model(
+        {**of_users, plain: given["ids"][plain]},
+        {jagged: length, plain: given["lengths"][plain]},
+        weights,
+        given["dense"],
+        user,
+    )
+    starts = np.cumsum(length) - length
+    each = np.concatenate([np.arange(starts[u], starts[u] + length[u]) for u in user])
+    bags = batch.bags | {
+        one: Bags(of_users[one][user]),
+        fixed: Bags(of_users[fixed][user], None, weights[fixed][user]),
+        jagged: Bags(of_users[jagged][each], length[user], weights[jagged][each]),
+    }
+    truth = truth_of(trainer, state, dataclasses.replace(batch, bags=bags), tmp_path / "made")
+    np.testing.assert_allclose(found, truth, rtol=1e-5)
+    for wrong in (user[:9], user - 1, user * 1.0):
+        with pytest.raises(loader.InputError, match="user must be 50 integers from 0"):
+            model(**given, user=wrong)
+    with pytest.raises(loader.InputError, match=rf"ids of '{one}' have shape \[3, 1\].*give integers \[4, 1\]"):
+        model({**of_users, plain: given["ids"][plain]}, {}, {}, given["dense"], user + 1)
+    with pytest.raises(ConfigError, match="no feature 'sparse_9'. Did you mean sparse_3"):
+        write(trainer, state, 0, tmp_path / "other", user=["sparse_9"])
 
 
 def test_damage_is_refused_by_name(made, tmp_path):
@@ -245,6 +233,20 @@ def test_refusals_of_the_verb(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists() and (tmp_path / "used" / "mine").exists()
 
 
+def test_mistakes_in_python(tmp_path):
+    for wrong, words in (
+        ({"quantize": "int2"}, "quantize is 'int2'; choose one of none, bfloat16, int8, int4"),
+        ({"format": "tf"}, "format is 'tf'; choose one of stablehlo, onnx"),
+        ({"platforms": "rocm"}, "--platforms rocm: give one or more of"),
+        ({}, "is not a run folder"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            recjax.export(tmp_path / "run", tmp_path / "out", **wrong)
+    with pytest.raises(ConfigError, match="needs the path of a folder as run, not"):
+        recjax.export(recjax, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_that_cannot_leave(tmp_path):
     trainer, state = untrained()
     double = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, compute_dtype="float64"))
@@ -266,7 +268,7 @@ import sys
 
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("recjax", "flax", "tensorstore"):
+        if name.partition(".")[0] in sys.argv[4].split(","):
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Block())
@@ -283,7 +285,7 @@ for key, array in np.load(sys.argv[2]).items():
     else:
         given[kind][name] = array
 np.save(sys.argv[3], np.concatenate([model(**batches[number]) for number in sorted(batches)]))
-assert not [name for name in sys.modules if name.partition(".")[0] in ("recjax", "flax")]
+assert not [name for name in sys.modules if name.partition(".")[0] in sys.argv[4].split(",")]
 """
 
 
@@ -315,12 +317,19 @@ def test_a_run_without_recjax_gives_what_predict_gives(tmp_path, preset, overrid
             kinds = {kind: getattr(bags, kind) for kind in ("ids", "lengths", "weights")}
             arrays |= {f"{number}|{kind}|{name}": x for kind, x in kinds.items() if x is not None}
     np.savez(tmp_path / "rows.npz", **arrays)
-    package = Path(importlib.util.find_spec("flatbuffers").origin).parents[1]
-    command = [sys.executable, "-c", APART, out, tmp_path / "rows.npz", tmp_path / "found.npy"]
-    environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=300)
-    found = np.load(tmp_path / "found.npy")
-    np.testing.assert_allclose(found, np.concatenate(truth), rtol=1e-5, atol=1e-6)
+    for format, without in (("stablehlo", "recjax,flax,tensorstore"), ("onnx", "recjax,flax,tensorstore,jax,jaxlib")):
+        if format == "onnx":
+            if not WITH_ONNX or preset != "synthetic_tasks":  # tests/serving/test_onnx.py has the other models
+                continue
+            out = tmp_path / "onnx"
+            made = recjax.export(run, out, format="onnx", user=[], mesh={"devices": 1})
+            assert made["format"] == "onnx" and made["platforms"] == ["cpu"]
+        package = Path(importlib.util.find_spec("flatbuffers").origin).parents[1]
+        command = [sys.executable, "-c", APART, out, tmp_path / "rows.npz", tmp_path / "found.npy", without]
+        environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
+        subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=300)
+        found = np.load(tmp_path / "found.npy")
+        np.testing.assert_allclose(found, np.concatenate(truth), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.full

@@ -1,0 +1,114 @@
+"""`recjax export --format onnx`: onnxruntime gives what the dense oracle gives, for every model and encoding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.exports import TASKS, exported, rows_of, truth_of, untrained
+
+from recjax.errors import ConfigError
+from recjax.serving import loader
+from recjax.serving.export import write
+
+pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+
+from recjax.serving.onnx_graph import OPSET, Graph, add_module  # noqa: E402  # needs onnx
+
+
+def check(tmp_path, quantize, *overrides, user=()):
+    trainer, state = untrained(*overrides)
+    model = exported(trainer, state, tmp_path / "made", quantize, format="onnx", user=user)
+    batch, given = rows_of(trainer)
+    truth = truth_of(trainer, state, batch, tmp_path / "made")
+    np.testing.assert_allclose(model(**given), truth, rtol=1e-5, atol=1e-5)
+    return model, given
+
+
+def test_equals_the_oracle(tmp_path):
+    model, given = check(tmp_path, "int8", user=["sparse_0", "sparse_1"])
+    assert {"program.onnx", "loader.py", "tables/0000.npy"} <= set(model.manifest["files"])
+    with pytest.raises(loader.InputError, match="id 30 of 'sparse_0' in row 0 is out of range"):
+        model(**given | {"ids": given["ids"] | {"sparse_0": given["ids"]["sparse_0"] * 0 + 30}})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("quantize", "overrides"),
+    [
+        ("none", TASKS),
+        ("none", ("model=ple", "data.labels=binary,number")),
+        ("none", ("model=shared_bottom", "data.labels=binary,number")),
+        ("bfloat16", ("model.interaction=cat", "model.batch_norm=true", "data.dense=0")),
+        ("int4", ("embedding.dim=5", "model.interaction_itself=true")),
+        ("none", ("model=deepfm",)),
+        ("int4", ("model=dcnv2", "embedding.pooling=mean")),
+        ("int8", ("embedding.dtype=bfloat16", "model=wide_deep")),
+    ],
+)
+def test_models_and_encodings(tmp_path, quantize, overrides):
+    check(tmp_path, quantize, *overrides)
+
+
+def run(function, *arrays):
+    """What onnxruntime makes of a function of arrays whose first axis is that of samples."""
+    from onnx import TensorProto, helper
+
+    (b,) = jax.export.symbolic_shape("b")
+    graph = Graph()
+    names = [f"x{number}" for number in range(len(arrays))]
+    samples = graph.node("Shape", names[0], start=0, end=1)
+    like = [jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype) for x in arrays]
+    shape = add_module(graph, function, like, names, samples, "out")
+    info = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), ["b", *x.shape[1:]])
+        for name, x in zip(names, arrays, strict=True)
+    ]
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, list(map(str, shape)))
+    made = helper.make_graph(graph.nodes, "made", info, [out], graph.constants)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip(names, arrays, strict=True)))[0]
+
+
+def rotated(x):
+    return jnp.transpose(x, (0, 2, 1))[:, ::-1, 1:3]
+
+
+ONES = np.ones((3, 4), np.float32)
+FUNCTIONS = {
+    "activations": lambda x: jax.nn.gelu(x) + jax.nn.softplus(x) + jax.nn.silu(x) + jax.nn.leaky_relu(x) + jnp.tanh(x),
+    "softmax": lambda x: jax.nn.softmax(x, axis=-1) + jax.nn.log_softmax(x, axis=1),
+    "norm": lambda x: (x - x.mean(axis=2, keepdims=True)) * jax.lax.rsqrt(x.var(axis=2, keepdims=True) + 1e-5) ** 3,
+    "choices": lambda x: jnp.where((x > 0.3) & (x != 1) | (x <= -1), jnp.clip(x, -0.5, 0.9), jnp.abs(x) ** 1.5),
+    "indices": lambda x: x[:, np.array([[2, -1], [0, 1]])].sum(axis=3) + x[:, :1, :2],
+    "columns": lambda x: rotated(x).reshape(x.shape[0], -1) @ np.arange(16, dtype=np.float32).reshape(8, 2),
+    "products": lambda x: jnp.einsum("bik,bjk->bij", x, x)[:, 0] + jnp.einsum("bik,ik->bk", x, ONES)[:, :3],
+    "made whole": lambda x: jnp.concatenate([jnp.broadcast_to(np.float32(2), (x.shape[0], 3)), x.max(axis=2)], axis=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operations(name):
+    x = np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32)
+    function = FUNCTIONS[name]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        truth = np.asarray(function(x))
+        np.testing.assert_allclose(run(function, x), truth, rtol=1e-5, atol=1e-6)
+    assert np.ptp(truth) > 0.1
+
+
+def test_what_is_not_known_is_refused(tmp_path):
+    x = np.ones((5, 4), np.float32)
+    for function, words in (
+        (lambda x: jax.lax.scan(lambda c, y: (c + y, c), x[:, 0] * 0, x.T)[0], "computes 'scan', which"),
+        (lambda x: jnp.sort(x, axis=1), "computes 'sort', which"),
+        (lambda x: jnp.broadcast_to(jnp.float32(1), (2 * x.shape[0],)), r"an axis of 2\*b"),
+    ):
+        with pytest.raises(ConfigError, match=words) as raised:
+            run(function, x)
+        assert "stablehlo" in str(raised.value)
+    trainer, state = untrained("compute_dtype=bfloat16")
+    with pytest.raises(ConfigError, match="computes in bfloat16, which onnxruntime does not multiply"):
+        write(trainer, state, 0, tmp_path / "made", format="onnx")
+    assert not list(tmp_path.iterdir())
