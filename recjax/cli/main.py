@@ -227,6 +227,25 @@ def _parser() -> argparse.ArgumentParser:
                         help="where StableHLO is to run (default: cpu,cuda,tpu)")  # fmt: skip
     checkpoint(export)
 
+    serve = verb(names, "serve", verbs.serve, "answer requests for scores over HTTP, by an export or a run",
+                 "serve exported --port 8000")  # fmt: skip
+    serve.add_argument("folder", type=expanded, metavar="DIR", help="what `recjax export` wrote, or a run folder")
+    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on; 0.0.0.0 lets other "
+                       "machines in, and nothing asks who they are (default: 127.0.0.1)")  # fmt: skip
+    serve.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free (default: 8000)")
+    serve.add_argument("--most-candidates", type=int, default=512, metavar="N",
+                       help="of a request, and that are scored at once (default: 512)")  # fmt: skip
+    serve.add_argument("--queue", type=int, default=128, metavar="N", help="requests that may be under way; further "
+                       "ones are refused with status 503 (default: 128)")  # fmt: skip
+    serve.add_argument("--window-ms", type=float, default=1.0, metavar="MS", help="time that a request waits for "
+                       "others that are under way, to be scored together (default: 1)")  # fmt: skip
+    serve.add_argument(
+        "--quantize", choices=("none", "bfloat16", "int8", "int4"), help="of a run folder: as for export"
+    )
+    serve.add_argument("--user", default="", metavar="A,B", help="of a run folder: as for export")
+    serve.add_argument("--step", type=_step, metavar="STEP", help="of a run folder: as for export")
+    serve.set_defaults(tunables=True)
+
     show = verb(names, "show", verbs.show, "print the resolved config", "show movietweetings model.top=128-64-1")
     show.add_argument("preset", help=preset)
     overrides(show)

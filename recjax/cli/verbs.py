@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from recjax.errors import ConfigError, RecjaxError
@@ -73,6 +75,45 @@ def export(options: argparse.Namespace) -> None:
             f"python {made['out']}/loader.py {made['out']} checks it and says what it takes"
         ),
     )
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Answers requests until it is asked to end."""
+    import tempfile
+
+    from recjax.serving import server
+    from recjax.serving.service import ServiceConfig
+
+    server.require()
+    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms)
+    listener = server.listening(options.host, options.port)
+
+    def ready(url: str) -> None:
+        asked = f"curl {url}/score --json {shlex.quote(json.dumps(example))}"
+        text = f"serving {options.folder} at {url}; for example\n\n{asked}\n"
+        write_result(options, {"url": url, "example": example, **service.about}, lambda: text)
+        sys.stdout.flush()
+
+    with listener, tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
+        service, example = server.opened(served(options, Path(folder) / "exported"), config)
+        server.serve(service, listener, ready)
+
+
+def served(options: argparse.Namespace, out: Path) -> Path:
+    """The export that is meant: the folder itself, or one that is made of a run folder in `out`."""
+    from recjax.serving.export import export
+
+    folder, user = options.folder, [name for name in options.user.split(",") if name]
+    if (folder / "manifest.json").exists():
+        if options.quantize or user or options.step is not None:
+            raise ConfigError(
+                f"{folder} is an export already: --quantize, --user and --step are for run folders. Leave them out, or "
+                "export the run once more."
+            )
+        return Path(folder)
+    print(f"{folder} is a run folder: exporting its model first", file=sys.stderr)
+    made = export(folder, out, (), options.step, options.quantize or "none", ("cpu", "cuda", "tpu"), user=user)
+    return Path(made["out"])
 
 
 def show(options: argparse.Namespace) -> None:

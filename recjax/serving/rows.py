@@ -14,7 +14,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ _WHOLE_FLOAT = re.compile(rb"(-?[0-9]+)\.0+")  # so pandas writes integers of a 
 _MOST_EXACT = 2**53  # beyond it floats leave integers out
 
 # What raw rows of a dataset hold where a value is not known, for those whose training rows never miss one.
-_UNKNOWN: dict[str, Mapping[str, int]] = {MovieTweetings.kind: ratings.UNKNOWN, MovieLens.kind: ratings.UNKNOWN}
+UNKNOWN: dict[str, Mapping[str, int]] = {MovieTweetings.kind: ratings.UNKNOWN, MovieLens.kind: ratings.UNKNOWN}
 
 
 def read(
@@ -80,7 +80,7 @@ def read(
     if table is not None:
         return (json_lines_of_table if lines_of_json else table_rows.read)(file, table, faults, carry)
     if lines_of_json:
-        return json_lines(file, encoder, faults, carry, _UNKNOWN.get(dataset, {}))
+        return json_lines(file, encoder, faults, carry, UNKNOWN.get(dataset, {}))
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
         return criteo(file, faults, carry)
     raise ConfigError(
@@ -172,7 +172,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{file} is empty. It must hold a row a line.")
 
 
-class _WrongRowError(ValueError):
+class WrongRowError(ValueError):
     """A row that cannot be encoded; the message says why and what to do."""
 
 
@@ -192,7 +192,7 @@ def json_lines(
       carry: keys to hand on, null in rows without them; None: those of the first row.
       unknown: raw column -> what stands for null.
     """
-    reader = _RowReader(encoder, unknown or {})
+    reader = RowReader(encoder, unknown or {})
     for _, values, numbers, carried in _objects(file, faults, carry, reader.values):
         yield Unlabelled(reader.chunk(values), numbers, carried)
 
@@ -201,10 +201,11 @@ def json_lines_of_table(
     file: Path, table: Mapping[str, Any], faults: RowFaults, carry: Sequence[str] | None = ()
 ) -> Iterator[Unlabelled]:
     """The same of a table of one's own; `table` is what the prepared data say of its columns."""
+    specs = table_rows.features(table)
 
     def check(row: Mapping[str, Any]) -> None:
-        if what := table_rows.fault_of(row, table):
-            raise _WrongRowError(what)
+        if what := table_rows.fault_of(row, specs):
+            raise WrongRowError(what)
 
     for objects, _, numbers, carried in _objects(file, faults, carry, check):
         yield from table_rows.of_objects(file, objects, numbers, table, carried, faults)
@@ -223,7 +224,7 @@ def _objects(
             try:
                 row = _object(text)
                 values.append(take(row))
-            except _WrongRowError as wrong:
+            except WrongRowError as wrong:
                 faults.report(file, line, "row", str(wrong))
                 continue
             objects.append(row)
@@ -242,25 +243,28 @@ def _objects(
         yield objects, values, np.array(numbers, np.int64), carried
 
 
-class _RowReader:
+class RowReader:
     """Takes objects apart: values for each feature, and numbers for dense columns."""
 
-    def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
-        self._features, self._dense, self._unknown = encoder.features, encoder.dense, unknown
-        self._names = _keys(encoder)
+    def __init__(self, encoder: Encoder, unknown: Mapping[str, int], only: Collection[str] | None = None) -> None:
+        """Of all raw columns of an encoder's data, or those in `only`; for `unknown` see `json_lines`."""
+        self._features = [f for f in encoder.features if only is None or f.name in only]
+        self._dense = [name for name in encoder.dense if only is None or name in only]
+        self._unknown = unknown
+        self._names = list(dict.fromkeys((*(feature.name for feature in self._features), *self._dense)))
         self._never_missing = {f.name for f in encoder.features if encoder.missing_row(f.name) is None}
 
     def values(self, row: Mapping[str, Any]) -> tuple[list[list[int | bytes | None]], list[float]]:
         """The keys of each feature of a row, None where one is missing; and the dense values.
 
         Raises:
-          _WrongRowError: saying why it is malformed.
+          WrongRowError: saying why it is malformed.
         """
         for name in self._names:
             if name not in row:
                 near = difflib.get_close_matches(name, row, n=1)
                 hint = f"Is it {near[0]!r}? " if near else ""
-                raise _WrongRowError(
+                raise WrongRowError(
                     f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. {hint}Add it, with "
                     "null where there is no value."
                 )
@@ -278,10 +282,10 @@ class _RowReader:
             return []
         bag = value if feature.jagged else [value]
         if not isinstance(bag, list):
-            raise _WrongRowError(f"{name!r} is {_shown(value)}, not a list of values. Write [{_shown(value)}].")
+            raise WrongRowError(f"{name!r} is {_shown(value)}, not a list of values. Write [{_shown(value)}].")
         keys = [None if _is_missing(item, feature) else _fitting(item, feature) for item in bag]
         if None in keys and name in self._never_missing:
-            raise _WrongRowError(
+            raise WrongRowError(
                 f"{name!r} is null, but every training row had one, and ids=hash and ids=modulo leave no row of the "
                 "table to unknown values. Give a value."
             )
@@ -299,9 +303,9 @@ def _object(text: bytes) -> dict[str, Any]:
     try:
         value = strict_json.parse(text)
     except strict_json.JsonError as error:
-        raise _WrongRowError(f"{error}. Give one object a line.") from None
+        raise WrongRowError(f"{error}. Give one object a line.") from None
     if not isinstance(value, dict):
-        raise _WrongRowError(f"{text[:80].decode('utf-8', 'replace')!r} is no JSON object. Give one object a line.")
+        raise WrongRowError(f"{text[:80].decode('utf-8', 'replace')!r} is no JSON object. Give one object a line.")
     return value
 
 
@@ -313,7 +317,7 @@ def _number(value: Any, name: str) -> float:
     if value is None:
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
-        raise _WrongRowError(f"{name!r} is {_shown(value)}, not a number. Correct the value, or give null.")
+        raise WrongRowError(f"{name!r} is {_shown(value)}, not a number. Correct the value, or give null.")
     return float(value)
 
 
@@ -342,7 +346,7 @@ def _fitting(item: Any, feature: RawFeature) -> int | bytes:
             return int(item, 16)
         if values == "text" and "\0" not in item:
             return item.encode()
-    raise _WrongRowError(
+    raise WrongRowError(
         f"{feature.name!r} is {_shown(item)}, not {_FORMS[values]}. Correct the value, or give null where it is "
         "missing."
     )

@@ -72,9 +72,14 @@ def of_objects(
     faults: RowFaults,
 ) -> Iterator[Unlabelled]:
     """The same of rows as JSON has them: objects with each column by name."""
+    specs = features(described)
+    return unlabelled(file, arrays_of(objects, specs), specs, numbers, carried, faults)
+
+
+def arrays_of(objects: Sequence[Mapping[str, Any]], specs: Sequence[ColumnSpec]) -> dict[str, Any]:
+    """Arrow arrays of these columns of objects without faults of `fault_of`: of text, as CSV would have it."""
     import pyarrow as pa
 
-    specs = features(described)
     arrays = {}
     for spec in specs:
         lists = spec.role in ("jagged", "vector")
@@ -83,12 +88,12 @@ def of_objects(
         if lists and any(isinstance(value, str) for value in values):  # entries with a separator between them
             values = [value.split(spec.separator) if isinstance(value, str) else value for value in values]
         arrays[spec.name] = pa.array([_texts(value) if lists else _text(value) for value in values], kind)
-    return unlabelled(file, arrays, specs, numbers, carried, faults)
+    return arrays
 
 
-def fault_of(row: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
+def fault_of(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> str | None:
     """Returns why an object is no row, a missing key or a value of the wrong shape; None if nothing does."""
-    for spec in features(described):
+    for spec in specs:
         if spec.name not in row:
             near = difflib.get_close_matches(spec.name, row, n=1)
             hint = f"Is it {near[0]!r}? " if near else ""

@@ -78,16 +78,27 @@ class Encoder:
 
     def encode_coded(self, chunk: CodedChunk) -> Batch:
         """The same for a coded chunk."""
-        bags = {}
-        for feature, map_ in zip(self.features, self.maps, strict=True):
-            column = chunk.columns[feature.name]
-            ids = _rows(column, map_, self.missing_row(feature.name))
-            bags[feature.name] = Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
+        bags = {feature.name: self.bags(feature.name, chunk.columns[feature.name]) for feature in self.features}
         labels = chunk.labels
         if self.schema.labels and labels.ndim == 1:  # of rows that are only to be scored
             labels = np.zeros((len(labels), len(self.schema.labels)), np.float32)
         weights = np.ones_like(labels) if chunk.weights is None else chunk.weights
-        return Batch(self._by.encode(chunk.dense), bags, labels, weights)
+        return Batch(self.encode_dense(chunk.dense), bags, labels, weights)
+
+    def bags(self, name: str, column: Coded) -> Bags:
+        """The ids of one feature, [n, 1], or [L] if it is jagged."""
+        feature, map_ = next((f, m) for f, m in zip(self.features, self.maps, strict=True) if f.name == name)
+        ids = _rows(column, map_, self.missing_row(name))
+        return Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
+
+    @property
+    def dense_stats(self) -> DenseStats:
+        """Statistics of the raw dense columns over the training split."""
+        return self._by.stats
+
+    def encode_dense(self, dense: np.ndarray) -> np.ndarray:
+        """The dense columns of a batch, float32, from raw ones in the order of `dense`, [n, K], NaN where missing."""
+        return self._by.encode(dense)
 
 
 def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:

@@ -1,0 +1,331 @@
+"""Requests of a server: raw rows as JSON, which become what an exported model takes.
+
+    {"user": {"user": 15, "age": 3}, "candidates": [{"movie": 111161}, {"movie": 68646}]}
+
+What stands under "user" (which may be left out) all candidates have in common. Together a candidate and the user are a
+raw row, as `recjax predict` takes it from JSON Lines, and what is wrong with one is said in the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from recjax.data.arrow import chunk_columns
+from recjax.data.batch import Bags
+from recjax.data.datasets.avazu import Avazu
+from recjax.data.prepare.chunk import Coded
+from recjax.data.prepare.coding import code
+from recjax.data.prepare.encoder import Encoder, open_encoder
+from recjax.data.storage import run_snapshot
+from recjax.data.storage.blocks import PreparedSource
+from recjax.errors import ConfigError
+from recjax.serving import table_rows
+from recjax.serving.rows import UNKNOWN, RowReader, WrongRowError
+from recjax.serving.whole_columns import whole_columns
+from recjax.utils import strict_json
+
+Object = Mapping[str, Any]
+_MOST = float(np.finfo(np.float32).max)
+
+
+class BadRequestError(ValueError):
+    """A request that cannot be scored: one paragraph that says what is wrong, where, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorable:
+    """A request of n candidates, as a model takes it.
+
+    Attributes:
+      dense: float32 [n, K].
+      bags: feature -> its ids; those of the model's features of users have `users` bags, all others n.
+      users: 1 if all that the model takes of users stands under "user", else n.
+    """
+
+    dense: np.ndarray
+    bags: Mapping[str, Bags]
+    users: int
+
+    @property
+    def size(self) -> int:
+        """n, the number of candidates."""
+        return len(self.dense)
+
+
+class Columns(Protocol):
+    """Reads raw columns of objects.
+
+    Attributes:
+      of_features: feature -> the raw column that it comes from.
+      names: all raw columns.
+    """
+
+    of_features: Mapping[str, str]
+    names: Sequence[str]
+
+    def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
+        """Ids by feature, and raw numbers by dense column, [n] (or [n, width] of a vector), of some columns.
+
+        Raises:
+          _Fault: in one of the objects.
+        """
+        ...
+
+    def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """Dense columns of the model, float32 [rows, K], of all raw ones."""
+        ...
+
+
+class _Fault(Exception):
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(what)
+        self.at = at
+
+
+class RequestReader:
+    """Reads requests to a model.
+
+    Attributes:
+      columns: names of the raw columns that a candidate and the user have together.
+      user: those of them that the model takes once for all candidates, if they stand under "user".
+    """
+
+    def __init__(self, columns: Columns, inputs: Mapping[str, Any], most: int) -> None:
+        """For a model with these "inputs" of its signature, and at most so many candidates a request."""
+        self._columns, self._most, self._dense = columns, most, inputs["dense"]["columns"]
+        self._features = [feature["name"] for feature in inputs["features"]]
+        self._sides = {f["name"] for f in inputs["features"] if f["side"] == "user"}
+        self.columns = list(columns.names)
+        self.user = [column for column in columns.names if column in {columns.of_features[f] for f in self._sides}]
+
+    def read(self, body: bytes) -> Scorable:
+        """Reads the text of a request.
+
+        Raises:
+          BadRequestError: it is no JSON, or not of the form above, or a row is at fault.
+        """
+        user, candidates = self._parts(body)
+        shared = [name for name in self._columns.names if name in user]
+        own = [name for name in self._columns.names if name not in user]
+        n = len(candidates)
+        for at, candidate in enumerate(candidates):
+            if twice := next((name for name in shared if name in candidate), None):
+                raise BadRequestError(
+                    f"candidates[{at}] has {twice!r}, which stands under user too. Leave it out there."
+                )
+        try:
+            bags, raw = self._columns.read([user], shared) if shared else ({}, {})
+        except _Fault as fault:
+            raise BadRequestError(f"user: {fault}") from None
+        try:
+            more, numbers = self._columns.read(candidates, own)
+        except _Fault as fault:
+            raise BadRequestError(f"candidates[{fault.at}]: {fault}") from None
+        once = bool(self._sides) and self._sides <= bags.keys()
+        found = more | {name: of if once and name in self._sides else _repeated(of, n) for name, of in bags.items()}
+        raw = {name: np.repeat(values, n, axis=0) for name, values in raw.items()}
+        with np.errstate(over="ignore"):
+            dense = self._columns.dense(raw | numbers, n)
+        if not np.isfinite(dense).all():
+            at, column = np.argwhere(~np.isfinite(dense))[0].tolist()
+            what = f"dense column {self._dense[column]!r} becomes {dense[at, column]}, as no value that trained did"
+            raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
+        return Scorable(dense, {name: found[name] for name in self._features}, 1 if once else n)
+
+    def _parts(self, body: bytes) -> tuple[Object, list[Object]]:
+        try:
+            given = strict_json.parse(body)
+        except strict_json.JsonError as error:
+            raise BadRequestError(f"the request is {error}. {_FORM}") from None
+        if not isinstance(given, dict) or set(given) - {"user", "candidates"} or "candidates" not in given:
+            has = (
+                f"has the keys {', '.join(map(repr, given))[:200] or 'none'}"
+                if isinstance(given, dict)
+                else "is no object"
+            )
+            raise BadRequestError(f"the request {has}. {_FORM}")
+        user, candidates = given.get("user", {}), given["candidates"]
+        if not isinstance(user, dict) or not isinstance(candidates, list):
+            raise BadRequestError(f"user must be an object and candidates a list. {_FORM}")
+        if not 0 < len(candidates) <= self._most:
+            raise BadRequestError(
+                f"the request has {len(candidates):,} candidates, and 1 to {self._most:,} are scored at once. Split it."
+            )
+        for at, candidate in enumerate(candidates):
+            if not isinstance(candidate, dict):
+                raise BadRequestError(f"candidates[{at}] is no object. {_FORM}")
+        return user, candidates
+
+
+_FORM = 'Send {"user": {COLUMN: VALUE, ...}, "candidates": [{COLUMN: VALUE, ...}, ...]}; user may be left out.'
+
+
+def _repeated(bags: Bags, n: int) -> Bags:
+    """One bag n times."""
+    if bags.lengths is None:
+        weights = None if bags.weights is None else np.repeat(bags.weights, n, axis=0)
+        return Bags(np.repeat(bags.ids, n, axis=0), None, weights)
+    weights = None if bags.weights is None else np.tile(bags.weights, n)
+    return Bags(np.tile(bags.ids, n), np.repeat(bags.lengths, n), weights)
+
+
+class EncodedColumns:
+    """Columns of a dataset with an encoder, read as `rows.json_lines` reads them."""
+
+    def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
+        """For `unknown` see `rows.json_lines`."""
+        self._encoder, self._unknown = encoder, unknown
+        self.of_features: Mapping[str, str] = {feature.name: feature.name for feature in encoder.features}
+        self.names: Sequence[str] = list(dict.fromkeys((*self.of_features, *encoder.dense)))
+
+    def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
+        """See `Columns`."""
+        features = [feature for feature in self._encoder.features if feature.name in names]
+        dense = [name for name in self._encoder.dense if name in names]
+        found = whole_columns(objects, features, dense)
+        if found is None:  # a value is missing, or at fault, or of a form that is rare
+            reader, values = RowReader(self._encoder, self._unknown, names), []
+            for at, row in enumerate(objects):
+                try:
+                    values.append(reader.values(row))
+                except WrongRowError as wrong:
+                    raise _Fault(at, str(wrong)) from None
+            chunk = reader.chunk(values)
+            found = chunk.columns, {name: chunk.dense[:, place] for place, name in enumerate(dense)}
+        columns, numbers = found
+        return {name: self._encoder.bags(name, _coded(column)) for name, column in columns.items()}, numbers
+
+    def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """See `Columns`."""
+        columns = [raw[name] for name in self._encoder.dense]
+        return self._encoder.encode_dense(np.stack(columns, axis=1) if columns else np.zeros((rows, 0)))
+
+
+def _coded(column: Any) -> Coded:
+    return column if isinstance(column, Coded) else code(column)
+
+
+class TableColumns:
+    """Columns of a table of one's own, read as `rows.json_lines_of_table` reads them."""
+
+    def __init__(self, encoder: Encoder, described: Object) -> None:
+        """`described` is what the prepared data say of their columns."""
+        self._encoder = encoder
+        self._specs = {spec.name: spec for spec in table_rows.features(described)}
+        self.names: Sequence[str] = list(self._specs)
+        self.of_features: Mapping[str, str] = {feature.name: feature.name for feature in encoder.features}
+
+    def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
+        """See `Columns`."""
+        specs = [self._specs[name] for name in names]
+        for at, row in enumerate(objects):
+            if what := table_rows.fault_of(row, specs):
+                raise _Fault(at, what)
+        arrays = table_rows.arrays_of(objects, specs)
+        found = chunk_columns.raw_columns(arrays, specs, len(objects))
+        if first := chunk_columns.first(found.faults):
+            at, fault = first
+            value = chunk_columns.shown(arrays[fault.column][at])
+            raise _Fault(at, f"column {fault.column!r} is {value}, {fault.what}. Correct the value.")
+        bags = {name: self._encoder.bags(name, column) for name, column in found.columns.items()}
+        return bags, dict(zip(chunk_columns.each(specs), found.dense.T, strict=True))
+
+    def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """See `Columns`."""
+        columns = [raw[name] for name in self._encoder.dense]
+        return self._encoder.encode_dense(np.stack(columns, axis=1) if columns else np.zeros((rows, 0)))
+
+
+class IdColumns:
+    """Columns of data that know no raw values: ids are rows of tables, dense values what the model takes."""
+
+    def __init__(self, inputs: Object) -> None:
+        """`inputs` are those of the model's signature."""
+        self._inputs = {feature["name"]: feature for feature in inputs["features"]}
+        self._dense = list(inputs["dense"]["columns"])
+        self.names: Sequence[str] = list(dict.fromkeys((*self._inputs, *self._dense)))
+        self.of_features: Mapping[str, str] = {name: name for name in self._inputs}
+
+    def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
+        """See `Columns`."""
+        bags = {name: self._bags(objects, name) for name in names if name in self._inputs}
+        return bags, {name: _numbers(objects, name) for name in names if name in self._dense}
+
+    def _bags(self, objects: Sequence[Object], name: str) -> Bags:
+        about = self._inputs[name]
+        size, weighted = about["ids_per_bag"], about["weighted"]
+        ids: list[int] = []
+        weights: list[float] = []
+        lengths = []
+        for at, row in enumerate(objects):
+            bag = _present(at, row, name)
+            bag = [bag] if size == 1 and not isinstance(bag, list) else bag
+            if not isinstance(bag, list) or (size is not None and len(bag) != size):
+                what = f"{size} ids" if size else "ids"
+                raise _Fault(at, f"{name!r} is {str(bag)[:80]}, not a list of {what}. Write it as one.")
+            lengths.append(len(bag))
+            for entry in bag:
+                id_, weight = entry if weighted and isinstance(entry, list) and len(entry) == 2 else (entry, 1.0)
+                if type(id_) is not int or not 0 <= id_ < about["rows"]:
+                    pair = ", each as [id, weight]" if weighted else ""
+                    raise _Fault(
+                        at,
+                        f"{name!r} holds {str(id_)[:80]}, no id of its table: those are the integers 0 to "
+                        f"{about['rows'] - 1}{pair}. Correct it.",
+                    )
+                ids.append(id_)
+                weights.append(_number(at, weight, f"the weight of {name!r}"))
+        shape = (-1,) if size is None else (len(objects), size)
+        held = np.array(weights, np.float32).reshape(shape) if weighted else None
+        return Bags(np.array(ids, np.int32).reshape(shape), np.array(lengths, np.int32) if size is None else None, held)
+
+    def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """See `Columns`."""
+        columns = [raw[name] for name in self._dense]
+        return np.stack(columns, axis=1).astype(np.float32) if columns else np.zeros((rows, 0), np.float32)
+
+
+def _numbers(objects: Sequence[Object], name: str) -> np.ndarray:
+    return np.array([_number(at, _present(at, row, name), repr(name)) for at, row in enumerate(objects)], np.float64)
+
+
+def _present(at: int, row: Object, name: str) -> Any:
+    if name not in row:
+        raise _Fault(at, f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. Add it.")
+    return row[name]
+
+
+def _number(at: int, value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
+        raise _Fault(at, f"{what} is {str(value)[:80]}, not a number of float32. Correct the value.")
+    return float(value)
+
+
+def columns_of(folder: Path, inputs: Object) -> tuple[Columns, PreparedSource | None]:
+    """What reads the columns of an export's data, and these, where the export has any.
+
+    Args:
+      folder: the export.
+      inputs: of its signature.
+
+    Raises:
+      ConfigError: raw rows of these data cannot be given as objects.
+      DataError: what the export holds of its data is damaged.
+    """
+    source = run_snapshot.open_kept(folder / "data")
+    if source is None or "encoder" not in source.about:
+        return IdColumns(inputs), source
+    if source.name == Avazu.kind:
+        raise ConfigError(
+            f"{folder} was trained on {source.name}, whose rows are CSV text of which one field becomes several "
+            "columns; recjax serve takes no such rows. Use the export's loader.py, or recjax predict."
+        )
+    encoder = open_encoder(source.path)
+    if (described := source.about.get("table")) is not None:
+        return TableColumns(encoder, described), source
+    return EncodedColumns(encoder, UNKNOWN.get(source.name, {})), source

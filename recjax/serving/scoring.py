@@ -1,0 +1,138 @@
+"""Runs an exported model on several requests at once, in arrays of few sizes, as a program is compiled for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from recjax.serving.loader import Model
+from recjax.serving.requests import Scorable
+
+_GROWTH = 8  # from one size of arrays to the next
+_RATIOS = (4, 16)  # ids of a bag of jagged features, on average and rounded up, that are compiled for at the start
+
+
+class Scorer:
+    """Scores requests with one model.
+
+    Attributes:
+      most: candidates that are scored at once.
+      compiled: shapes that the model has run in, so many that programs were compiled; 0 where nothing is compiled.
+    """
+
+    def __init__(self, model: Model, most: int) -> None:
+        """A scorer that takes up to `most` candidates at once."""
+        self.most, self._model = most, model
+        features = model.signature["inputs"]["features"]
+        self._features = features
+        self._users = any(feature["side"] == "user" for feature in features)
+        self._jagged = any(feature["bag"] == "jagged" for feature in features)
+        sizes = itertools.takewhile(lambda size: size < most, (_GROWTH**power for power in itertools.count()))
+        self.sizes = [*sizes, most]
+        self._shapes: set[tuple[int, ...]] = set()
+
+    @property
+    def compiled(self) -> int:
+        """See the class."""
+        return len(self._shapes) if self._model.padded else 0
+
+    def warm_up(self, note: Callable[[int], None] = lambda programs: None) -> None:
+        """Compiles what requests will ask for most: all sizes, of one user and of several.
+
+        Args:
+          note: told how many programs there will be.
+        """
+        if not self._model.padded:
+            self._model.run(self._empty(1, 1, 1))
+            return
+        ratios = _RATIOS if self._jagged else (1,)
+        shapes = {(size, users, ratio) for size in self.sizes for users in (1, self._several(size)) for ratio in ratios}
+        note(len(shapes))
+        for shape in sorted(shapes):
+            self._run(self._empty(*shape), shape)
+
+    def __call__(self, requests: Sequence[Scorable]) -> list[np.ndarray]:
+        """The logits of each request, float64 [n] (of tasks [n, O]); together they may have `most` candidates."""
+        sizes = [request.size for request in requests]
+        total, users = sum(sizes), sum(request.users for request in requests)
+        size = self._size(total)
+        # The users of one request, of several, or as many as candidates: where none is shared.
+        several = self._several(size)
+        padded = 1 if users == 1 or not self._users else several if users <= several else size
+        inputs: dict[str, Any] = {"dense": np.concatenate([request.dense for request in requests])}
+        for kind in ("ids", "lengths", "weights"):
+            inputs[kind] = {
+                feature["name"]: np.concatenate(
+                    [getattr(r.bags[feature["name"]], kind) for r in requests], dtype=feature["arrays"][kind]["dtype"]
+                )
+                for feature in self._features
+                if kind in feature["arrays"]
+            }
+        if self._users:
+            starts = itertools.accumulate((request.users for request in requests), initial=0)
+            of = [np.arange(r.users) if r.users > 1 or r.size == 1 else np.zeros(r.size, np.int64) for r in requests]
+            inputs["user"] = np.concatenate([each + start for each, start in zip(of, starts, strict=False)])
+            inputs["user"] = inputs["user"].astype(np.int32)
+        shape = (size, padded, self._ratio(inputs, size, padded))
+        found = self._run(self._padded(inputs, *shape) if self._model.padded else inputs, shape)[:total]
+        return [part.astype(np.float64) for part in np.split(found, np.cumsum(sizes)[:-1])]
+
+    def _run(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+        self._shapes.add(shape)
+        return self._model.run(inputs)
+
+    def _size(self, n: int) -> int:
+        return next(size for size in self.sizes if n <= size)
+
+    def _several(self, size: int) -> int:
+        """Users that a program has room for if a batch has more than one: as many as requests are joined, mostly."""
+        return min(size, 64) if self._users else 1
+
+    def _ratio(self, inputs: dict[str, Any], size: int, users: int) -> int:
+        """The least power of 4, from 4 on, by which arrays for the ids of jagged features are as long as needed."""
+        ratio = _RATIOS[0] if self._jagged else 1
+        for feature in self._features:
+            if feature["bag"] == "jagged":
+                bags = users if feature["side"] == "user" else size
+                while bags * ratio < len(inputs["ids"][feature["name"]]):
+                    ratio *= 4
+        return ratio
+
+    def _padded(self, inputs: dict[str, Any], size: int, users: int, ratio: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"dense": _to(inputs["dense"], size), "ids": {}, "lengths": {}, "weights": {}}
+        if self._users:
+            made["user"] = _to(inputs["user"], size)
+        for feature in self._features:
+            bags = users if feature["side"] == "user" else size
+            for kind in feature["arrays"]:
+                length = bags * (ratio if feature["bag"] == "jagged" and kind != "lengths" else 1)
+                made[kind][feature["name"]] = _to(inputs[kind][feature["name"]], length)
+        return made
+
+    def _empty(self, size: int, users: int, ratio: int) -> dict[str, Any]:
+        """Inputs of a shape that have no candidate: row 0 of every table."""
+        signature = self._model.signature["inputs"]
+        none: dict[str, Any] = {
+            kind: {
+                f["name"]: np.zeros((0, *f["arrays"][kind]["shape"][1:]), f["arrays"][kind]["dtype"])
+                for f in self._features
+                if kind in f["arrays"]
+            }
+            for kind in ("ids", "lengths", "weights")
+        }
+        none["dense"] = np.zeros((0, len(signature["dense"]["columns"])), np.float32)
+        if self._users:
+            none["user"] = np.zeros(0, np.int32)
+        return self._padded(none, size, users, ratio)
+
+
+def _to(array: np.ndarray, size: int) -> np.ndarray:
+    """An array with zeros behind it, `size` long."""
+    if len(array) == size:
+        return array
+    out = np.zeros((size, *array.shape[1:]), array.dtype)
+    out[: len(array)] = array
+    return out

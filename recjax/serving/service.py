@@ -1,0 +1,228 @@
+"""Scores requests as they come: a bounded number at a time, several together, and counted for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.errors import ConfigError, TrainingError
+from recjax.serving import loader, outputs
+from recjax.serving.requests import RequestReader, Scorable, columns_of
+from recjax.serving.scoring import Scorer
+
+_THREADS = 2  # that read requests and write answers
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceConfig:
+    """How requests are taken.
+
+    Attributes:
+      most_candidates: of a request, and that are scored at once.
+      queue: requests that may be under way; further ones are refused.
+      window_ms: time that a request waits for others which are under way, to be scored together.
+      most_bytes: of a request's text.
+      read_s: time that a client may take to send it.
+    """
+
+    most_candidates: int = 512
+    queue: int = 128
+    window_ms: float = 1.0
+    most_bytes: int = 4 << 20
+    read_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("most_candidates", "queue", "most_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
+        if not 0 <= self.window_ms < 10_000 or not 0 < self.read_s < 10_000:
+            raise ConfigError(f"window_ms={self.window_ms}, read_s={self.read_s}: give less than 10,000.")
+
+
+class OverloadedError(Exception):
+    """As many requests are under way as may be."""
+
+
+class Metrics:
+    """What a service counts, for Prometheus."""
+
+    def __init__(self) -> None:
+        """Everything at 0."""
+        import prometheus_client as client
+
+        self.registry = client.CollectorRegistry()
+        here: dict[str, Any] = {"registry": self.registry}
+        client.ProcessCollector(**here)
+        self.requests = client.Counter(
+            "recjax_requests", "Requests that were answered, by HTTP status", ["status"], **here
+        )
+        self.candidates = client.Counter("recjax_candidates", "Candidates that were scored", **here)
+        self.in_flight = client.Gauge("recjax_requests_in_flight", "Requests that are under way", **here)
+        self.programs = client.Gauge("recjax_programs", "Shapes that programs were compiled for", **here)
+        times = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+        self.seconds = client.Histogram(
+            "recjax_request_seconds", "Time from a request's arrival to its answer", buckets=times, **here
+        )
+        self.model_seconds = client.Histogram("recjax_model_seconds", "Time of the model", buckets=times, **here)
+        counts = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+        self.batches = client.Histogram("recjax_batch_requests", "Requests scored together", buckets=counts, **here)
+
+    def text(self) -> tuple[bytes, str]:
+        """All of it in Prometheus's format, and that format's content type."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class Service:
+    """Scores requests to one exported model. Belongs to one event loop, in which `running` is open.
+
+    Attributes:
+      config: how requests are taken.
+      reader: of requests.
+      metrics: what is counted.
+      draining: whether it is about to end; it still scores.
+      answered: requests that were answered, also those that were refused.
+      about: what the model is, as JSON values.
+      signature: of the model.
+      source: what the export holds of its data; None: nothing.
+      scorer: what runs the model.
+    """
+
+    def __init__(self, folder: Path, config: ServiceConfig) -> None:
+        """Opens an export.
+
+        Raises:
+          ConfigError: it is none, or its rows cannot come as JSON.
+          DataError: it is damaged.
+        """
+        try:
+            model = loader.load(folder)
+        except loader.ExportError as error:
+            raise ConfigError(str(error)) from error
+        columns, self.source = columns_of(folder, model.signature["inputs"])
+        self.config, self.metrics, self.draining, self.answered = config, Metrics(), False, 0
+        self.reader = RequestReader(columns, model.signature["inputs"], config.most_candidates)
+        self.scorer = Scorer(model, config.most_candidates)
+        self.signature, described = model.signature, model.signature["outputs"]
+        self._tasks, self._classes = outputs.tasks_from(described), described["classes"]
+        self._step = model.manifest["model"]["step"]
+        self.about = {
+            "model": model.manifest["model"],
+            "program": model.manifest["program"]["format"],
+            "columns": list(self.reader.columns),
+            "user": list(self.reader.user),
+            "scores": list(outputs.names(self._tasks)),
+            "most_candidates": config.most_candidates,
+        }
+        self._waiting: collections.deque[tuple[Scorable, asyncio.Future[np.ndarray]]] = collections.deque()
+        self._under_way = 0
+        self._reading = ThreadPoolExecutor(_THREADS, "requests")
+        self._scoring = ThreadPoolExecutor(1, "model")
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have come and are not answered."""
+        return self._under_way
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> Any:
+        """Scores while the context is open; at its end all that has come is answered."""
+        self._wake = asyncio.Event()
+        self._closing = False
+        task = asyncio.create_task(self._score_batches())
+        try:
+            yield self
+        finally:
+            self._closing = True
+            self._wake.set()
+            await task
+            self._reading.shutdown()
+            self._scoring.shutdown()
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a request as under way while the context is open; OverloadedError if there are too many."""
+        if self._under_way >= self.config.queue:
+            raise OverloadedError
+        self._under_way += 1
+        self.metrics.in_flight.set(self._under_way)
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self.metrics.in_flight.set(self._under_way)
+
+    async def score(self, body: bytes) -> bytes:
+        """The answer to a request that was admitted, as JSON.
+
+        Raises:
+          BadRequestError: it is at fault.
+          TrainingError: a logit is not finite.
+        """
+        loop = asyncio.get_running_loop()
+        request = await loop.run_in_executor(self._reading, self.reader.read, body)
+        logits: asyncio.Future[np.ndarray] = loop.create_future()
+        self._waiting.append((request, logits))
+        self._wake.set()
+        return await loop.run_in_executor(self._reading, self._answer, await logits)
+
+    def answer_now(self, body: bytes) -> bytes:
+        """`score` without a queue, in this thread: to try a request."""
+        (logits,) = self.scorer([self.reader.read(body)])
+        return self._answer(logits)
+
+    def _answer(self, logits: np.ndarray) -> bytes:
+        outputs.check(logits, np.arange(len(logits)))
+        found = outputs.columns(self._tasks, logits, self._classes)
+        return json.dumps({"step": self._step, "scores": found}).encode()
+
+    async def _score_batches(self) -> None:
+        """Takes what waits, and scores it together, until the service closes and nothing waits."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            if not self._waiting:
+                if self._closing:
+                    return
+                self._wake.clear()
+                continue
+            if self._under_way > len(self._waiting) and self.config.window_ms and not self._full():
+                await asyncio.sleep(self.config.window_ms / 1000)
+            batch = self._taken()
+            started = time.perf_counter()
+            try:
+                found = await loop.run_in_executor(self._scoring, self.scorer, [request for request, _ in batch])
+            except Exception as error:  # of the model: each of these requests is told
+                for _, logits in batch:
+                    if not logits.done():
+                        logits.set_exception(TrainingError(f"the model failed: {' '.join(str(error).split())[:300]}"))
+                continue
+            self.metrics.model_seconds.observe(time.perf_counter() - started)
+            self.metrics.batches.observe(len(batch))
+            self.metrics.candidates.inc(sum(request.size for request, _ in batch))
+            self.metrics.programs.set(self.scorer.compiled)
+            for (_, logits), scored in zip(batch, found, strict=True):
+                if not logits.done():  # its client may have left
+                    logits.set_result(scored)
+
+    def _full(self) -> bool:
+        return sum(request.size for request, _ in self._waiting) >= self.scorer.most
+
+    def _taken(self) -> list[tuple[Scorable, asyncio.Future[np.ndarray]]]:
+        """The requests that have waited longest, as many as fit."""
+        taken, room = [], self.scorer.most
+        while self._waiting and self._waiting[0][0].size <= room:
+            room -= self._waiting[0][0].size
+            taken.append(self._waiting.popleft())
+        return taken

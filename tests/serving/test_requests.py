@@ -1,0 +1,181 @@
+"""Requests become what `recjax predict` makes of the same rows, or are refused in its words."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.shop import Reader, prepare_shop, rows
+
+from recjax.data.batch import Schema
+from recjax.data.prepare.encoder import open_encoder
+from recjax.data.prepare.ids import Hash
+from recjax.errors import DataError
+from recjax.serving.export import _signature
+from recjax.serving.faults import RowFaults
+from recjax.serving.program import input_shapes
+from recjax.serving.requests import BadRequestError, EncodedColumns, IdColumns, RequestReader
+from recjax.serving.rows import json_lines
+
+
+def signature(schema: Schema, user=()):
+    return _signature(schema, input_shapes(schema, user).inputs, user)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    prepare_shop(folder / "data")
+    return open_encoder(folder / "data"), folder
+
+
+def reader_of(encoder, user=(), most=600):
+    return RequestReader(EncodedColumns(encoder, {}), signature(encoder.schema, user), most)
+
+
+def asked(candidates, user=None):
+    return json.dumps({"candidates": candidates} | ({} if user is None else {"user": user})).encode()
+
+
+def assert_same(scorable, batch):
+    np.testing.assert_array_equal(scorable.dense, batch.dense)
+    assert scorable.dense.dtype == np.float32 and list(scorable.bags) == list(batch.bags)
+    for name, bags in batch.bags.items():
+        np.testing.assert_array_equal(scorable.bags[name].ids, bags.ids)
+        assert (bags.lengths is None) == (scorable.bags[name].lengths is None)
+        if bags.lengths is not None:
+            np.testing.assert_array_equal(scorable.bags[name].lengths, bags.lengths)
+
+
+def test_rows_are_encoded_as_those_that_trained(shop):
+    encoder, _ = shop
+    (chunk,) = Reader().chunks(0)
+    batch = encoder.encode(chunk)
+    half = len(rows()) // 2
+    reader = reader_of(encoder, most=700)
+    found = reader.read(asked(rows()))
+    assert found.users == found.size == 2 * half
+    assert_same(found, batch)
+    assert reader.columns == ["user", "city", "tags", "age", "price"]
+
+
+@pytest.mark.parametrize("shared", [["user"], ["tags", "age"], ["city", "price", "tags", "user"], []])
+def test_what_stands_under_user_is_that_of_every_candidate(shop, shared):
+    encoder, _ = shop
+    made = rows()[:9]
+    user = {name: made[4][name] for name in shared}
+    candidates = [{name: value for name, value in row.items() if name not in shared} for row in made]
+    whole = reader_of(encoder).read(asked([row | user for row in candidates]))
+    assert_same(reader_of(encoder).read(asked(candidates, user)), whole)
+    once = reader_of(encoder, ["user", "tags"]).read(asked(candidates, user))
+    if {"user", "tags"} <= set(shared):
+        assert once.users == 1 and once.bags["user"].ids.shape == (1, 1)
+        assert once.bags["tags"].lengths.tolist() == [len(user["tags"])]
+        np.testing.assert_array_equal(np.repeat(once.bags["user"].ids, 9, axis=0), whole.bags["user"].ids)
+        np.testing.assert_array_equal(once.bags["city"].ids, whole.bags["city"].ids)
+    else:
+        assert once.users == 9
+        assert_same(once, whole)
+
+
+TEXTS = ["", "Zürich 3", "t1", "a\0b", "1f", "0x1f", "g", "123456789", " 1"]
+VALUE = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.integers(-5, 9), st.floats(-1e30, 1e30),
+    st.sampled_from(TEXTS), st.sampled_from([3.0, 2.0**60, math.inf, 1e301]),
+)  # fmt: skip
+ANY = st.one_of(VALUE, st.lists(VALUE, max_size=3))
+GOOD = {
+    "user": st.integers(-5, 9),
+    "city": st.sampled_from(["Zürich 3", "x", None]),
+    "tags": st.lists(st.sampled_from(["t1", "t9", ""]), max_size=3),
+    "age": st.floats(-9, 9),
+    "price": st.one_of(st.integers(-9, 9), st.none()),
+}
+ROW = st.fixed_dictionaries({name: st.one_of(good, good, good, good, ANY) for name, good in GOOD.items()})
+
+
+@settings(max_examples=60)
+@given(st.lists(ROW, min_size=1, max_size=3))
+def test_requests_and_files_are_read_alike(shop, made):
+    """The truth is the reader of files, which goes row by row; ours takes columns at once where it can."""
+    encoder, folder = shop
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in made))
+    try:
+        (found,) = json_lines(file, encoder, RowFaults())
+    except DataError as error:
+        with pytest.raises(BadRequestError) as refused:
+            reader_of(encoder).read(asked(made))
+        where, _, what = str(refused.value).partition(": ")
+        line, _, said = str(error).removeprefix(f"{file}:").partition(": ")
+        assert where == f"candidates[{int(line) - 1}]" and said.startswith(what)
+    else:
+        assert_same(reader_of(encoder).read(asked(made)), encoder.encode(found.chunk))
+
+
+def test_hashed_hexadecimal_values(tmp_path):
+    """Of the forms that ids may have the rarest: as integers of base 16, in capitals or not."""
+    from recjax.data.prepare.chunk import RawFeature
+    from recjax.serving.whole_columns import whole_columns
+
+    hexadecimal = RawFeature("c", values="hex")
+    columns, _ = whole_columns([{"c": "00ff"}, {"c": "A"}, {"c": "ffffffff"}], [hexadecimal], [])
+    assert columns["c"].keys.tolist() == [255, 10, 2**32 - 1]
+    for rare in ("", "0x1f", " 1", "1_0", "123456789", 3, None):
+        assert whole_columns([{"c": "1"}, {"c": rare}], [hexadecimal], []) is None
+    prepare_shop(tmp_path / "data", ids=Hash(rows=(50,)))
+    encoder = open_encoder(tmp_path / "data")
+    (chunk,) = Reader().chunks(0)
+    assert_same(reader_of(encoder, most=700).read(asked(rows())), encoder.encode(chunk))
+
+
+def test_mistakes_are_named(shop):
+    encoder, _ = shop
+    row = rows()[0]
+    rest = {name: value for name, value in row.items() if name != "user"}
+    for body, words in (
+        (b"", "the request is not valid JSON"),
+        (b"\xff", "the request is not UTF-8"),
+        (b'{"candidates": [], "candidates": []}', "'candidates' stands twice"),
+        (b"[]", "the request is no object. Send"),
+        (b'{"rows": []}', "the request has the keys 'rows'. Send"),
+        (b'{"user": [], "candidates": [{}]}', "user must be an object"),
+        (b'{"candidates": [3]}', r"candidates\[0\] is no object"),
+        (b'{"candidates": []}', "has 0 candidates, and 1 to 600 are scored"),
+        (asked([row] * 601), "has 601 candidates"),
+        (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
+        (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),
+        (asked([rest], {"user": "x"}), "user: 'user' is \"x\", not an integer of 64 bits"),
+        (asked([row | {"age": 1e41}]), r"candidates\[0\]: dense column 'age' becomes inf"),
+        (b"[" * 10_000, "nested more than 64 deep"),
+        (b'{"candidates": [{"user": ' + b"9" * 9000 + b"}]}", "has too many digits"),
+    ):
+        with pytest.raises(BadRequestError, match=words) as raised:
+            reader_of(encoder).read(body)
+        assert "\n" not in str(raised.value)
+
+
+def test_ids_where_the_data_know_no_values():
+    from recjax.data.batch import Feature
+
+    schema = Schema(("d",), (Feature("x", 10), Feature("y", 20, 2), Feature("z", 5, None, weighted=True)))
+    reader = RequestReader(IdColumns(signature(schema)), signature(schema), 5)
+    rest = {"x": 9, "y": [3, 19]}
+    found = reader.read(asked([{"z": [[4, 0.5], 1], **rest}, {"z": [], **rest}], {"d": 2.5}))
+    assert found.dense.tolist() == [[2.5], [2.5]] and found.bags["x"].ids.tolist() == [[9], [9]]
+    assert found.bags["y"].ids.tolist() == [[3, 19], [3, 19]] and found.bags["z"].ids.tolist() == [4, 1]
+    assert found.bags["z"].lengths.tolist() == [2, 0] and found.bags["z"].weights.tolist() == [0.5, 1.0]
+    for wrong, words in (
+        ({"x": 10}, "'x' holds 10, no id of its table: those are the integers 0 to 9. Correct it"),
+        ({"x": True}, "'x' holds True, no id"),
+        ({"y": [1]}, r"'y' is \[1\], not a list of 2 ids"),
+        ({"z": [[4, "a"]]}, "the weight of 'z' is a, not a number"),
+        ({"z": [[1, 2, 3]]}, "each as .id, weight"),
+        ({"d": 1e39}, r"'d' is 1e\+39, not a number of float32"),
+    ):
+        with pytest.raises(BadRequestError, match=words):
+            reader.read(asked([{"d": 1, "z": [], **rest} | wrong]))
+    with pytest.raises(BadRequestError, match="the key 'x' is missing; the row has d"):
+        reader.read(asked([{"d": 1}]))
