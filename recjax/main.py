@@ -20,7 +20,7 @@ from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
-from recjax.train import evaluation, origins, preflight
+from recjax.train import evaluation, origins, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -71,7 +71,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     with RunFolder(path, config) if main else ReadOnlyRunFolder(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
-            used = origins.found(config, path, _note)
+            used = planned.kept(origins.found(config, path, _note), path)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
             for remark in remarks(used, trainer):
@@ -81,6 +81,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             folder.claim(_note, trains=not progress.stopped and progress.step < trainer.total_steps, used=used)
             if main:
                 keep(trainer.source, folder.path / KEPT)
+                if trainer.chosen is not None:
+                    planned.keep(folder.path, used, trainer.chosen, trainer.mesh)
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))

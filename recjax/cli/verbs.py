@@ -144,7 +144,8 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.embedding.plan import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table
     from recjax.planning.loads import describe_loads, loads_table
-    from recjax.planning.resolve import resolve_plan, workload
+    from recjax.planning.resolve import workload
+    from recjax.train import planned
     from recjax.train.table_specs import specs
 
     if options.memory_gib is not None and not options.compile:
@@ -155,7 +156,7 @@ def plan(options: argparse.Namespace) -> None:
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan = resolve_plan(config, source, tables, features, config.mesh.shape)
+    plan, chosen = planned.plan_of(config, source, tables, features, config.mesh.shape)
     if options.save:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
@@ -172,6 +173,9 @@ def plan(options: argparse.Namespace) -> None:
     bound = bind(plan, tables, features, hosts * each, hosts=hosts)
     loads = describe_loads(workload(config, source, tables, features, config.mesh.shape), bound)
     result, texts = described | {"loads": loads}, [plan_table(described), loads_table(loads)]
+    if chosen is not None:
+        found = planned.figures(chosen)
+        result, texts = result | {"chosen": found}, [*texts, planned.to_text(found)]
     if options.compile:
         from recjax.bench import compile_report
 
@@ -181,7 +185,7 @@ def plan(options: argparse.Namespace) -> None:
         from recjax.bench import prediction
         from recjax.planning.machine import open_machine
 
-        machine = open_machine(options.machine or "machine.json")
+        machine = open_machine(options.machine or config.planner.machine or "machine.json")
         foreseen = prediction.on_machine(config, machine, options.measure, options.out)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     write_result(options, result, lambda: "\n\n".join(texts))

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from recjax import settings as machinery
 from recjax.config import own_code
+from recjax.config.planner import PlannerConfig
 from recjax.config.small_data import SmallData
 from recjax.config.tasks import TaskConfig
 from recjax.config.train import TrainConfig
@@ -97,6 +98,7 @@ class RunConfig:
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
     plan: str = "auto"  # where tables live: auto, balanced, a placement or a file; changes no number (exchange apart)
+    planner: PlannerConfig = PlannerConfig()  # by what plan=auto chooses; changes no number either
     # Of the dense part; float64: of all. tensorfloat32 is float32 whose products a GPU may round on the way in.
     compute_dtype: ComputeDtype = "float32"
 
@@ -148,6 +150,7 @@ class RunConfig:
 FREE_ON_RESUME = (
     "mesh",
     "plan",
+    "planner",
     "data.path",
     "data.from",
     "data.cache",

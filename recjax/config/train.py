@@ -136,9 +136,9 @@ class TrainConfig:
     dense: DenseSharding = (
         "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
     )
-    bucket_mib: float = (
-        0.0  # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end
-    )
+    # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end, or as a planner
+    # chooses (see planner.buckets)
+    bucket_mib: float = 0.0
     replica_sync: Literal["exact", "average", "never"] = (
         "exact"  # how mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
     )

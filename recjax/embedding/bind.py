@@ -284,8 +284,11 @@ def _check_kind(part: _Part, mapped: bool) -> None:
 
 def _check_kinds(tables: tuple[TableSpec, ...], parts: list[_Part]) -> None:
     """Refuses two kinds of exchange where a row's columns have a common statistic (ConfigError)."""
+    of_table: dict[str, list[_Part]] = collections.defaultdict(list)
+    for part in parts:
+        of_table[part.spec.name].append(part)
     for table in tables:
-        own = [part for part in parts if part.spec == table and part.segment.placement != "data_parallel"]
+        own = [part for part in of_table[table.name] if part.segment.placement != "data_parallel"]
         divided = any(part.last - part.first < table.dim for part in own)
         if table.optimizer.row_wise and divided and len({part.segment.exchange.kind for part in own}) > 1:
             raise ConfigError(

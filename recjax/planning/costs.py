@@ -45,9 +45,17 @@ class Costs:
         """Grids are made when first asked for."""
         self.machine = machine
         self._grids: dict[str, _Grid] = {}
+        self._known: dict[tuple[object, ...], Cost] = {}
 
     def of(self, work: Work) -> Cost:
         """The cost of some work, without the overhead of starting it."""
+        key = (work.kernel, *work.sizes.values(), work.flops, work.bytes)
+        found = self._known.get(key)
+        if found is None:
+            self._known[key] = found = self._of(work)
+        return found
+
+    def _of(self, work: Work) -> Cost:
         kernel = self.machine.kernel(work.kernel)
         if kernel is not None and kernel.points:
             return self._among(work, kernel, self._grid(work.kernel, kernel).at(work.sizes))
@@ -162,7 +170,7 @@ def roofline_us(work: Work, machine: Machine) -> float:
     """The least time that the machine's rates allow, us; see the module."""
     base, _, variant = work.kernel.partition(".")
     if base in COLLECTIVES:
-        return _collective_us(base, work.sizes["bytes"], work.sizes["devices"], machine)
+        return _collective_us(base, work.sizes, machine)
     if base in HOST:
         return work.bytes / machine.rate("memory") * 1e6
     flops = _flops(variant.rpartition("_")[2], machine)
@@ -192,10 +200,29 @@ def _lookup_us(work: Work, machine: Machine) -> float:
     return max(memory_s, cache_s) * 1e6
 
 
-def _collective_us(kind: str, size: float, devices: float, machine: Machine) -> float:
-    """A latency for each step of a ring (of two rings for an all-reduce), and the bytes that a link carries."""
+def _collective_us(kind: str, sizes: Mapping[str, float], machine: Machine) -> float:
+    """Steps of an algorithm, each with its latency, and the bytes that the slowest link carries: see the module.
+
+    `sizes` may say over how many hosts; else they are as few as can be.
+    """
+    size, devices = sizes["bytes"], sizes["devices"]
     if devices < 2:
         return 0.0
-    steps = {"all_reduce": 2 * (devices - 1), "all_to_all": 1.0}.get(kind, devices - 1)
-    rate = machine.rate("link", machine.rate("memory"))
-    return steps * machine.rate("link_latency", 0.0) + size * bus_factor(kind, int(devices)) / rate * 1e6
+    per_host = machine.rate("host_devices")
+    hosts = sizes.get("hosts") or max(1, math.ceil(devices / per_host))
+    link, latency = machine.rate("link", machine.rate("memory")), machine.rate("link_latency", 0.0)
+    network, far = machine.rate("network", link), machine.rate("network_latency", latency)
+    each = devices / hosts  # of a host
+    if kind == "all_to_all":
+        if dimensions := machine.rate("torus", 0.0):  # a byte takes a quarter of every ring on its way
+            size *= max(1.0, dimensions * devices ** (1 / dimensions) / 4)
+        inside, across = size * (each - 1) / devices, size * (devices - each) / devices
+        steps = latency * (each > 1) + far * (hosts > 1)
+        return steps + max(inside / link, across / network if hosts > 1 else 0.0) * 1e6
+    rate = link if hosts == 1 else min(link, each * network) if each > 1 else network
+    carried = size * bus_factor(kind, int(devices)) / rate * 1e6
+    around = (devices - 1) * latency if hosts == 1 else (devices - hosts) * latency + hosts * far
+    if kind != "all_reduce":
+        return around + carried
+    up = math.ceil(math.log2(max(1.0, each))) * latency + math.ceil(math.log2(hosts)) * far
+    return min(2 * around + carried, 2 * up + 2 * carried)  # a ring, or a tree, which sends at half the rate

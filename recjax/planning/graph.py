@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from recjax.comms.compiled import KINDS, Collective, collectives, phase_of
+from recjax.comms.compiled import KINDS, Collective, collectives, members, phase_of
 from recjax.planning.machine import COLLECTIVES
 from recjax.planning.work import FREE, Work, works
 from recjax.utils.hlo import Computation, Instruction, Program, read_program
@@ -31,6 +31,7 @@ class Node:
       waits_for: places of nodes that it takes something from.
       trips: how often a loop runs.
       body: of a loop or call.
+      launches: kernels that it consists of; more than one where a graph is sketched and not read.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Node:
     waits_for: tuple[int, ...]
     trips: int = 1
     body: Graph | None = None
+    launches: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Graph:
         return sum(n.trips * ((n.body.flops if n.body else 0.0) + sum(w.flops for w in n.works)) for n in self.nodes)
 
 
-def read_graph(text: str, devices: int, parts: Mapping[str, str] | None = None) -> Graph:
+def read_graph(text: str, devices: int, parts: Mapping[str, str] | None = None, hosts: int = 1) -> Graph:
     """The graph of a program.
 
     Of a conditional the branch that does least counts: those of a step look for what is wrong once something is.
@@ -71,12 +73,13 @@ def read_graph(text: str, devices: int, parts: Mapping[str, str] | None = None) 
       text: of the optimised program.
       devices: how many it runs on.
       parts: instruction -> the part of the step that it belongs to; None takes the phases of the instructions' scopes.
+      hosts: that these stand in, equally many in each; 1 leaves that open.
 
     Raises:
       ValueError: the text is no program.
     """
     program = read_program(text)
-    reader = _Reader(program, {c.name: c for c in collectives(text)}, devices, parts)
+    reader = _Reader(program, {c.name: c for c in collectives(text)}, devices, parts, hosts)
     return reader.graph(program.entry)
 
 
@@ -87,8 +90,10 @@ class _Reader:
         found: Mapping[str, Collective],
         devices: int,
         parts: Mapping[str, str] | None,
+        hosts: int,
     ) -> None:
         self._program, self._collectives, self._devices, self._parts = program, found, devices, parts
+        self._hosts = hosts
         self._unknown: list[str] = []
 
     def graph(self, computation: Computation) -> Graph:
@@ -155,7 +160,11 @@ class _Reader:
         size = collective.result_bytes * (ranks if kind == "reduce_scatter" else 1)
         if ranks == 1:  # of one device: a copy of what it is given
             return Work("copy", {"bytes": 2.0 * max(size, 1)}, 0.0, 2.0 * size)
-        return Work(kind, {"bytes": float(max(size, 1)), "devices": float(ranks)}, 0.0, float(size))
+        sizes = {"bytes": float(max(size, 1)), "devices": float(ranks)}
+        if self._hosts > 1:
+            group = members(collective.groups, self._devices)[0]
+            sizes["hosts"] = float(len({device * self._hosts // self._devices for device in group}))
+        return Work(kind, sizes, 0.0, float(size))
 
 
 def _bytes(graph: Graph) -> float:

@@ -60,6 +60,10 @@ RATES: dict[str, tuple[str, bool]] = {
     "link": ("B/s", True),
     "link_latency": ("us", True),
     "host_link": ("B/s", True),
+    "network": ("B/s", True),
+    "network_latency": ("us", True),
+    "host_devices": ("devices", True),
+    "torus": ("dimensions", True),
 }
 OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
 _WHERE = ("cpu", "device", "versions", "date", "note")
@@ -139,7 +143,8 @@ class Machine:
       cores: CPU cores of a host.
       shared: whether a host's devices compute on the cores of the host (CPU).
       streams: kernels that a device runs at a time, collectives apart.
-      rates: see `RATES`; of one device, a link's in one direction.
+      rates: see `RATES`; of one device, a link's in one direction. `link` joins the devices of a host, of which there
+        are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
       overheads: see `OVERHEADS`.
       kernels: name of a class, perhaps with a variant -> it.
     """

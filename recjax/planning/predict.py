@@ -109,15 +109,16 @@ class Prediction:
         return exposed
 
 
-def predict(graph: Graph, machine: Machine, host: HostWork) -> Prediction:
+def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None = None) -> Prediction:
     """A step of a graph on a machine.
 
     Args:
       graph: of one device.
       machine: what the devices and the host are.
       host: what the host does.
+      costs: of the machine; None makes them.
     """
-    costs = Costs(machine)
+    costs = costs or Costs(machine)
     cores = machine.cores / host.devices if machine.shared else math.inf
     found = schedule(graph, costs, cores)
     stages, missing = _stages(costs, host)

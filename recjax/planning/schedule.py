@@ -80,8 +80,9 @@ def node_cost(node: Node, costs: Costs) -> Cost:
         us = node.trips * (turn.end_us + overhead["loop"])
         return Cost(us, max(1.0, node.trips * turn.core_us / us) if us else 1.0)
     found = [costs.of(work) for work in node.works]
-    us = overhead["kernel"] + sum(cost.us for cost in found)
-    return Cost(us, (overhead["kernel"] + sum(cost.us * cost.cores for cost in found)) / us if us else 1.0)
+    started = node.launches * overhead["kernel"]
+    us = started + sum(cost.us for cost in found)
+    return Cost(us, (started + sum(cost.us * cost.cores for cost in found)) / us if us else 1.0)
 
 
 def list_schedule(

@@ -70,7 +70,7 @@ def keep(config: RunConfig, used: RunConfig, run: Path) -> None:
     Raises:
       TrainingError: no permission, no space.
     """
-    pairs = {_data_path(config): _data_path(used), config.plan: used.plan}
+    pairs = {_data_path(config): _data_path(used)} | ({config.plan: used.plan} if is_file(config.plan) else {})
     raw = _raw_files(used)
     pairs |= {given: raw[field] for field, given in _raw_files(config).items()}
     known = {given: there for given, there in pairs.items() if given != there and _relative(given)}

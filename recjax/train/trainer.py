@@ -34,13 +34,14 @@ from recjax.errors import ConfigError
 from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import AXES, Share, make_mesh, own
-from recjax.planning.resolve import resolve_plan
+from recjax.planning.planner import Answer
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
 from recjax.train.dense import Dense, make_dense
 from recjax.train.inputs import InputStream
 from recjax.train.module import asks_for_samples, built
+from recjax.train.planned import plan_of
 from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
@@ -66,6 +67,7 @@ class Trainer:
       options: of the training step.
       maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
+      chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
     """
 
     config: RunConfig
@@ -80,6 +82,7 @@ class Trainer:
     options: StepOptions
     maps: Maps | None = None
     tasks: Tasks = ()
+    chosen: Answer | None = None
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -288,7 +291,9 @@ class Trainer:
     @functools.cached_property
     def router(self) -> routers.Router:
         """Who routes, as `train.routing` says."""
-        choice = self.config.train.routing
+        choice: str = self.config.train.routing
+        if choice == "auto" and self.chosen and not self.stages():
+            choice = self.chosen.routing
         if choice == "auto":
             ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
             accelerated = self.mesh.devices.flat[0].platform != "cpu"
@@ -356,11 +361,11 @@ def build_trainer(
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan = resolve_plan(config, source, tables, features, config.mesh.shape)  # before devices start: it may be wrong
+    plan, chosen = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start: it may be wrong
     mesh = make_mesh(config.mesh)
     groups, hosts, each = shape = tuple(mesh.shape[axis] for axis in AXES)
     if shape != config.mesh.shape:  # of all the devices that there are
-        plan = resolve_plan(config, source, tables, features, shape)
+        plan, chosen = plan_of(config, source, tables, features, shape)
     if config.compute_dtype == "float64":
         _refuse_reduced(plan, tables)
         jax.config.update("jax_enable_x64", True)
@@ -382,8 +387,9 @@ def build_trainer(
     held = config.embedding
     bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, atomics=held.atomics)
     tx = config.train.optimizer.build()
-    dense = make_dense(config.train.dense, config.train.bucket_mib, model, tx, dtype, mesh.devices.size)
+    bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
+    dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train
     per_sample = asks_for_samples(model, train.accumulate)
     options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample)
-    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options, tasks=tasks)
+    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options, tasks=tasks, chosen=chosen)

@@ -245,8 +245,9 @@ def make_streams(group: Group, sources: Sequence[Source]) -> tuple[Stream, ...]:
 
 def _holders(group: Group, segment: BoundSegment) -> list[int]:
     """The devices that hold rows of a segment."""
-    bounds = ((owner, *segment.split.bounds(owner)) for owner in range(group.owners))
-    return [owner for owner, start, stop in bounds if start < stop]
+    start, stop = segment.split.bounds(np.arange(group.owners))
+    holders: list[int] = np.flatnonzero(start < stop).tolist()
+    return holders
 
 
 def make_exchanges(

@@ -1,0 +1,182 @@
+"""Ways of tables, and the sizes of a step in which each table goes its way: what a planner searches in.
+
+A table goes one of three ways: every device has a copy; its rows are spread over all devices, and distinct rows travel;
+or a few devices have it, whole or in shards, and pool. Hot rows and tiers of memory would be further ways.
+
+Sizes here take tables with owners as spread evenly, as `balance` comes near to; `step_sizes.of_plan` has those of the
+plan that `as_plan` makes of an assignment.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from recjax.embedding.bind import stack_of
+from recjax.embedding.plan import Exchange, Plan, Segment, with_exchange
+from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.routing.capacity import rung
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.planning.balance import balance
+from recjax.planning.cuts import NARROWEST
+from recjax.planning.loads import Workload
+from recjax.planning.step_sizes import (
+    Buffer,
+    Copies,
+    Owned,
+    Rows,
+    StepSizes,
+    Vectors,
+    distinct_of_all,
+    list_ids,
+    list_rows,
+)
+
+Way = Literal["copy", "rows", "pooled"]
+WAYS: dict[Way, str] = {
+    "copy": "a copy on every device",
+    "rows": "rows spread, distinct rows travel",
+    "pooled": "with owners, which pool",
+}
+_UNEVEN = 1.15  # the fullest owner over the mean, in ids and columns
+_ROOM = 1.03
+
+Assignment = Mapping[str, Way]  # of each table
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Tables, what a step asks of them, and how rows and vectors travel."""
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    work: Workload
+    exchange: Exchange
+    host_routes: bool = True
+
+    @property
+    def samples(self) -> int:
+        """Samples of a device."""
+        return -(-self.work.batch_size // (self.work.devices * self.work.replicas))
+
+    @functools.cached_property
+    def stacks(self) -> tuple[_Stack, ...]:
+        """Tables that share a buffer if they go the same way."""
+        found: dict[Any, list[int]] = collections.defaultdict(list)
+        for number, table in enumerate(self.tables):
+            found[stack_of(table, table.dim, self.exchange)].append(number)
+        return tuple(_Stack.of(self, np.array(numbers)) for numbers in found.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stack:
+    """Tables that may share a buffer: their numbers, and of each what a step asks of it."""
+
+    numbers_T: np.ndarray
+    spec: TableSpec
+    rows_T: np.ndarray
+    ids_T: np.ndarray  # of a device
+    bags_T: np.ndarray  # vectors of a sample
+    asked_T: np.ndarray  # rows that a device asks for
+    distinct_T: np.ndarray  # rows that all devices ask for
+
+    @classmethod
+    def of(cls, demand: Demand, numbers_T: np.ndarray) -> _Stack:
+        work, b = demand.work, demand.samples
+        specs = [demand.tables[number] for number in numbers_T]
+        uses = [work.profile.tables[spec.name] for spec in specs]
+        ids_T = np.array([b * use.ids for use in uses])
+        distinct = [distinct_of_all(s, use.distinct, use.ids, work) for s, use in zip(specs, uses, strict=True)]
+        asked_T = np.array([use.distinct for use in uses]) if work.dedup else ids_T
+        bags_T = np.array([max(1, use.bags) for use in uses])
+        rows_T = np.array([spec.rows for spec in specs])
+        return cls(numbers_T, specs[0], rows_T, ids_T, bags_T, asked_T, np.array(distinct))
+
+    def buffer(self, what: str, rows: int, item_bytes: int) -> Buffer:
+        return Buffer.of(f"{what} of {self.spec.dim}", rows, self.spec.dim, self.spec, item_bytes)
+
+
+def sizes(demand: Demand, ways: Assignment) -> StepSizes:
+    """The sizes of a step if tables go these ways."""
+    work, N = demand.work, demand.work.devices
+    way_T = np.array([list(WAYS).index(ways[table.name]) for table in demand.tables])
+    rows, copies, owned = [], [], []
+    columns = widest = 0.0
+    pooling = [feature for feature in demand.features if ways[feature.table] == "pooled"]
+    counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
+    for stack in demand.stacks:
+        of_way = [way_T[stack.numbers_T] == number for number in range(len(WAYS))]
+        copied_T, rows_T, pooled_T = of_way
+        if rows_T.any():
+            rows.append(_rows(demand, stack, rows_T))
+        if copied_T.any():
+            asked = rung(int(float(stack.asked_T[copied_T].sum()) * _ROOM))
+            buffer = stack.buffer("copies", int(stack.rows_T[copied_T].sum()), work.item_bytes)
+            looked_up = float(stack.ids_T[copied_T].sum()), int(stack.bags_T[copied_T].sum())
+            copies.append(Copies(buffer, asked, *looked_up))
+        if pooled_T.any():
+            buffer = stack.buffer("owners", math.ceil(stack.rows_T[pooled_T].sum() / N * _UNEVEN), work.item_bytes)
+            ids, distinct = (float(x_T[pooled_T].sum()) / N * _UNEVEN for x_T in (stack.ids_T, stack.distinct_T))
+            owned.append(Owned(buffer, list_ids(ids, counted > 0), min(list_rows(distinct, 1), buffer.rows)))
+            columns += buffer.width * float(stack.bags_T[pooled_T].sum())
+            widest = max(widest, min(buffer.width, NARROWEST))
+    vectors: tuple[Vectors, ...] = ()
+    if owned:
+        each = max(columns / N * _UNEVEN, widest)
+        ways_of = demand.exchange.forward, demand.exchange.backward
+        there, back = (float(encoded_bytes(each, precision, work.item_bytes)) for precision in ways_of)
+        vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
+    of_tables = tuple(rows), tuple(copies), vectors
+    return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes)
+
+
+def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
+    """The tables of a stack whose rows are spread."""
+    work, N, exchange, dim = demand.work, demand.work.devices, demand.exchange, stack.spec.dim
+    item = 2 if stack.spec.dtype == "bfloat16" else work.item_bytes
+    asked, held = float(stack.asked_T[rows_T].sum()), int(stack.rows_T[rows_T].sum())
+    return Rows(
+        stack.buffer("rows", math.ceil(held / N), work.item_bytes),
+        list_rows(asked / N, N, asked / max(1, held)),
+        encoded_bytes(dim, exchange.forward, item),
+        encoded_bytes(dim, exchange.backward, work.item_bytes),
+        float(stack.ids_T[rows_T].sum()),
+        int(stack.bags_T[rows_T].sum()),
+        two_step=work.hosts > 1,
+    )
+
+
+def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
+    """A plan in which tables go these ways; those with owners are divided by `balance`.
+
+    Args:
+      demand: of all tables.
+      ways: of each table. A table with a placement of its own keeps that.
+      why: the reason of each table's way, for people.
+    """
+    placed = {"copy": "data_parallel", "rows": "row_wise", "pooled": "table_wise"}
+    asked = tuple(t if t.placement else dataclasses.replace(t, placement=placed[ways[t.name]]) for t in demand.tables)
+    exchange = dataclasses.replace(demand.exchange, kind="pooled")
+    alone = demand.work.devices == 1
+    divided = balance(asked, demand.features, demand.work, exchange)
+    found = {}
+    for table in demand.tables:
+        way, segments = ways[table.name], divided.tables[table.name]
+        if way != "pooled" or alone:
+            kind = dataclasses.replace(demand.exchange, kind="rows")
+            segments = tuple(with_exchange(segment, kind) for segment in segments)
+        found[table.name] = tuple(_because(segment, table, why[table.name]) for segment in segments)
+    return Plan(found)
+
+
+def _because(segment: Segment, table: TableSpec, why: str) -> Segment:
+    if table.placement:
+        return dataclasses.replace(segment, why=f"embedding.tables.{table.name}.placement={table.placement}; {why}")
+    split = segment.why.partition(": ")[2] if segment.why.startswith("balanced") else ""
+    return dataclasses.replace(segment, why=f"{why}; {split}" if split and split != "whole" else why)

@@ -1,0 +1,397 @@
+"""`plan=auto` with a machine: each table's way, the buckets of dense gradients and who routes, by predicted step time.
+
+The search has no clock and no chance in it: equal arguments give equal plans, in every process.
+
+  1. Assignments by two thresholds: tables below so many bytes are copied; of the others those pool whose pooled vectors
+     are so many times fewer bytes than distinct rows. The plain rule's assignment is one of them.
+  2. From the best, tables (those that are alike together, the ones with most to send first) go another way if the step
+     is then predicted to be shorter.
+  3. The best few become plans, whose exact sizes are predicted again. The plain rule wins if it is within `BAND`: a
+     difference that predictions do not resolve is none, and the simpler plan is better.
+  4. Buckets of dense gradients, and routing by host or device, where the config leaves these open.
+
+A step is predicted from sizes alone (`sketch.py`). What hides behind something longer adds little to a step, but not
+nothing: `_HIDDEN` of the devices' time counts besides.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from recjax.config.planner import PlannerConfig
+from recjax.embedding.bind import bind
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan
+from recjax.embedding.spec import TableSpec
+from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes
+from recjax.planning.costs import Costs
+from recjax.planning.machine import Machine
+from recjax.planning.memory import budget, needed
+from recjax.planning.predict import DEVICES, HostWork, Prediction, predict
+from recjax.planning.sketch import DenseSizes, sketch
+from recjax.planning.step_sizes import StepSizes, of_plan
+
+BAND = 0.05  # of a step's time: within it plans are equal
+_HIDDEN = 0.05
+_COPIED_BYTES = (0, 2**14, AUTO_REPLICATE_BYTES, 2**18, 2**20, 2**22, 2**24)
+_FEWER = (math.inf, 4.0, 2.0, 1.0, 0.5, 0.0)  # times by which vectors are fewer bytes than rows
+_MOVED_CLASSES = 32  # of tables that are alike, for which other ways are tried one by one
+_FINALISTS = 2
+BUCKETS_MIB = (0.0, 1.0, 4.0, 16.0, 64.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is to be planned.
+
+    Attributes:
+      demand: of the tables.
+      dense: sizes of the dense part.
+      machine: to plan for.
+      host: work of the host, without what depends on the plan.
+      settings: budgets.
+      open_bucket, open_routing: whether the config leaves buckets and routing open.
+    """
+
+    demand: Demand
+    dense: DenseSizes
+    machine: Machine
+    host: HostWork
+    settings: PlannerConfig
+    open_bucket: bool = True
+    open_routing: bool = True
+
+    @property
+    def budget_bytes(self) -> float:
+        """Bytes that a device may use."""
+        work = self.demand.work
+        return budget(self.machine, work.devices * work.replicas, self.settings.memory_gib)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A chosen plan.
+
+    Attributes:
+      plan: where each table lives.
+      ways: of each table.
+      prediction: of a step under it, from sizes alone.
+      plain: the same under the plain rule.
+      memory: bytes of a device: see `memory.needed`.
+      bucket_mib: of dense gradients.
+      routing: who routes, "host", "device" or, if nothing is known of the host, "auto".
+      choices: decisions that concern all tables, each with the next best: JSON values, see `explained`.
+      tables: table -> reason: "way", "step_ms" of the whole step, "next" best way with its "next_step_ms".
+      kept_plain: whether the plain rule's plan was within the band.
+    """
+
+    plan: Plan
+    ways: Assignment
+    prediction: Prediction
+    plain: Prediction
+    memory: dict[str, float]
+    bucket_mib: float
+    routing: str
+    choices: list[dict[str, Any]]
+    tables: dict[str, dict[str, Any]]
+    kept_plain: bool
+
+
+class Planner:
+    """Predicts steps of one question; what was predicted is kept."""
+
+    def __init__(self, question: Question) -> None:
+        """Starts with nothing known."""
+        self.question = question
+        self._costs = Costs(question.machine)
+        self._known: dict[tuple[Way, ...], tuple[float, float]] = {}
+
+    def predicted(self, found: StepSizes, dense: DenseSizes | None = None) -> Prediction:
+        """A step of these sizes."""
+        q = self.question
+        graph, lists = sketch(found, dense or q.dense, q.machine.shared), found.lists
+        host = dataclasses.replace(
+            q.host,
+            placed_bytes=q.host.placed_bytes + int(sum(lists) * 4 * q.host.devices),
+            placed_arrays=q.host.placed_arrays + 2 * len(lists),
+            arguments=q.host.arguments + 4 * len(lists),
+            routes=found.host_routes,
+        )
+        return predict(graph, q.machine, host, self._costs)
+
+    def cost(self, ways: Assignment) -> float:
+        """What an assignment costs, us: the price of its step; infinite if it does not fit."""
+        return self._costed(ways)[0]
+
+    def step_us(self, ways: Assignment) -> float:
+        """How long the step of an assignment takes; infinite if it does not fit."""
+        return self._costed(ways)[1]
+
+    def _costed(self, ways: Assignment) -> tuple[float, float]:
+        q = self.question
+        key = tuple(ways[t.name] for t in q.demand.tables)
+        if key not in self._known:
+            found = sizes(q.demand, ways)
+            if needed(found, q.dense)["total"] > q.budget_bytes:
+                self._known[key] = math.inf, math.inf
+            else:
+                prediction = self.predicted(found)
+                self._known[key] = price(prediction), prediction.step_us
+        return self._known[key]
+
+
+def price(prediction: Prediction) -> float:
+    """What plans are compared by, us: the step, and a little of what hides behind it."""
+    return prediction.step_us + _HIDDEN * prediction.bounds[DEVICES]
+
+
+def allowed(demand: Demand, table: TableSpec) -> tuple[Way, ...]:
+    """The ways that a table may go: what the user has fixed stays.
+
+    With an exchange in reduced precision copies are those of the plain rule, since rows that do not travel are not
+    rounded.
+    """
+    small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
+    if table.placement is not None:
+        fixed: dict[str, tuple[Way, ...]] = {"data_parallel": ("copy",), "row_wise": ("rows",)}
+        return fixed.get(table.placement, ("pooled",))
+    exact = (demand.exchange.forward, demand.exchange.backward) == ("float32", "float32")
+    pools = demand.work.profile.tables[table.name].bags > 0 and demand.exchange.kind != "rows"
+    found: tuple[Way, ...] = ("rows",) if demand.exchange.kind != "pooled" or not pools else ()
+    found += ("pooled",) if pools else ()
+    if not exact:
+        return ("copy",) if small else found
+    return ("copy", *found)
+
+
+def plain_ways(demand: Demand) -> Assignment:
+    """Those of the plain rule: copies of small tables, else rows."""
+    found: dict[str, Way] = {}
+    for table in demand.tables:
+        ways = allowed(demand, table)
+        small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
+        found[table.name] = "copy" if small and "copy" in ways else "rows" if "rows" in ways else ways[-1]
+    return found
+
+
+def by_thresholds(demand: Demand) -> Iterator[Assignment]:
+    """The assignments to begin with, the plain rule's first."""
+    yield plain_ways(demand)
+    fewer = {}
+    for table in demand.tables:
+        rows, vectors = demand.work.bytes_sent(table, demand.exchange, table.dim)
+        fewer[table.name] = rows / vectors if vectors else math.inf
+    for copied in _COPIED_BYTES:
+        for least in _FEWER:
+            found: dict[str, Way] = {}
+            for table in demand.tables:
+                ways = allowed(demand, table)
+                wanted: Way = "pooled" if fewer[table.name] > least else "rows"
+                if table.rows * table.dim * 4 <= copied:
+                    wanted = "copy"
+                found[table.name] = wanted if wanted in ways else "rows" if "rows" in ways else ways[-1]
+            yield found
+
+
+def classes(demand: Demand) -> list[list[TableSpec]]:
+    """Tables that are alike, those with most to send first."""
+    found: dict[Any, list[TableSpec]] = collections.defaultdict(list)
+    for table in demand.tables:
+        use = demand.work.profile.tables[table.name]
+        alike = (table.rows, table.dim, table.dtype, table.optimizer, round(math.log2(1 + use.distinct) * 8), use.ids)
+        found[(*alike, use.bags, table.placement)].append(table)
+
+    def sent(tables: Sequence[TableSpec]) -> float:
+        return sum(min(demand.work.bytes_sent(t, demand.exchange, t.dim)) for t in tables)
+
+    return sorted(found.values(), key=lambda tables: (-sent(tables), tables[0].name))
+
+
+def search(planner: Planner, tell: Callable[[str], None] = lambda text: None) -> list[Assignment]:
+    """The best assignments, the best first."""
+    demand = planner.question.demand
+    starts = list(by_thresholds(demand))
+    best = min(starts, key=planner.cost)
+    tell(f"{len(starts)} ways to begin with")
+    kinds = classes(demand)[:_MOVED_CLASSES]
+    for _ in range(2):
+        improved = False
+        for tables in kinds:
+            for way in allowed(demand, tables[0]):
+                other = {**best, **dict.fromkeys((t.name for t in tables), way)}
+                if planner.cost(other) < planner.cost(best):
+                    best, improved = other, True
+        if not improved:
+            break
+    ranked = sorted((a for a in (best, *starts) if planner.cost(a) < math.inf), key=planner.cost)
+    distinct: dict[tuple[Way, ...], Assignment] = {}
+    for ways in ranked:
+        distinct.setdefault(tuple(ways[t.name] for t in demand.tables), ways)
+    return list(distinct.values())[:_FINALISTS]
+
+
+def answer(question: Question, plain: Plan, tell: Callable[[str], None] = lambda text: None) -> Answer | None:
+    """Returns the chosen plan; None if no plan fits the budget.
+
+    Args:
+      question: what is to be planned.
+      plain: the plan of the plain rule.
+      tell: called with what is done.
+    """
+    planner, demand = Planner(question), question.demand
+    plain_sizes = exact_sizes(demand, plain)
+    simple = planner.predicted(plain_sizes)
+    plain_fits = needed(plain_sizes, question.dense)["total"] <= question.budget_bytes
+    found = search(planner, tell) if demand.work.devices > 1 else []
+    finals = []
+    for ways in found:
+        plan = as_plan(demand, ways, {t.name: WAYS[ways[t.name]] for t in demand.tables})
+        exact = exact_sizes(demand, plan)
+        if needed(exact, question.dense)["total"] <= question.budget_bytes:
+            finals.append((planner.predicted(exact), plan, ways, exact))
+    finals.sort(key=lambda final: price(final[0]))
+    if not finals and not plain_fits:
+        return None
+    kept = plain_fits and (not finals or price(simple) <= (1 + BAND) * price(finals[0][0]))
+    if kept:
+        chosen, plan, ways, exact = simple, plain, plain_ways(demand), plain_sizes
+    else:
+        chosen, plan, ways, exact = finals[0]
+    choices: list[dict[str, Any]] = [_of_plans(chosen, kept, simple, plain_fits, [f[0] for f in finals])]
+    tables = {} if demand.work.devices == 1 else _reasons(planner, ways)
+    if not kept:
+        plan = _with_reasons(plan, tables)
+    bucket, chosen, choice = _bucket(planner, exact, chosen)
+    choices.append(choice)
+    routing, chosen, choice = _routing(planner, exact, chosen, bucket)
+    choices.append(choice)
+    memory = needed(exact, question.dense)
+    return Answer(plan, ways, chosen, simple, memory, bucket, routing, choices, tables, kept)
+
+
+def exact_sizes(demand: Demand, plan: Plan) -> StepSizes:
+    """The sizes of a step under a plan."""
+    work = demand.work
+    bound = bind(plan, demand.tables, demand.features, work.devices, work.dedup, work.hosts, work.replicas)
+    return of_plan(bound, work, demand.host_routes)
+
+
+def _of_plans(
+    chosen: Prediction, kept: bool, plain: Prediction, plain_fits: bool, finals: Sequence[Prediction]
+) -> dict[str, Any]:
+    ms = {"the plain rule": plain.step_us / 1e3} if plain_fits else {}
+    ms |= {f"the planner's {'best' if not n else 'next'}": p.step_us / 1e3 for n, p in enumerate(finals)}
+    name = "the plain rule" if kept else "the planner's best"
+    others = {other: value for other, value in ms.items() if other != name}
+    following = min(others, key=others.__getitem__, default=None)
+    return {
+        "what": "plan", "chosen": name, "step_ms": chosen.step_us / 1e3, "next": following,
+        "next_step_ms": others[following] if following else None,
+        "why": f"no other plan is predicted to be more than {BAND:.0%} faster: that is within the error of predictions"
+        if kept else ("shortest predicted step" if plain_fits else "the plain rule does not fit"),
+    }  # fmt: skip
+
+
+def _reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
+    """For each table its way, and the step's time if it, and those like it, went the next best one."""
+    demand = planner.question.demand
+    found: dict[str, dict[str, Any]] = {}
+    own = planner.step_us(ways) / 1e3
+    for number, tables in enumerate(classes(demand)):
+        way = ways[tables[0].name]
+        others: dict[Way, float] = {}
+        if number < _MOVED_CLASSES:
+            for other in allowed(demand, tables[0]):
+                if other != way:
+                    changed = {**ways, **dict.fromkeys((t.name for t in tables), other)}
+                    others[other] = planner.step_us(changed) / 1e3
+        after, following = min(((us, other) for other, us in others.items()), default=(math.inf, None))
+        for table in tables:
+            rows, vectors = demand.work.bytes_sent(table, demand.exchange, table.dim)
+            found[table.name] = {
+                "way": way,
+                "step_ms": own,
+                "sent_bytes": {"rows": rows, "pooled": vectors, "copy": 0.0}[way],
+                "alike": len(tables),
+                "next": following,
+                "next_step_ms": after if after < math.inf else None,
+                "next_fits": after < math.inf,
+            }
+    return found
+
+
+def reason(of: dict[str, Any]) -> str:
+    """A table's reason as text."""
+    way: Way = of["way"]
+    text = f"{WAYS[way]} ({of['sent_bytes']:,.0f} bytes a device and step)"
+    if of["next"] is None:
+        return text
+    who = "it" if of["alike"] == 1 else f"the {of['alike']} alike"
+    other = f"with {who} as `{of['next']}`"
+    if of["next_step_ms"] is None:
+        return f"{text}; {other} it does not fit"
+    return f"{text}: {of['step_ms']:.3g} ms a step predicted, {other} {of['next_step_ms']:.3g}"
+
+
+def _with_reasons(plan: Plan, tables: dict[str, dict[str, Any]]) -> Plan:
+    def better(name: str) -> Any:
+        text = reason(tables[name])
+        way: Way = tables[name]["way"]
+        return tuple(dataclasses.replace(s, why=s.why.replace(WAYS[way], text, 1)) for s in plan.tables[name])
+
+    return Plan({name: better(name) for name in plan.tables})
+
+
+def _bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tuple[float, Prediction, dict[str, Any]]:
+    """The size of buckets of dense gradients."""
+    dense = planner.question.dense
+    own = dense.bucket_bytes / 2**20
+    if not planner.question.open_bucket or exact.devices == 1:
+        return own, chosen, {"what": "bucket", "chosen": own, "why": "as the config says", "next": None,
+                             "step_ms": chosen.step_us / 1e3, "next_step_ms": None}  # fmt: skip
+    tried = {
+        mib: chosen if mib == own else planner.predicted(exact, dataclasses.replace(dense, bucket_bytes=mib * 2**20))
+        for mib in BUCKETS_MIB
+        if mib == 0 or mib * 2**20 < 4 * dense.values
+    }
+    best = min(tried, key=lambda mib: price(tried[mib]))
+    best = 0.0 if price(tried[0.0]) <= (1 + BAND) * price(tried[best]) else best
+    following = min((mib for mib in tried if mib != best), key=lambda mib: price(tried[mib]), default=None)
+    return best, tried[best], {
+        "what": "bucket", "chosen": best, "step_ms": tried[best].step_us / 1e3, "next": following,
+        "next_step_ms": None if following is None else tried[following].step_us / 1e3,
+        "why": "MiB of dense gradients that are sent at a time; 0: all after the backward pass",
+    }  # fmt: skip
+
+
+def _routing(
+    planner: Planner, exact: StepSizes, chosen: Prediction, bucket: float
+) -> tuple[str, Prediction, dict[str, Any]]:
+    """Who routes: the host, or the devices."""
+    given = "host" if exact.host_routes else "device"
+    machine = planner.question.machine
+    kernel = machine.kernel("host_route")
+    fixed = ""
+    if not planner.question.open_routing:
+        fixed = "as the config says"
+    elif machine.shared:  # where devices could take no work off the host
+        fixed = "devices compute on the cores of the host"
+    elif kernel is None or not kernel.points:
+        fixed = "the plain rule: the machine file says nothing of routing"
+    if fixed:
+        routing = "auto" if planner.question.open_routing and not machine.shared else given
+        return routing, chosen, {"what": "routing", "chosen": given, "why": fixed, "next": None,
+                                 "step_ms": chosen.step_us / 1e3, "next_step_ms": None}  # fmt: skip
+    dense = dataclasses.replace(planner.question.dense, bucket_bytes=bucket * 2**20)
+    tried = {who: planner.predicted(dataclasses.replace(exact, host_routes=who == "host"), dense)
+             for who in ("host", "device")}  # fmt: skip
+    slower = price(tried["device"]) * (1 + BAND)
+    best = "device" if slower < price(tried["host"]) else "host"
+    other = "host" if best == "device" else "device"
+    return best, tried[best], {
+        "what": "routing", "chosen": best, "step_ms": tried[best].step_us / 1e3, "next": other,
+        "next_step_ms": tried[other].step_us / 1e3, "why": "who finds the distinct rows of a batch",
+    }  # fmt: skip

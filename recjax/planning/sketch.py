@@ -1,0 +1,314 @@
+"""The graph of a training step from sizes alone: what a planner compares plans by, without compiling one.
+
+It has the nodes that weigh: collectives, products, passes over rows, sorts, with the classes and sizes that the
+compiled step has, and how many further small kernels go with them (`launches`, counted in compiled steps). So the cost
+models and the schedule are those of a compiled step's graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from recjax.planning.graph import Graph, Node
+from recjax.planning.step_sizes import Buffer, Rows, StepSizes, Vectors
+from recjax.planning.work import Work, gather, matmul, scatter, sort
+
+_ID = 4.0  # bytes of an id
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseSizes:
+    """Sizes of the dense part.
+
+    Attributes:
+      layers: (K, N) of each matrix of parameters, in the order of the forward pass.
+      values: of all dense parameters.
+      slots: of the optimizer, for each value.
+      leaves: arrays of parameters.
+      pairs: (vectors, D) of a dot interaction; None without.
+      columns: of all pooled vectors of a sample.
+      dtype: that products are done in, as XLA calls it.
+      bucket_bytes: as `recjax.train.dense` has it; 0: gradients are sent after the backward pass.
+      sharded: whether a device holds 1/N of parameters.
+      accumulate: parts in which a device's samples are processed.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    values: int
+    slots: int
+    leaves: int
+    pairs: tuple[int, int] | None
+    columns: int
+    dtype: str = "f32"
+    bucket_bytes: float = 0.0
+    sharded: bool = False
+    accumulate: int = 1
+
+
+class _Writer:
+    """Appends nodes, each after those that it waits for."""
+
+    def __init__(self, sizes: StepSizes, shared: bool, per_host: int) -> None:
+        self.nodes: list[Node] = []
+        self.sizes, self.shared, self.per_host = sizes, shared, per_host
+
+    def kernel(self, name: str, part: str, works: Sequence[Work], after: Sequence[int], launches: int = 1) -> int:
+        """Adds kernels that run one after the other."""
+        place = len(self.nodes)
+        self.nodes.append(
+            Node(name, "fusion", part, "kernel", tuple(works), tuple(sorted(set(after))), launches=launches)
+        )
+        return place
+
+    def collective(
+        self, kind: str, part: str, moved: float, after: Sequence[int], devices: int = 0, hosts: int = 0
+    ) -> int:
+        """Adds a collective over all devices, or those given."""
+        devices = devices or self.sizes.devices
+        if devices == 1:
+            return self.kernel(kind, part, [_pass("copy", 2 * moved)], after)
+        sizes = {"bytes": max(moved, 1.0), "devices": float(devices), "hosts": float(hosts or self.sizes.hosts)}
+        place = len(self.nodes)
+        work = Work(kind, sizes, 0.0, moved)
+        name = kind.replace("_", "-")
+        self.nodes.append(Node(name, name, part, "collective", (work,), tuple(sorted(set(after)))))
+        return place
+
+    def all_to_all(self, part: str, moved: float, after: Sequence[int], two_step: bool = False) -> int:
+        """Adds an exchange; on a CPU a device cuts what it sends into a piece for each other one."""
+        N, H = self.sizes.devices, self.sizes.hosts
+        if self.shared and N > 1:
+            after = [self.kernel("cut", part, [_pass("copy", 2 * moved)], after, launches=N)]
+        if two_step and H > 1:
+            inside = self.collective("all_to_all", part, moved, after, N // H, 1)
+            return self.collective("all_to_all", part, moved, [inside], H, H)
+        return self.collective("all_to_all", part, moved, after)
+
+
+def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
+    """The graph of a step.
+
+    Args:
+      sizes: of the tables' part.
+      dense: of the dense part.
+      shared: whether devices compute on the cores of their host.
+    """
+    write = _Writer(sizes, shared, sizes.devices // sizes.hosts)
+    if not sizes.host_routes:
+        entries = sizes.ids + sum(sizes.lists)
+        works = [sort(max(2.0, entries), 2, 8 * entries), _pass("elementwise", 40 * entries)]
+        write.kernel("route", "route", works, [], launches=30)
+    looked_up = [(g.buffer, g.ids, g.bags, _fetch(write, g)) for g in sizes.rows]
+    pooled = [_pooled_forward(write, v) for v in sizes.vectors]
+    for c in sizes.copies:
+        found = write.kernel(c.buffer.name, "gather", [_rows_gather(c.asked, c.buffer.value_bytes, c.buffer.rows)], [])
+        looked_up.append((c.buffer, c.ids, c.bags, found))
+    vectors = []
+    for buffer, ids, bags, fetched in looked_up:
+        row_bytes = buffer.width * sizes.item_bytes
+        works = [_gather_fused(ids, row_bytes, ids), _pass("reduce.rows", (ids + bags * sizes.samples) * row_bytes)]
+        vectors.append(write.kernel(buffer.name, "pool", works, [fetched], launches=2))
+    backward, gradients = _dense(write, dense, [*vectors, *pooled])
+    small = _copies_back(write, sizes, backward)
+    summed = _dense_sums(
+        write, dense, gradients, small, sum(c.buffer.rows * (c.buffer.width + 1) for c in sizes.copies)
+    )
+    sent = [_row_gradients(write, g, backward) for g in sizes.rows]
+    returned = [
+        write.all_to_all("pooled_grad_exchange", sizes.devices * sizes.samples * v.back_bytes, [backward])
+        for v in sizes.vectors
+    ]
+    last = write.kernel("check", "finite_check", [_pass("reduce.rows", 4.0 * dense.values)], summed, launches=20)
+    good = write.collective("all_reduce", "finite_check", 8.0, [last])
+    for g, arrived in zip(sizes.rows, sent, strict=True):
+        received = sizes.devices * g.list_rows
+        merged = _coalesce(write, g.buffer, received, received, [arrived])
+        if g.divided:
+            merged = _statistic(write, g.buffer.name, received, g.divided, received, merged)
+        _update(write, g.buffer, received, [merged, good])
+    for v, arrived in zip(sizes.vectors, returned, strict=True):
+        for own in v.groups:
+            ids = sizes.devices * own.list_ids
+            merged = _coalesce(write, own.buffer, ids, own.distinct, [arrived])
+            if own.divided:
+                merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
+            _update(write, own.buffer, own.distinct, [merged, good])
+    for c in sizes.copies:
+        moved = 3 * c.buffer.bytes + c.buffer.rows * c.buffer.width * sizes.item_bytes
+        launches = 4 + 2 * c.buffer.slots
+        write.kernel(c.buffer.name, "sparse_update", [_pass("elementwise", moved)], [*summed, good], launches)
+    share = sizes.devices if dense.sharded else 1
+    passes = (3 + 2 * dense.slots) * 4.0 * dense.values / share
+    write.kernel("dense_update", "dense_update", [_pass("elementwise", passes)], [*summed, good],
+                 launches=max(1, (2 + dense.slots) * dense.leaves))  # fmt: skip
+    return Graph(tuple(write.nodes))
+
+
+def _pass(kind: str, moved: float) -> Work:
+    return Work(kind, {"bytes": max(moved, 1.0)}, moved / 8 if kind != "copy" else 0.0, moved)
+
+
+def _rows_gather(rows: float, row_bytes: float, table_rows: float) -> Work:
+    return gather(max(rows, 1.0), row_bytes, max(table_rows, 1.0) * row_bytes, _ID * rows)
+
+
+def _gather_fused(rows: float, row_bytes: float, table_rows: float) -> Work:
+    return dataclasses.replace(_rows_gather(rows, row_bytes, table_rows), kernel="gather.fused")
+
+
+def _add(rows: float, row_bytes: float, table_rows: float, variant: str = "add") -> Work:
+    return scatter(max(rows, 1.0), row_bytes, max(table_rows, 1.0) * row_bytes, _ID * rows, variant)
+
+
+def _fetch(write: _Writer, g: Rows) -> int:
+    """From ids to rows on the device that asked."""
+    N = write.sizes.devices
+    listed = N * g.list_rows
+    gathered = [_rows_gather(listed, g.buffer.value_bytes, g.buffer.rows)]
+    if N == 1:
+        return write.kernel(g.buffer.name, "gather", gathered, [])
+    if g.gathers_ids:
+        asked = write.collective("all_gather", "id_exchange", _ID * listed, [])
+    else:
+        asked = write.all_to_all("id_exchange", _ID * listed, [], g.two_step)
+    found = write.kernel(g.buffer.name, "gather", gathered, [asked], launches=2)
+    return write.all_to_all("row_exchange", listed * g.row_bytes, [found], g.two_step)
+
+
+def _pooled_forward(write: _Writer, v: Vectors) -> int:
+    """From ids to vectors on the device that asked: the owner adds rows up."""
+    sizes = write.sizes
+    N = sizes.devices
+    asked = write.all_to_all("id_exchange", _ID * N * v.list_entries, [])
+    if v.weighted:
+        asked = write.all_to_all("id_exchange", float(sizes.item_bytes * N * v.list_entries), [asked])
+    summed = []
+    for g in v.groups:
+        ids, row_bytes = N * g.list_ids, g.buffer.width * sizes.item_bytes
+        works = [_rows_gather(ids, g.buffer.value_bytes, g.buffer.rows), _add(ids, row_bytes, N * sizes.samples),
+                 _pass("elementwise", 24 * ids)]  # fmt: skip
+        summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=26))
+    return write.all_to_all("pooled_exchange", N * sizes.samples * v.vector_bytes, summed)
+
+
+def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+    """The forward and backward pass: the node that gives gradients of pooled vectors, and (node, bytes) of each layer.
+
+    Gradients of parameters come in the order in which the backward pass makes them.
+    """
+    b, item = write.sizes.samples, write.sizes.item_bytes
+    waits = list(after)
+    if dense.sharded:
+        waits.append(write.collective("all_gather", "dense_gather", 4.0 * dense.values, []))
+    last = write.kernel("concatenate", "dense_forward", [_pass("elementwise", 2.0 * b * dense.columns * item)], waits)
+    if dense.pairs:
+        last = write.kernel("interaction", "dense_forward", [_pairs(dense, b, "nt")], [last], launches=3)
+    for k, n in dense.layers:
+        works = [_product(b, n, k, "nn", dense), _pass("elementwise", 2.0 * b * n * item)]
+        last = write.kernel(f"layer {k}x{n}", "dense_forward", works, [last], launches=2)
+    last = write.kernel("loss", "loss", [_pass("elementwise", 32.0 * b)], [last], launches=8)
+    gradients = []
+    for k, n in reversed(dense.layers):
+        passed = write.kernel(f"layer {k}x{n}", "dense_backward",
+                              [_product(b, k, n, "nt", dense), _pass("elementwise", 3.0 * b * k * item)], [last],
+                              launches=2)  # fmt: skip
+        works = [_product(k, n, b, "tn", dense), _pass("reduce.columns", 1.0 * b * n * item)]
+        made = write.kernel(f"layer {k}x{n}", "dense_backward", works, [last], launches=2)
+        gradients.append((made, 4 * (k * n + n)))
+        last = passed
+    if dense.pairs:
+        works = [_pairs(dense, b, "nn"), _pass("elementwise", 4.0 * b * dense.columns * item)]
+        last = write.kernel("interaction", "dense_backward", works, [last], launches=4)
+    return last, gradients
+
+
+def _product(m: int, n: int, k: int, layout: str, dense: DenseSizes) -> Work:
+    item = 2 if dense.dtype == "bf16" else 4
+    return matmul(m, n, k, 1, dense.dtype, layout, item * (m * k + k * n + m * n))
+
+
+def _pairs(dense: DenseSizes, b: int, layout: str) -> Work:
+    vectors, dim = dense.pairs or (0, 0)
+    moved = (2.0 * b * vectors * dim + b * vectors * vectors) * (2 if dense.dtype == "bf16" else 4)
+    if layout == "nn":
+        return matmul(vectors, dim, vectors, b, dense.dtype, layout, moved)
+    return matmul(vectors, vectors, dim, b, dense.dtype, layout, moved)
+
+
+def _copies_back(write: _Writer, sizes: StepSizes, backward: int) -> list[int]:
+    """Gradients of tables that every device holds, added up into arrays of these tables' size."""
+    found = []
+    for c in sizes.copies:
+        row_bytes, rows = (c.buffer.width + 1) * sizes.item_bytes, c.buffer.rows
+        works = [_add(c.ids, row_bytes, c.asked), _add(c.asked, row_bytes, rows), _pass("copy", rows * row_bytes)]
+        found.append(write.kernel(c.buffer.name, "grad_exchange", works, [backward], launches=4))
+    return found
+
+
+def _dense_sums(
+    write: _Writer, dense: DenseSizes, gradients: Sequence[tuple[int, int]], tables: Sequence[int], table_values: int
+) -> list[int]:
+    """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one."""
+    if write.sizes.devices == 1:
+        return [made for made, _ in gradients] + list(tables)
+    kind = "reduce_scatter" if dense.sharded else "all_reduce"
+    summed: list[int] = []
+    waiting: list[int] = []
+    moved = 0.0
+    for made, size in gradients:
+        waiting.append(made)
+        moved += size
+        if dense.bucket_bytes and moved >= dense.bucket_bytes:
+            summed.append(write.collective(kind, "dense_grads", moved, [*waiting, *summed[-1:]]))
+            waiting, moved = [], 0.0
+    extra = table_values * write.sizes.item_bytes
+    if waiting or tables:
+        if dense.bucket_bytes and tables:  # buckets are arrays of their own
+            summed.append(write.collective("all_reduce", "grad_exchange", extra, [*tables, *summed[-1:]]))
+            extra = 0
+        if waiting:
+            summed.append(write.collective(kind, "dense_grads", moved + extra, [*waiting, *tables, *summed[-1:]]))
+    return [write.kernel("divide", "dense_grads", [_pass("elementwise", 8.0 * dense.values)], summed,
+                         launches=max(1, dense.leaves))]  # fmt: skip
+
+
+def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
+    """Gradients of a device's rows, added up over its bags and sent to the owners."""
+    sizes = write.sizes
+    listed, row_bytes = sizes.devices * g.list_rows, g.buffer.width * sizes.item_bytes
+    works = [_pass("copy", 2.0 * listed * row_bytes), _add(g.ids, row_bytes, listed)]
+    added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=3)
+    return added if sizes.devices == 1 else write.all_to_all(
+        "grad_exchange", listed * g.back_bytes, [added], g.two_step
+    )  # fmt: skip
+
+
+def _coalesce(write: _Writer, buffer: Buffer, rows: float, distinct: float, after: Sequence[int]) -> int:
+    """Gradients of the same row, from all devices, added up."""
+    row_bytes = buffer.width * write.sizes.item_bytes
+    works = [sort(max(2.0, rows), 1, _ID * rows), _pass("elementwise", 60 * rows), _add(rows, _ID, rows),
+             _rows_gather(rows, row_bytes, rows), _add(rows, row_bytes, distinct)]  # fmt: skip
+    return write.kernel(buffer.name, "sparse_update", works, after, launches=24)
+
+
+def _statistic(write: _Writer, name: str, ids: float, streams: int, rows: float, after: int) -> int:
+    """Means over rows whose columns lie with several owners: a number for each id, back and forth, stream by stream."""
+    own = write.kernel(name, "row_statistic", [_rows_gather(ids, _ID, rows), _pass("elementwise", 4 * _ID * ids)],
+                       [after], launches=6)  # fmt: skip
+    there = write.all_to_all("row_statistic", _ID * ids, [own])
+    works = [w for _ in range(max(1, streams)) for w in (_gather_fused(ids, _ID, rows), _pass("elementwise", 20 * ids))]
+    summed = write.kernel(name, "row_statistic", [*works, *[_add(ids, _ID, ids)] * 3, _gather_fused(ids, _ID, ids)],
+                          [there], launches=3 * streams + 12)  # fmt: skip
+    return write.all_to_all("row_statistic", _ID * ids, [summed])
+
+
+def _update(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:
+    """Rows of the buffer and their slots, read, stepped and written."""
+    values, table_rows = buffer.value_bytes, buffer.rows
+    stepped = _pass("elementwise", 4 * rows * buffer.width * write.sizes.item_bytes)
+    works = [_gather_fused(rows, values, table_rows), stepped, _add(rows, values, table_rows, "sorted")]
+    if buffer.slots:
+        each = buffer.slot_bytes / buffer.slots
+        works += [_rows_gather(rows, each, table_rows), _add(rows, each, table_rows, "sorted")] * buffer.slots
+    return write.kernel(buffer.name, "sparse_update", works, after, launches=8 + 3 * buffer.slots)

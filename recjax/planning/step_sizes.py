@@ -1,0 +1,293 @@
+"""Sizes of what a training step does under a plan, without compiling it: of lists of rows, of buffers, of products.
+
+The program of a step has static sizes, those of the device that needs most, and pads the others to them. So one set of
+sizes stands for all devices, and imbalance shows in it as padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.pooled.layout import PooledExchange
+from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.routing.capacity import rung
+from recjax.embedding.spec import TableSpec
+from recjax.planning.loads import Workload
+
+_ROOM = 1.03  # that a first size leaves: see `recjax.embedding.routing.capacity`
+_SWING = 14.0  # standard deviations of a number of ids that a first size of jagged bags leaves room for
+_HEAPS = 0.8  # exponent with which distinct rows grow with samples, as long as the table has more
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A device's part of the rows of tables that lie together.
+
+    Attributes:
+      name: for people.
+      rows: R.
+      width: W, columns.
+      value_bytes: of the values of a row.
+      slot_bytes: of the optimizer's slots of a row.
+      slots: how many of these.
+    """
+
+    name: str
+    rows: int
+    width: int
+    value_bytes: float
+    slot_bytes: float
+    slots: int
+
+    @classmethod
+    def of(cls, name: str, rows: int, width: int, spec: TableSpec, item_bytes: int) -> Buffer:
+        """The buffer of tables like this one, in so many rows and columns."""
+        slots = spec.optimizer.slots(width)
+        values = width * (2 if spec.dtype == "bfloat16" else item_bytes)
+        floats = sum(math.prod(slot.shape) for slot in slots.values())
+        return cls(name, rows, width, float(values), float(item_bytes * floats), len(slots))
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all rows and their slots."""
+        return self.rows * (self.value_bytes + self.slot_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Tables whose distinct rows travel.
+
+    Attributes:
+      buffer: that holds them.
+      list_rows: C, rows in the list from one device to one owner.
+      row_bytes: of the values of such a row on the wire, there.
+      back_bytes: of its gradient, back.
+      ids: that a device looks up.
+      bags: pooled vectors of a sample that it makes.
+      gathers_ids: whether all owners get the same ids (columns are spread) and not each its own.
+      two_step: whether rows travel inside hosts and across in turn.
+      divided: vectors of a sample that a device has parts of only, so that statistics of rows are agreed on.
+    """
+
+    buffer: Buffer
+    list_rows: int
+    row_bytes: float
+    back_bytes: float
+    ids: float
+    bags: int
+    gathers_ids: bool = False
+    two_step: bool = False
+    divided: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Tables that every device holds: the rows that one asks for, its ids, and the vectors of a sample."""
+
+    buffer: Buffer
+    asked: int
+    ids: float
+    bags: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned:
+    """Tables whose owners pool.
+
+    Attributes:
+      buffer: that holds them.
+      list_ids: ids in the list from one device to one owner.
+      distinct: rows that an owner is asked for.
+      divided: bags of an owner whose rows' columns lie with several, which then agree on statistics of rows.
+    """
+
+    buffer: Buffer
+    list_ids: int
+    distinct: int
+    divided: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Vectors:
+    """Pooled vectors that travel together.
+
+    Attributes:
+      vector_bytes: for one sample and owner.
+      back_bytes: of their gradients.
+      groups: whose vectors they are.
+      counts: lengths of bags in the list from one device to one owner.
+      weighted: whether weights travel with ids.
+    """
+
+    vector_bytes: float
+    back_bytes: float
+    groups: tuple[Owned, ...]
+    counts: int = 0
+    weighted: bool = False
+
+    @property
+    def list_entries(self) -> int:
+        """Entries of the list from one device to one owner."""
+        return self.counts + sum(g.list_ids for g in self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSizes:
+    """Sizes of a step on one device.
+
+    Attributes:
+      devices: N, of one replica group.
+      hosts: that these are in.
+      samples: b, of a device.
+      item_bytes: of an element that is not bfloat16.
+      rows, copies, vectors: of the tables.
+      host_routes: whether the host finds distinct rows.
+    """
+
+    devices: int
+    hosts: int
+    samples: int
+    item_bytes: int
+    rows: tuple[Rows, ...]
+    copies: tuple[Copies, ...]
+    vectors: tuple[Vectors, ...]
+    host_routes: bool = True
+
+    @property
+    def buffer_bytes(self) -> float:
+        """Bytes of all buffers and slots that a device allocates."""
+        own = sum(g.buffer.bytes for v in self.vectors for g in v.groups)
+        return own + sum(g.buffer.bytes for g in self.rows) + sum(g.buffer.bytes for g in self.copies)
+
+    @property
+    def lists(self) -> list[float]:
+        """Entries of the lists of ids that a device gets, one for each group."""
+        found = [float(self.devices * g.list_rows) for g in self.rows] + [float(g.asked) for g in self.copies]
+        return found + [float(self.devices * v.list_entries) for v in self.vectors]
+
+    @property
+    def ids(self) -> float:
+        """Ids that a device looks up in what it has fetched."""
+        return sum(g.ids for g in self.rows) + sum(g.ids for g in self.copies)
+
+    @property
+    def fetched_bytes(self) -> float:
+        """Bytes of fetched rows, or of pooled vectors in their place, that a device receives."""
+        rows = sum(self.devices * g.list_rows * g.buffer.width * self.item_bytes for g in self.rows)
+        copies = sum(g.asked * g.buffer.width * self.item_bytes for g in self.copies)
+        vectors = sum(self.devices * self.samples * v.vector_bytes for v in self.vectors)
+        listed = sum(self.devices * g.list_ids * 12.0 for v in self.vectors for g in v.groups)
+        return rows + copies + vectors + listed
+
+
+def list_rows(expected: float, owners: int, share: float = 0.0) -> int:
+    """The size of a list of rows from a device to an owner.
+
+    Args:
+      expected: rows in the mean list.
+      owners: over which rows are spread at random, so that some lists are longer.
+      share: of all rows that are in some list; the lists are even where all are.
+    """
+    deviations = math.sqrt(2 * math.log(owners**2))  # of the largest of so many lists, as of normal numbers
+    spread = deviations * math.sqrt(expected * max(0.0, 1 - share))
+    return rung(int((expected + spread) * _ROOM))
+
+
+def list_ids(expected: float, counted: bool) -> int:
+    """The size of a list of ids, which has more room at first where bags are jagged (`routing.capacity`)."""
+    room = 1 + min(1.0, _SWING / math.sqrt(max(1.0, expected))) if counted else _ROOM
+    return rung(int(expected * max(_ROOM, room)))
+
+
+def distinct_of_all(spec: TableSpec, distinct: float, ids: float, work: Workload) -> float:
+    """Distinct rows that all devices together ask for, from those of one device's share of the batch."""
+    grown = distinct * work.devices**_HEAPS
+    return max(1.0, min(grown, float(spec.rows), ids * work.batch_size / work.replicas))
+
+
+def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepSizes:
+    """The sizes of a step under a bound plan.
+
+    Rows of a segment that is not all of a table are taken to be as frequent as others.
+    """
+    samples = -(-work.batch_size // (work.devices * work.replicas))
+    rows = tuple(_rows(group, work, samples) for group in bound.fetching if group.spread)
+    copies = tuple(_copies(group, work, samples) for group in bound.fetching if not group.spread)
+    vectors = tuple(_vectors(exchange, work, samples) for exchange in bound.pooled)
+    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, rows, copies, vectors, host_routes)
+
+
+def _buffer(group: Group, item_bytes: int) -> Buffer:
+    return Buffer.of(group.name, group.rows, group.width, group.segments[0].spec, item_bytes)
+
+
+def _asked(group: Group, work: Workload, samples: int) -> tuple[np.ndarray, float, int]:
+    """Rows that a device asks of each owner, float64 [O]; ids that it looks up; and vectors of a sample."""
+    asked_O = np.zeros(group.owners)
+    ids = 0.0
+    asking = {id(segment) for source in group.sources for segment in source.segments}
+    for source in group.sources:
+        use = work.profile.tables[source.feature.table]
+        share = sum(segment.band.size for segment in source.segments) / source.segments[0].spec.rows
+        ids += samples * use.ids / max(1, use.bags) * share
+    for segment in group.segments:
+        if id(segment) in asking:
+            use = work.profile.tables[segment.spec.name]
+            start, stop = segment.split.bounds(np.arange(group.owners))
+            asked_O += (use.distinct if work.dedup else samples * use.ids) * (stop - start) / segment.spec.rows
+    return asked_O, ids, len(group.sources)
+
+
+def _copies(group: Group, work: Workload, samples: int) -> Copies:
+    asked_1, ids, bags = _asked(group, work, samples)
+    return Copies(_buffer(group, work.item_bytes), rung(int(asked_1[0] * _ROOM)), ids, bags)
+
+
+def _rows(group: Group, work: Workload, samples: int) -> Rows:
+    asked_O, ids, bags = _asked(group, work, samples)
+    whole = group.owners == 1 or all(segment.split.owners == 1 for segment in group.segments)
+    item = 2 if group.dtype == "bfloat16" else work.item_bytes
+    return Rows(
+        _buffer(group, work.item_bytes),
+        list_rows(float(asked_O.max()), 1 if whole else group.owners, float(asked_O.max()) / max(1, group.rows)),
+        encoded_bytes(group.width, group.exchange.forward, item),
+        encoded_bytes(group.width, group.exchange.backward, work.item_bytes),
+        ids,
+        bags,
+        group.owners < group.devices,
+        group.two_step,
+        bags if group.divides_row_means else 0,
+    )
+
+
+def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
+    groups = []
+    for number, (group, streams) in enumerate(zip(exchange.groups, exchange.streams, strict=True)):
+        ids_N, rows_N = np.zeros(group.devices), np.zeros(group.devices)
+        counted: set[int] = set()
+        for stream in streams:
+            use = work.profile.tables[stream.feature.table]
+            for segment in stream.source.segments:
+                held_N = group.counts(segment)[0] / segment.spec.rows
+                ids_N += samples * use.ids / max(1, use.bags) * held_N
+                if id(segment) not in counted:
+                    rows_N += distinct_of_all(segment.spec, use.distinct, use.ids, work) * held_N
+                    counted.add(id(segment))
+        distinct = min(list_rows(float(rows_N.max()), 1), group.rows)
+        listed = list_ids(float(ids_N.max()), bool(exchange.counted))
+        divided = exchange.widths[number] if group.divides_row_means else 0
+        groups.append(Owned(_buffer(group, work.item_bytes), listed, distinct, divided))
+    columns = exchange.block * (exchange.blocks + exchange.shared_blocks)
+    ways = exchange.exchange.forward, exchange.exchange.backward
+    there, back = (float(encoded_bytes(columns, way, work.item_bytes)) for way in ways)
+    return Vectors(there, back, tuple(groups), exchange.counted * samples, exchange.weighted)
+
+
+def total_ids(work: Workload, tables: Sequence[TableSpec]) -> float:
+    """Ids of a batch, over all devices."""
+    return work.batch_size * sum(work.profile.tables[t.name].ids for t in tables)

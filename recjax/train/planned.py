@@ -1,0 +1,263 @@
+"""The plan of a run: by a machine where the config names one, else as its `plan` says; and what a run folder has of it.
+
+    RUN/plan.json      the plan that was chosen
+    RUN/choice.json    for which mesh, what else was chosen, and why
+    RUN/machine.json   the machine that it was chosen for
+
+On the mesh that it was chosen for, a run goes on with its plan, whatever machine it is on now. On another one it is
+planned again, for the machine of the run folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from recjax import settings
+from recjax.config.run import RunConfig
+from recjax.data.source import BlockSource
+from recjax.embedding.plan import Plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+from recjax.parallel.mesh import AXES
+from recjax.planning.assign import Demand, sizes
+from recjax.planning.machine import Machine, open_machine
+from recjax.planning.machine import write as write_machine
+from recjax.planning.memory import GIB, needed
+from recjax.planning.planner import Answer, Planner, Question, answer, by_thresholds, reason
+from recjax.planning.predict import HostWork
+from recjax.planning.resolve import resolve_plan, workload
+from recjax.planning.step_sizes import total_ids
+from recjax.train import origins
+from recjax.train.dense_sizes import dense_sizes
+from recjax.train.routers import MANY_IDS
+from recjax.train.table_specs import specs
+from recjax.utils.files import write_json, write_whole
+
+CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `origins.PLAN`
+# Changes that may make a plan fit: those that change no number, then those that do.
+_SAME_NUMBERS = ("train.dense=sharded", "train.accumulate=2", "train.accumulate=4", "train.accumulate=8")
+_OTHER_NUMBERS = ("embedding.dtype=bfloat16", "embedding.optimizer=sgd", "train.batch_size={half}")
+
+
+def plan_of(
+    config: RunConfig,
+    source: BlockSource,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    shape: tuple[int, int, int],
+) -> tuple[Plan, Answer | None]:
+    """Returns the plan of a run on a mesh, and the planner's answer if that chose it.
+
+    Args:
+      config: of the run.
+      source: its data, of which the first training samples are read where something is to be chosen by them.
+      tables: of the model.
+      features: of the model.
+      shape: replica groups, hosts of each, devices of each of these.
+
+    Raises:
+      ConfigError: as for `make_plan`; there is no such machine; or no plan fits its memory: the message names the
+        cheapest change with which one would.
+      DataError: the data cannot be read, or the machine's file is none.
+    """
+    if not by_machine(config):
+        return resolve_plan(config, source, tables, features, shape), None
+    machine = open_machine(config.planner.machine)
+    asked = question(config, source, machine, shape)
+    plain = resolve_plan(config, source, tables, features, shape)
+    found = answer(asked, plain)
+    if found is None:
+        raise ConfigError(does_not_fit(config, source, machine, asked))
+    return found.plan, found
+
+
+def by_machine(config: RunConfig) -> bool:
+    """Whether a planner chooses the plan."""
+    return config.plan == "auto" and bool(config.planner.machine)
+
+
+def question(
+    config: RunConfig, source: BlockSource, machine: Machine, shape: tuple[int, int, int] | None = None
+) -> Question:
+    """What a planner is asked about a run.
+
+    Args:
+      config: of the run, as it is for so many rows.
+      source: its data.
+      machine: to plan for.
+      shape: of the mesh; None takes that of the config.
+    """
+    shape = shape or config.mesh.shape
+    tables, features = specs(config, source.schema)
+    work, train = workload(config, source, tables, features, shape), config.train
+    dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
+    on_device = train.routing == "device" or (train.routing == "auto" and machine.platform != "cpu" and ids >= MANY_IDS)
+    host = HostWork(
+        samples=train.batch_size,
+        ids=math.ceil(ids),
+        placed_bytes=round(train.batch_size * (len(source.schema.dense) + 2) * work.item_bytes + 4 * ids),
+        placed_arrays=3 + len(features),
+        arguments=3 + len(features) + (1 + dense.slots) * dense.leaves,
+        devices=math.prod(shape),
+        workers=train.workers,
+        routes=not on_device,
+        source=config.data.kind,
+    )
+    demand = Demand(tables, features, work, config.embedding.exchange, not on_device)
+    return Question(
+        demand,
+        dense,
+        machine,
+        host,
+        config.planner,
+        config.planner.buckets and not train.bucket_mib,
+        train.routing == "auto",
+    )
+
+
+def does_not_fit(config: RunConfig, source: BlockSource, machine: Machine, asked: Question) -> str:
+    """The message that no plan fits: how much is needed, and the cheapest change with which one would."""
+    least = min((smallest(asked, ways) for ways in by_thresholds(asked.demand)), key=lambda memory: memory["total"])
+    parts = ", ".join(f"{name} {size / GIB:.3g}" for name, size in least.items() if name != "total")
+    given = f"planner.memory_gib={config.planner.memory_gib:g}" if config.planner.memory_gib else f"{machine.name} has"
+    text = (
+        f"no plan fits a device: the smallest needs {least['total'] / GIB:.3g} GiB ({parts}), and {given}, of which "
+        f"{asked.budget_bytes / GIB:.3g} GiB can be used. "
+    )
+    same, other = (_cheapest(config, source, machine, changes) for changes in _changes(config))
+    if same is not None:
+        text += f"The cheapest change with which it fits is {same[0]}: it changes no number, and "
+        text += f"{same[1]:.3g} ms a step are predicted on {same[2]} device(s)."
+    if other is not None:
+        text += f" {'So does' if same else 'It fits with'} {other[0]}, which changes numbers: {other[1]:.3g} ms."
+    if same is None and other is None:
+        text += "None of the changes that were tried helps: take smaller tables (embedding.dim) or many more devices."
+    return text
+
+
+def smallest(asked: Question, ways: Any) -> dict[str, float]:
+    """Bytes of a device under an assignment."""
+    return needed(sizes(asked.demand, ways), asked.dense)
+
+
+def _changes(config: RunConfig) -> tuple[list[str], list[str]]:
+    """Changes that change no number, and others."""
+    devices, batch = math.prod(config.mesh.shape), config.train.batch_size
+    same = [f"mesh.devices={devices * times}" for times in (2, 4, 8, 16)]
+    return [*_SAME_NUMBERS, *same], [text.format(half=batch // 2) for text in _OTHER_NUMBERS]
+
+
+def _cheapest(
+    config: RunConfig, source: BlockSource, machine: Machine, changes: list[str]
+) -> tuple[str, float, int] | None:
+    """The change, of those with which a plan fits, whose samples take least device time; with ms and devices."""
+    found: list[tuple[float, int, str, float, int]] = []
+    for change in changes:
+        try:
+            changed = settings.override(config, [change])
+            asked = question(changed, source, machine)
+        except ConfigError:  # not for this model
+            continue
+        planner = Planner(asked)
+        us = min(planner.cost(ways) for ways in by_thresholds(asked.demand))
+        devices = math.prod(changed.mesh.shape)
+        if us < math.inf:
+            found.append((us * devices / changed.train.batch_size, len(found), change, us / 1e3, devices))
+    if not found:
+        return None
+    _, _, change, ms, devices = min(found)
+    return change, ms, devices
+
+
+def keep(run: Path, config: RunConfig, chosen: Answer, mesh: Mesh) -> None:
+    """Writes what was chosen into a run folder.
+
+    Raises:
+      TrainingError: no permission, no space.
+    """
+    write_machine(open_machine(config.planner.machine), run / MACHINE)
+    write_whole(run / origins.PLAN, chosen.plan.to_json().encode())
+    write_json(run / CHOICE, {"mesh": [mesh.shape[axis] for axis in AXES]} | figures(chosen))
+
+
+def kept(config: RunConfig, run: Path) -> RunConfig:
+    """A config with the plan that a run folder has, if it was chosen for this mesh; else with the folder's machine.
+
+    Raises:
+      ConfigError: what the run folder says is damaged.
+    """
+    begun = any((run / "checkpoints").glob("[0-9]*"))  # else it may have been chosen for another config
+    if not by_machine(config) or not begun or not (run / CHOICE).is_file():
+        return config
+    try:
+        choice = json.loads((run / CHOICE).read_text(encoding="utf-8"))
+        mesh, bucket, routing = choice["mesh"], float(choice["bucket_mib"]), choice["routing"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{run / CHOICE} is damaged ({error}). Delete it: the run is then planned again, by planner.machine."
+        ) from error
+    if mesh == list(config.mesh.shape) and config.mesh.devices and (run / origins.PLAN).is_file():
+        train = config.train
+        if config.planner.buckets and not train.bucket_mib:
+            train = dataclasses.replace(train, bucket_mib=bucket)
+        if train.routing == "auto":
+            train = dataclasses.replace(train, routing=routing)
+        return dataclasses.replace(config, plan=str(run / origins.PLAN), train=train)
+    if (run / MACHINE).is_file():
+        planner = dataclasses.replace(config.planner, machine=str(run / MACHINE))
+        return dataclasses.replace(config, planner=planner)
+    return config
+
+
+def figures(chosen: Answer) -> dict[str, Any]:
+    """The answer as JSON values.
+
+    Returns:
+      "machine", "measured_machine"; "step_ms", "samples_per_s", "exposed_ms" of collectives and "bound_by", predicted;
+      "plain_step_ms" of the plain rule's plan; "memory_bytes" of a device by what they are; "bucket_mib", "routing";
+      "choices" that concern all tables and "tables", each with the next best; "kept_plain".
+    """
+    prediction = chosen.prediction
+    return {
+        "machine": prediction.machine.name,
+        "measured_machine": prediction.machine.measured,
+        "step_ms": prediction.step_us / 1e3,
+        "samples_per_s": prediction.samples_per_s,
+        "exposed_ms": prediction.exposed_us / 1e3,
+        "bound_by": prediction.bound_by,
+        "plain_step_ms": chosen.plain.step_us / 1e3,
+        "memory_bytes": chosen.memory,
+        "bucket_mib": chosen.bucket_mib,
+        "routing": chosen.routing,
+        "choices": chosen.choices,
+        "tables": {name: {**of, "why": reason(of)} for name, of in chosen.tables.items()},
+        "kept_plain": chosen.kept_plain,
+    }
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """The figures for people: what was chosen, and what the next best would cost."""
+    kind = "" if found["measured_machine"] else " (NOT measured: from data sheets and assumptions)"
+    lines = [
+        f"chosen for {found['machine']}{kind}: {found['step_ms']:.3g} ms a step predicted, "
+        f"{found['samples_per_s']:,.0f} samples/s, bound by {found['bound_by']}; the plain rule's plan "
+        f"{found['plain_step_ms']:.3g} ms"
+    ]
+    for choice in found["choices"]:
+        after = ""
+        if choice["next"] is not None:
+            after = (
+                f"; next best {choice['next']:.4g}" if choice["what"] == "bucket" else f"; next best {choice['next']}"
+            )
+            after += f", {choice['next_step_ms']:.3g} ms"
+        value = f"{choice['chosen']:.4g}" if choice["what"] == "bucket" else choice["chosen"]
+        lines.append(f"{choice['what']}: {value} ({choice['why']}){after}")
+    memory = ", ".join(f"{name} {size / GIB:.3g}" for name, size in found["memory_bytes"].items())
+    lines.append(f"memory of a device, GiB: {memory}")
+    return "\n".join(lines)

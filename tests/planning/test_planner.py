@@ -1,0 +1,193 @@
+"""The planner: what it chooses where that is plain, budgets, reasons, and a plan kept in a run and used again."""
+
+import dataclasses
+import itertools
+import json
+import time
+
+import pytest
+from support.commands import SMALL, assert_refused, inside, write_preset
+from support.machines import MACHINE
+
+from recjax.config.planner import PlannerConfig
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import EXACT, Exchange, check_plan, make_plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.planning.assign import WAYS, Demand, as_plan, sizes
+from recjax.planning.loads import Workload
+from recjax.planning.machine import Quantity, open_machine, write
+from recjax.planning.memory import GIB, needed
+from recjax.planning.planner import BAND, Planner, Question, allowed, answer, plain_ways, price, reason, search
+from recjax.planning.predict import HostWork
+from recjax.planning.profile import Profile, TableUse
+from recjax.planning.sketch import DenseSizes
+
+H200 = open_machine("h200")
+DENSE = DenseSizes(((16, 16), (16, 1)), 300, 1, 4, None, 32)
+HOST = HostWork(1, 1, 1, 1, 1, 8, 2)
+
+
+def asked(*shapes, devices=8, batch=8192, machine=H200, exchange=None, hosts=1, dedup=True, **settings):
+    """Tables t0, t1, ... of (rows, D, ids of a bag, share of a device's ids that are distinct)."""
+    tables = tuple(TableSpec(f"t{n}", rows, dim, Sgd(0.1)) for n, (rows, dim, _, _) in enumerate(shapes))
+    features = tuple(FeatureSpec(t.name, t.name, ids) for t, (_, _, ids, _) in zip(tables, shapes, strict=True))
+    uses = {
+        t.name: TableUse(ids, min(t.rows, batch / devices * ids * share))
+        for t, (_, _, ids, share) in zip(tables, shapes, strict=True)
+    }
+    work = Workload(Profile(uses, "by hand"), batch, devices, hosts, dedup=dedup)
+    demand = Demand(tables, features, work, exchange or Exchange(kind="auto"))
+    host = dataclasses.replace(HOST, samples=batch, devices=devices)
+    return Question(demand, DENSE, machine, host, PlannerConfig(**settings))
+
+
+def answered(question):
+    return answer(question, make_plan("auto", question.demand.tables))
+
+
+def slow_links(bytes_per_s):
+    rates = H200.rates | {
+        "link": Quantity(bytes_per_s, "B/s", "a test"),
+        "link_latency": Quantity(0.01, "us", "a test"),
+    }
+    return dataclasses.replace(H200, rates=rates)
+
+
+def test_bags_of_many_distinct_ids_are_pooled_where_links_are_slow():
+    """Rows would be 100 times as many bytes as vectors: eight tables of one D, one for each device."""
+    found = answered(asked(*[(1_000_000, 64, 100, 1.0)] * 8, machine=slow_links(1e8)))
+    assert set(found.ways.values()) == {"pooled"} and not found.kept_plain
+    assert {s.exchange.kind for segments in found.plan.tables.values() for s in segments} == {"pooled"}
+    assert found.prediction.step_us < found.plain.step_us / 10
+    assert all(of["next"] in ("rows", None) and of["way"] == "pooled" for of in found.tables.values())
+
+
+def test_a_table_whose_rows_travel_many_times_over_is_copied():
+    """Without dedup a device sends for each row 100 times; and it is over 64 KiB, so that the plain rule spreads it."""
+    found = answered(asked((1000, 64, 10, 0.1), machine=slow_links(1e7), batch=80_000, dedup=False))
+    assert found.ways["t0"] == "copy" and found.plan.tables["t0"][0].placement == "data_parallel"
+    sums_us = 2 * 7 / 8 * (1000 * 65 + sum(k * n + n for k, n in DENSE.layers)) * 4 / 1e7 * 1e6 / 0.75
+    assert found.prediction.bounds["devices"] == pytest.approx(sums_us, rel=0.01)  # the closed form of the all-reduce
+    rows_us = 7 / 8 * 100_000 * (4 + 2 * 256) / 1e7 * 1e6 / 0.75
+    assert rows_us < found.plain.bounds["devices"] < 1.15 * rows_us  # lists have room
+
+
+def test_the_plain_plan_stays_where_no_other_is_clearly_faster():
+    question = asked((900_000, 16, 1, 0.5), (1_000_000, 16, 1, 0.5))
+    found = answered(question)
+    assert found.kept_plain and found.plan == make_plan("auto", question.demand.tables)
+    assert price(found.prediction) <= (1 + BAND) * price(found.plain)
+
+
+@pytest.mark.parametrize("machine", [H200, slow_links(1e9)], ids=["fast", "slow"])
+def test_no_assignment_of_few_tables_is_predicted_to_be_faster_than_what_the_search_finds(machine):
+    """All 27 assignments of three tables, by the same prices: the search must find one within a hundredth."""
+    question = asked((2000, 32, 1, 0.9), (50_000, 32, 20, 0.6), (1_000_000, 32, 50, 0.9), machine=machine)
+    planner, tables = Planner(question), question.demand.tables
+    every = [dict(zip((t.name for t in tables), ways, strict=True)) for ways in itertools.product(WAYS, repeat=3)]
+    assert planner.cost(search(planner)[0]) <= 1.01 * min(map(planner.cost, every))
+
+
+def test_what_the_user_fixed_stays():
+    question = asked((1000, 16, 5, 0.5), (1000, 16, 5, 0.5), exchange=Exchange("bfloat16", "float32", "rows"))
+    tables = question.demand.tables
+    assert allowed(question.demand, tables[0]) == ("copy",)  # small, as the plain rule has it: copies are not rounded
+    fixed = dataclasses.replace(tables[0], placement="row_wise")
+    demand = dataclasses.replace(question.demand, tables=(fixed, tables[1]))
+    assert allowed(demand, fixed) == ("rows",)
+    plan = as_plan(demand, plain_ways(demand), dict.fromkeys(("t0", "t1"), "a reason"))
+    assert plan.tables["t0"][0].placement == "row_wise" and "placement=row_wise" in plan.tables["t0"][0].why
+    pooled = dataclasses.replace(question.demand, exchange=dataclasses.replace(EXACT, kind="pooled"))
+    assert allowed(pooled, tables[1]) == ("copy", "pooled")
+
+
+def test_plans_are_deterministic_whole_and_give_every_table_a_reason():
+    shapes = [(10 ** (n % 5 + 2), 16 << n % 3, 1 + 9 * (n % 4), 0.7) for n in range(24)]
+    question = asked(*shapes, machine=slow_links(1e9))
+    found = answered(question)
+    assert found.plan == answered(question).plan
+    check_plan(found.plan, question.demand.tables)
+    for table in question.demand.tables:
+        text = reason(found.tables[table.name])
+        assert WAYS[found.ways[table.name]] in text and "ms a step predicted" in text
+        assert found.kept_plain or text in found.plan.tables[table.name][0].why
+
+
+def test_a_budget_keeps_copies_out_and_below_the_least_there_is_no_plan():
+    shapes = [(1000, 64, 10, 0.1)] * 4
+    how = {"machine": slow_links(1e7), "batch": 80_000, "dedup": False}
+    free = answered(asked(*shapes, **how))
+    assert set(free.ways.values()) == {"copy"}
+    assert free.memory["tables"] == 4 * 1000 * 256  # SGD has no slots
+    least = answered(asked(*shapes, **how, memory_gib=0.99 * free.memory["total"] / GIB))
+    assert least is None or least.memory["total"] <= 0.99 * free.memory["total"]
+    assert answered(asked(*shapes, **how, memory_gib=4 * 1000 * 256 / 8 / GIB)) is None
+
+
+def test_memory_counts_tables_dense_and_batch_by_their_sizes():
+    question = asked((1000, 16, 1, 1.0), devices=4, batch=400)
+    found = needed(sizes(question.demand, {"t0": "rows"}), DENSE)
+    assert found["tables"] == 250 * 64
+    assert found["dense"] == 4 * 300 * 3  # parameters, one slot each, gradients
+    assert found["total"] == sum(size for name, size in found.items() if name != "total")
+
+
+def test_a_thousand_tables_on_128_devices_are_planned_in_thirty_seconds():
+    shapes = [(10 ** (n % 5 + 2) + n, 16 << n % 4, (1, 1, 5, 20)[n % 4], 0.6) for n in range(1000)]
+    question = asked(*shapes, devices=128, hosts=16, batch=65_536)
+    began = time.process_time()
+    found = answered(question)
+    assert time.process_time() - began < 30
+    assert len(found.plan.tables) == 1000
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    path = write_preset(tmp_path_factory.mktemp("preset"))
+    path.write_text(path.read_text().replace('plan="row_wise"', 'plan="auto"'))
+    write(slow_machine(), path.parent / "slow.json")
+    return path
+
+
+def slow_machine():
+    """A machine on which sending is so slow that even the largest table of the preset is better copied."""
+    links = {"link": Quantity(1e5, "B/s", "a test"), "link_latency": Quantity(1.0, "us", "a test")}
+    return dataclasses.replace(MACHINE, shared=False, platform="gpu", kernels={}, rates=MACHINE.rates | links)
+
+
+def test_plan_explains_what_it_chose_and_without_a_machine_nothing_changes(preset):
+    done = inside("plan", preset, f"planner.machine={preset.parent / 'slow.json'}", "mesh.devices=2")
+    for text in (
+        "chosen for a machine: ",
+        "the plain rule's plan",
+        "next best",
+        "bucket: ",
+        "routing: ",
+        "memory of a",
+    ):
+        assert text in done.out, done.out + done.err
+    plain = inside("plan", preset, "mesh.devices=2", "--json").result
+    again = inside("plan", preset, "mesh.devices=2", "planner.memory_gib=1", "--json").result
+    assert plain == again and "chosen" not in plain
+
+
+def test_what_does_not_fit_is_refused_with_the_cheapest_change_that_would(preset):
+    why = inside("plan", preset, "planner.machine=h200", "planner.memory_gib=0.00004", "mesh.devices=2")
+    paragraph = assert_refused(why, 2, "no plan fits a device", "cheapest change", r"changes? no number")
+    assert "planner.memory_gib=4e-05" in paragraph
+
+
+@pytest.mark.full
+def test_a_run_keeps_its_plan_and_goes_on_with_it_on_any_machine(preset, tmp_path):
+    machine, run = tmp_path / "machine.json", tmp_path / "run"
+    write(slow_machine(), machine)
+    chosen = (f"planner.machine={machine}", *SMALL, "--out", run)
+    assert inside("train", preset, *chosen).status == 0
+    kept = json.loads((run / "plan.json").read_text())
+    choice = json.loads((run / "choice.json").read_text())
+    assert choice["mesh"] == [1, 1, 2] and set(choice["tables"]) == set(kept["tables"])
+    machine.unlink()  # the machine that goes on does not know it
+    again = inside("train", preset, *chosen[:1], "train.steps=4", "mesh.devices=2", "--out", run, "--json").result
+    assert json.loads((run / "plan.json").read_text()) == kept
+    on_one = inside("eval", run, "mesh.devices=1", "--json").result
+    assert on_one["logloss"] == pytest.approx(again["eval"]["logloss"], rel=1e-5)  # planned anew, for one device

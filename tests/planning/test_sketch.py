@@ -1,0 +1,93 @@
+"""The sketch of a step against closed forms, and against the graph of the compiled step."""
+
+import dataclasses
+
+import pytest
+from support.commands import write_preset
+
+from recjax.bench.prediction import predicted
+from recjax.config import presets
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.spec import TableSpec
+from recjax.planning.machine import Quantity, open_machine
+from recjax.planning.predict import HostWork, predict
+from recjax.planning.sketch import DenseSizes, sketch
+from recjax.planning.step_sizes import Buffer, Copies, Owned, Rows, StepSizes, Vectors, of_plan
+from recjax.train.planned import question
+from recjax.train.trainer import build_trainer
+
+H200 = open_machine("h200")
+SPEC = TableSpec("t", 1000, 16, RowWiseAdagrad(0.1))
+HOST = HostWork(512, 1, 1, 1, 1, 8, 2)
+DENSE = DenseSizes(((13, 64), (64, 16), (100, 1)), 2000, 1, 6, (5, 16), 64)
+
+
+def sizes(rows=(), copies=(), vectors=(), devices=8, hosts=1):
+    return StepSizes(devices, hosts, 512, 4, tuple(rows), tuple(copies), tuple(vectors))
+
+
+def moved(graph, kind):
+    return sorted(w.sizes["bytes"] for node in graph.nodes for w in node.works if w.kernel == kind)
+
+
+def test_collectives_have_the_bytes_of_their_closed_forms():
+    buffer = Buffer.of("rows", 125, 16, SPEC, 4)
+    graph = sketch(sizes([Rows(buffer, 100, 64.0, 32.0, 2000, 4)]), DENSE)
+    assert moved(graph, "all_to_all") == [8 * 100 * 4, 8 * 100 * 32, 8 * 100 * 64]  # ids, gradients, rows
+    dense = sum(4 * (k * n + n) for k, n in DENSE.layers)
+    assert moved(graph, "all_reduce") == [8, dense]
+    copied = sketch(sizes(copies=[Copies(Buffer.of("copies", 50, 16, SPEC, 4), 40, 512, 1)]), DENSE)
+    assert moved(copied, "all_reduce") == [8, dense + 50 * 17 * 4] and not moved(copied, "all_to_all")
+    owned = sketch(sizes(vectors=[Vectors(256.0, 128.0, (Owned(buffer, 300, 120),))]), DENSE)
+    assert moved(owned, "all_to_all") == sorted([8 * 300 * 4, 8 * 512 * 256, 8 * 512 * 128])
+    divided = sketch(sizes(vectors=[Vectors(256.0, 128.0, (Owned(buffer, 300, 120, 2),))]), DENSE)
+    assert moved(divided, "all_to_all") == sorted([8 * 300 * 4] * 3 + [8 * 512 * 256, 8 * 512 * 128])
+
+
+def test_products_are_three_a_layer_and_those_of_the_interaction():
+    graph = sketch(sizes(), DENSE)
+    layers = 3 * 2 * 512 * sum(k * n for k, n in DENSE.layers)
+    products = sum(w.flops for node in graph.nodes for w in node.works if "matmul" in w.kernel)
+    assert products == layers + 2 * 2 * 512 * 5 * 5 * 16
+    assert not [node for node in sketch(sizes(devices=1), DENSE).nodes if node.kind == "collective"]
+
+
+def test_buckets_are_sent_while_the_backward_pass_goes_on():
+    dense = dataclasses.replace(DENSE, layers=((512, 512),) * 4, values=4 * 512 * 513)
+    bucketed = dataclasses.replace(dense, bucket_bytes=2**20)
+    whole, parts = (moved(sketch(sizes(), d), "all_reduce") for d in (dense, bucketed))
+    assert len(whole) == 2 and len(parts) == 5 and sum(whole) == sum(parts)
+    free = dataclasses.replace(H200, rates=H200.rates | {"link_latency": Quantity(1e-6, "us", "a test")})
+    alone, hidden = (predict(sketch(sizes(), d), free, HOST).exposed_us for d in (dense, bucketed))
+    assert hidden < 0.5 * alone  # three of four buckets travel beside products
+
+
+def test_a_larger_batch_never_takes_less():
+    times = []
+    for b in (64, 512, 4096, 32768):
+        rows = Rows(Buffer.of("rows", 10**6, 16, SPEC, 4), b, 64.0, 64.0, 8 * b, 4)
+        found = dataclasses.replace(sizes([rows]), samples=b)
+        times.append(predict(sketch(found, DENSE), H200, HOST).step_us)
+    assert times == sorted(times) and times[-1] > times[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "plan=row_wise",
+        "plan=table_wise embedding.exchange.kind=pooled",
+        "plan=data_parallel",
+    ],
+)
+def test_the_sketch_comes_near_to_the_compiled_step(tmp_path, plan):
+    """On an H200 of data sheets: within a factor of 2 of the compiled step's graph, which is that of the CPU."""
+    config = presets.load(write_preset(tmp_path), ["mesh.devices=4", "train.batch_size=2048", *plan.split()])
+    compiled = predicted(config, H200)
+    trainer = build_trainer(config, weights=False)
+    asked = question(trainer.config, trainer.source, H200)
+    found = of_plan(trainer.bound, asked.demand.work)
+    sketched = predict(sketch(found, asked.dense), H200, compiled.host)
+    assert 0.5 < sketched.bounds["devices"] / compiled.bounds["devices"] < 2
+    exact, drawn = (moved(p.graph, "all_to_all") for p in (compiled, sketched))
+    assert drawn == pytest.approx(exact, rel=0.15)  # capacities: the largest list, with room
