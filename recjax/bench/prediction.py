@@ -43,11 +43,11 @@ def predicted(config: RunConfig, machine: Machine) -> Prediction:
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
     text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
     parts = {name: part_of(scope) for name, scope in scopes(text).items()}
-    graph = read_graph(text, trainer.bound.all_devices, parts)
-    return predict(graph, machine, _host(trainer, found, state, inputs))
+    graph = read_graph(text, trainer.bound.all_devices, parts, trainer.config.mesh.hosts)
+    return predict(graph, machine, _host(trainer, found, state, inputs, machine))
 
 
-def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any) -> HostWork:
+def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:
     train, placed = trainer.config.train, jax.tree.leaves(inputs)
     ids_per_sample = found.ids / max(1, found.samples)
     return HostWork(
@@ -60,6 +60,7 @@ def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: An
         workers=train.workers,
         routes=isinstance(trainer.router, HostRouter),
         source=trainer.config.data.kind,
+        hosts=1 if machine.shared else trainer.config.mesh.hosts,
     )
 
 

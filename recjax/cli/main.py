@@ -259,11 +259,16 @@ def _parser() -> argparse.ArgumentParser:
                       "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
     plan.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
-    plan.add_argument("--machine", metavar="FILE", help="with --predict: what `recjax calibrate` wrote, or the name of "
-                      "a machine that is shipped, such as h100 (default: machine.json)")  # fmt: skip
+    plan.add_argument("--devices", metavar="N,...", help="instead: samples/s, memory, exposed communication and "
+                      "cost on each of these numbers of devices of --machine, with the plan that is best there")  # fmt: skip
+    plan.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
+    plan.add_argument("--machine", metavar="FILE", help="with --predict or --devices: what `recjax calibrate` wrote, or "
+                      "the name of a machine that is shipped, such as h100 (default: planner.machine, or "
+                      "machine.json)")  # fmt: skip
     plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
     plan.add_argument("--out", type=expanded, metavar="DIR", help="with --predict: also write prediction.json, "
-                      "prediction.png and trace.json (for ui.perfetto.dev) there")  # fmt: skip
+                      "prediction.png and trace.json (for ui.perfetto.dev) there; with --devices offers.json and "
+                      "offers.png")  # fmt: skip
     plan.set_defaults(tunables=True)
 
     calibrate = verb(names, "calibrate", verbs.calibrate, "measure what this machine can do, for plan --predict",

@@ -150,9 +150,19 @@ def plan(options: argparse.Namespace) -> None:
 
     if options.memory_gib is not None and not options.compile:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
-    if not options.predict and (options.machine or options.measure or options.out):
-        raise ConfigError("--machine, --measure and --out belong to --predict: give that too.")
+    if options.measure and not options.predict:
+        raise ConfigError("--measure belongs to --predict: give that too.")
+    if not options.predict and not options.devices and (options.machine or options.out):
+        raise ConfigError("--machine and --out belong to --predict or --devices: give one of these too.")
+    if options.price is not None and not options.devices:
+        raise ConfigError("--price belongs to --devices: give that too.")
     config = presets.load(options.preset, options.overrides)
+    if options.devices:
+        if options.predict or options.compile or options.save:
+            raise ConfigError("--devices compares numbers of devices, and --predict, --compile and --save are about "
+                              "one plan: leave it or them out, and set mesh.devices.")  # fmt: skip
+        _offers(options, config)
+        return
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
@@ -189,6 +199,24 @@ def plan(options: argparse.Namespace) -> None:
         foreseen = prediction.on_machine(config, machine, options.measure, options.out)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     write_result(options, result, lambda: "\n\n".join(texts))
+
+
+def _offers(options: argparse.Namespace, config: Any) -> None:
+    """Prints what a run would be on several numbers of devices."""
+    from recjax.bench import offers
+    from recjax.planning.machine import open_machine
+    from recjax.utils.files import write_json, write_whole
+
+    machine = open_machine(options.machine or config.planner.machine or "machine.json")
+    result = offers.offers(config, machine, offers.read_devices(options.devices), options.price)
+    text = offers.to_text(result)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(options.out / "offers.json", result)
+        if (drawn := offers.picture(result)) is not None:
+            write_whole(options.out / "offers.png", drawn)
+            text += f"\n\nwrote offers.json and offers.png to {options.out}"
+    write_result(options, result, lambda: text)
 
 
 def calibrate(options: argparse.Namespace) -> None:

@@ -36,6 +36,7 @@ class HostWork:
       workers: threads that read and route ahead; 0: the main thread does.
       routes: whether the host finds the distinct rows, and not the devices.
       source: kind of the data that are read.
+      hosts: that share all this evenly, each for its own devices.
     """
 
     samples: int
@@ -47,6 +48,7 @@ class HostWork:
     workers: int
     routes: bool = True
     source: str = ""
+    hosts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +140,15 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
 
 
 def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, ...]]:
-    """Costs of the host's stages, and which of them the machine does not know."""
+    """Costs of the stages of one of the hosts, and which of them the machine does not know."""
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
-    ids = {"ids": float(max(1, host.ids))}
+    ids = {"ids": max(1.0, host.ids / host.hosts)}
     wanted: dict[str, Mapping[str, float]] = {
         "host_read": ids,
         "host_route": ids,
         "host_pack": ids,
-        "host_place": {"bytes": float(max(1, host.placed_bytes)), "arrays": float(arrays)},
-        "host_dispatch": {"arguments": float(arguments), "devices": float(host.devices)},
+        "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays)},
+        "host_dispatch": {"arguments": float(arguments), "devices": host.devices / host.hosts},
     }
     stages: dict[str, Cost] = {}
     missing = []
@@ -159,7 +161,7 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
         elif kernel is not None and kernel.points:
             cost = costs.host(name, **sizes)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
-            cost = Cost(host.placed_bytes / costs.machine.rate("host_link") * 1e6)
+            cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own
         else:
             missing.append(stage)
         stages[stage] = cost

@@ -138,3 +138,26 @@ def test_errors_are_ratios_and_the_geometric_mean_of_relative_errors():
     assert found.ratio_mean == pytest.approx(4 ** (1 / 3)) and found.ratio_p50 == 2.0
     assert of_pairs([(1.1, 1.0), (1.4, 1.0)]).gmae == pytest.approx((0.1 * 0.4) ** 0.5)
     assert found.gmae < 0.01  # one lucky hit
+
+
+def test_between_hosts_a_device_has_its_part_of_the_network():
+    """16 devices in two hosts of an H200: 50 GB/s each, and rings enter a host through all eight parts together."""
+    costs = Costs(dataclasses.replace(open_machine("h200"), kernels={}))
+    size, far, near = 2.0**30, 15.0, 6.0
+
+    def us(kind, **more):
+        return costs.of(Work(kind, {"bytes": size, "devices": 16.0, **more}, 0, size)).us
+
+    assert us("all_to_all") == pytest.approx(near + far + size * 8 / 16 / 50e9 * 1e6)
+    assert us("all_gather") == pytest.approx(14 * near + 2 * far + size * 15 / 16 / 400e9 * 1e6)
+    assert us("all_reduce") == pytest.approx(2 * (14 * near + 2 * far) + 2 * size * 15 / 16 / 400e9 * 1e6)
+    assert us("all_to_all", hosts=16.0) == pytest.approx(far + size * 15 / 16 / 50e9 * 1e6)  # one device of each host
+    small = costs.of(Work("all_reduce", {"bytes": 8.0, "devices": 16.0}, 0, 8)).us
+    assert small == pytest.approx(2 * (3 * near + far), rel=1e-3)  # a tree: three levels inside, one across
+
+
+def test_all_to_alls_of_a_torus_pass_through_others():
+    costs = Costs(dataclasses.replace(open_machine("tpu_v5e"), kernels={}))
+    work = Work("all_to_all", {"bytes": 2.0**30, "devices": 64.0}, 0, 2**30)
+    hops = 2 * 8 / 4  # a quarter of each ring of eight
+    assert costs.of(work).us == pytest.approx(1.0 + hops * 63 / 64 * 2**30 / 200e9 * 1e6)

@@ -83,9 +83,19 @@ def test_a_machine_twice_as_fast_takes_half_the_time(machine):
 def test_what_the_machine_file_does_not_know_of_the_host_is_named():
     found = predict(step(64), H100, HOST)
     assert found.missing == ("host_read", "host_route", "host_pack", "host_dispatch")
-    assert found.stages["host_place"] == pytest.approx(1e6 / 64e9 * 1e6)
+    assert found.stages["host_place"] == pytest.approx(1e6 / 4 / 64e9 * 1e6)  # each device has a link of its own
     routed_there = predict(step(64), H100, dataclasses.replace(HOST, routes=False))
     assert "host_route" not in routed_there.missing
+
+
+def test_hosts_share_the_work_of_the_host():
+    machine = with_stages(read=9.0, route=80.0, pack=7.0, place=9.0, dispatch=6.0)
+    points = (Point({"ids": 4000.0}, 40.0), Point({"ids": 8000.0}, 80.0))
+    machine = dataclasses.replace(
+        machine, shared=False, kernels=machine.kernels | {"host_route": Kernel(1.0, "measured", points)}
+    )
+    one, two = (predict(step(64), machine, dataclasses.replace(HOST, hosts=n)) for n in (1, 2))
+    assert (one.stages["host_route"], two.stages["host_route"]) == (pytest.approx(80), pytest.approx(40))
 
 
 def test_parts_make_up_the_time_in_which_something_runs():
