@@ -259,11 +259,11 @@ def _parser() -> argparse.ArgumentParser:
                       "and print the memory of a device and the bytes of every collective")  # fmt: skip
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
     plan.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
-    plan.add_argument("--devices", metavar="N,...", help="instead: samples/s, memory, exposed communication and "
-                      "cost on each of these numbers of devices of --machine, with the plan that is best there")  # fmt: skip
+    plan.add_argument("--devices", metavar="N,...", help="instead: samples/s, memory, exposed communication and cost "
+                      "on each of these numbers of devices of --machine, with its best plan")  # fmt: skip
     plan.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
-    plan.add_argument("--machine", metavar="FILE", help="with --predict or --devices: what `recjax calibrate` wrote, or "
-                      "the name of a machine that is shipped, such as h100 (default: planner.machine, or "
+    plan.add_argument("--machine", metavar="FILE", help="with --predict or --devices: what `recjax calibrate` wrote, "
+                      "or a machine that is shipped, such as h100 (default: planner.machine, or "
                       "machine.json)")  # fmt: skip
     plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
     plan.add_argument("--out", type=expanded, metavar="DIR", help="with --predict: also write prediction.json, "
