@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import platform
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
+from recjax.planning.costs import Costs
+from recjax.planning.graph import read_graph
+from recjax.planning.machine import Machine
+from recjax.planning.schedule import schedule
 from recjax.settings.values import written
 from recjax.tracing.times import Timeline
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
@@ -132,11 +137,16 @@ class Recording:
         return checked(trace, "the trace")
 
 
-def compiled(config: RunConfig) -> Trace:
-    """The trace of a first step that is compiled, not run: sizes and dependencies without times.
+def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
+    """The trace of a first step that is compiled, not run: sizes and dependencies; times only if a machine is given.
 
     For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are in it
     if the ids of all devices' shares could be counted (see `compile_report.sample`), else padded sizes alone.
+
+    Args:
+      config: what would be trained.
+      machine: on which times are predicted, alike on all ranks: of computing, so that the trace can be simulated on
+        any network, and of the collectives on the machine's own. None leaves all times out.
 
     Raises:
       ConfigError: several processes, or what `build_trainer` refuses.
@@ -147,13 +157,32 @@ def compiled(config: RunConfig) -> Trace:
     trainer = build_trainer(config, splits=("train",), weights=False)
     found = compile_report.sample(trainer)
     _tell(f"compiling for {trainer.bound.all_devices} device(s)")
-    text = compile_step(trainer, found.capacities).as_text() or ""
+    if machine is None:
+        text = compile_step(trainer, found.capacities).as_text() or ""
+    else:
+        text = compiled_text(trainer, found.capacities)  # as it trains: kernels count, and not collectives alone
     counted_all = found.devices == trainer.bound.all_devices
     ranks = step_events(trainer, text, found.counts if counted_all else {})
+    about = _about(trainer, 1, False) | {"compiled": True}
+    if machine is not None:
+        line = _predicted(trainer, text, machine)
+        ranks = {rank: line.joined(events, 0, first_id=0) for rank, events in ranks.items()}
+        about |= {"predicted_for": machine.name, "measured_machine": machine.measured}
     all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
-    return checked(
-        Trace(trainer.bound.all_devices, all_ranks, _about(trainer, 1, False) | {"compiled": True}), "the trace"
-    )
+    return checked(Trace(trainer.bound.all_devices, all_ranks, about), "the trace")
+
+
+def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
+    """When a device of a machine does what, in ns from the beginning of the step."""
+    devices = trainer.bound.all_devices
+    graph = read_graph(text, devices, hosts=trainer.config.mesh.hosts)
+    found = schedule(graph, Costs(machine), machine.cores / devices if machine.shared else math.inf)
+    spans = [
+        profile.Span(node.name, round(span.start_us * 1e3), round(span.end_us * 1e3))
+        for node, span in zip(graph.nodes, found.spans, strict=True)
+        if span.end_us > span.start_us
+    ]
+    return Timeline(tuple(sorted(spans, key=lambda span: (span.start, span.end))))
 
 
 def _as_it_trains(trainer: Trainer) -> Iterator[tuple[TrainState, Step]]:

@@ -40,7 +40,10 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     overrides(made)
     made.add_argument("--steps", type=int, metavar="K", help="steps to record (default: 5)")
     made.add_argument("--compile", action="store_true", help="compile a step and do not run it: for any number of "
-                      "devices, owned or not, and without times")  # fmt: skip
+                      "devices, owned or not, without times unless --machine is given")  # fmt: skip
+    made.add_argument("--machine", metavar="FILE", help="with --compile: predict the times on what `recjax calibrate` "
+                      "wrote, or on a machine that is shipped, such as h200; then `simulate workload` has all it "
+                      "needs")  # fmt: skip
     made.add_argument("--alone", action="store_true",
                       help="place all batches first, so that nothing of the host's runs beside the steps")  # fmt: skip
     made.add_argument(
@@ -125,10 +128,14 @@ def trace(options: argparse.Namespace) -> Shown:
     from recjax.comms import show
     from recjax.comms.statistics import figures
     from recjax.config import presets
+    from recjax.planning.machine import open_machine
     from recjax.tracing.record import compiled, record
 
     if options.compile and (options.alone or options.steps is not None):
         raise ConfigError("--steps and --alone are about running, and --compile runs nothing. Leave it or them out.")
+    if options.machine and not options.compile:
+        raise ConfigError("--machine says where a step that is compiled would run: give --compile too.")
+    machine = open_machine(options.machine) if options.machine else None
     steps = 5 if options.steps is None else options.steps
     runs, formats = list(_variants(options)), options.format or ["recjax"]
     for folder, _ in runs:
@@ -137,7 +144,7 @@ def trace(options: argparse.Namespace) -> Shown:
     results = []
     # The largest mesh first: host devices are made once.
     for folder, config in sorted(configs, key=lambda run: -run[1].mesh.devices):
-        recorded = compiled(config) if options.compile else record(config, steps, options.alone)
+        recorded = compiled(config, machine) if options.compile else record(config, steps, options.alone)
         recorded = dataclasses.replace(
             recorded, about={**recorded.about, "preset": options.preset, "label": folder.name}
         )
