@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from recjax.planning.predict import Prediction
-from recjax.utils.plots import BLUE, GREY, ORANGE, PALETTE, figure, literal, plain, png
+from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, plain, png
 
-_PARTS = 9  # that have a colour of their own
+# Families of parts of a step, and their colours.
+FAMILIES = {"dense part": BLUE, "embedding tables": GREEN, "communication": ORANGE, "checks and other": GREY}
+_BOUNDS = {"reading and routing": "worker threads: read and route", "main thread": "main thread: pack, place, dispatch",
+           "interpreter": "all threads of Python together", "devices": "devices: kernels and communication",
+           "CPU cores": "CPU cores: everything together"}  # fmt: skip
 
 
 def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
@@ -20,44 +24,83 @@ def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
     with literal():
         drawn = figure(11, 6.5)
         bounds, line = drawn.subplots(2, 1, height_ratios=(1, 2))
-        names = list(found["bounds_ms"])
+        names = [name for name in found["bounds_ms"] if found["bounds_ms"][name] > 0]
         values = [found["bounds_ms"][name] for name in names]
         colours = [ORANGE if name == found["bound_by"] else BLUE for name in names]
         plain(bounds, "x")
-        bounds.barh(names, values, color=colours)
+        bars = bounds.barh([_BOUNDS.get(name, name) for name in names], values, color=colours)
+        bounds.bar_label(bars, [f" {value:,.3g} ms" for value in values], fontsize=8)
         if "measured" in found:
             bounds.axvline(found["measured"]["step_ms"], color=GREY, linestyle="--", label="measured step")
-            bounds.legend(fontsize=8, frameon=False)
+            bounds.legend(fontsize=8, frameon=False, loc="upper right")
         bounds.invert_yaxis()
-        bounds.set_xlabel("ms of a step")
+        bounds.set_xlim(0, 1.12 * max([*values, found.get("measured", {}).get("step_ms", 0.0)]))
+        bounds.set_xlabel("ms; these go on at the same time, so that a step takes as long as the longest")
         kind = "" if found["measured_machine"] else ", not measured"
         bounds.set_title(
             f"{found['step_ms']:.3g} ms a step predicted on {prediction.machine.name}{kind}: "
             f"bound by {found['bound_by']}",
             fontsize=10,
         )
-        _lanes(line, prediction, list(found["parts_ms"]))
+        _lanes(line, prediction)
         return png(drawn)
 
 
-def _lanes(line: Any, prediction: Prediction, parts: list[str]) -> None:
-    colour = dict(zip(parts[:_PARTS], PALETTE, strict=False))
-    critical = set(prediction.schedule.critical)
+def _lanes(line: Any, prediction: Prediction) -> None:
+    """When a device does what; neighbours of one part are one block, which is named if there is room."""
     rows = _rows(prediction)
     plain(line, "x")
-    for span in prediction.schedule.spans:
-        if span.end_us > span.start_us:
-            part = prediction.graph.nodes[span.node].part
-            line.barh(
-                rows[span.stream, span.lane], (span.end_us - span.start_us) / 1e3, left=span.start_us / 1e3, height=0.8,
-                color=colour.get(part, "#cccccc"), alpha=1.0 if span.node in critical else 0.55,
-            )  # fmt: skip
-    for part in colour:
-        line.barh(0, 0, color=colour[part], label=part)
-    line.set_yticks(list(rows.values()), [f"{stream} {lane}" for stream, lane in rows], fontsize=8)
+    whole = prediction.schedule.end_us / 1e3
+    for (stream, lane), blocks in _blocks(prediction).items():
+        for part, start, end, on_path in blocks:
+            row = rows[stream, lane]
+            colour = FAMILIES[family(part)]
+            line.barh(row, end - start, left=start, height=0.8, color=colour, alpha=1.0 if on_path else 0.45)
+            if end - start > 0.009 * whole * len(part):
+                line.text((start + end) / 2, row, part, ha="center", va="center", fontsize=7, color="white" if on_path
+                          else "#222222")  # fmt: skip
+    for name, colour in FAMILIES.items():
+        line.barh(0, 0, color=colour, label=name)
+    line.set_yticks(list(rows.values()), [_lane_name(stream, lane, rows) for stream, lane in rows], fontsize=8)
     line.invert_yaxis()
-    line.set_xlabel("ms, on a device that stands for all; faint: not on the critical path")
-    line.legend(fontsize=7, ncols=5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    line.set_xlabel("ms")
+    line.set_title("what runs when on a device, all alike (faint: not on the critical path)", fontsize=9, loc="left")
+    line.legend(fontsize=8, ncols=5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def family(part: str) -> str:
+    """The family of a part of the step, a key of `FAMILIES`."""
+    if part.endswith("exchange") or part in ("dense_grads", "dense_gather"):
+        return "communication"
+    if part.startswith("dense") or part == "loss":
+        return "dense part"
+    if part in ("gather", "pool", "pool_backward", "sparse_update", "row_statistic", "route"):
+        return "embedding tables"
+    return "checks and other"
+
+
+def _blocks(prediction: Prediction) -> dict[tuple[str, int], list[tuple[str, float, float, bool]]]:
+    """Part, start and end in ms and whether on the critical path, of neighbours joined, for each lane."""
+    critical = set(prediction.schedule.critical)
+    found: dict[tuple[str, int], list[tuple[str, float, float, bool]]] = {}
+    close = prediction.schedule.end_us / 1e3 / 2000  # below what a picture shows
+    for span in sorted(prediction.schedule.spans, key=lambda span: span.start_us):
+        start, end = span.start_us / 1e3, span.end_us / 1e3
+        if end <= start:
+            continue
+        part, on_path = prediction.graph.nodes[span.node].part, span.node in critical
+        lane = found.setdefault((span.stream, span.lane), [])
+        if lane and lane[-1][0] == part and lane[-1][3] == on_path and start - lane[-1][2] < close:
+            lane[-1] = part, lane[-1][1], end, on_path
+        else:
+            lane.append((part, start, end, on_path))
+    return found
+
+
+def _lane_name(stream: str, lane: int, rows: dict[tuple[str, int], int]) -> str:
+    if stream == "collective":
+        return "communication"
+    return "kernels" if sum(other == "compute" for other, _ in rows) == 1 else f"kernels {lane + 1}"
 
 
 def _rows(prediction: Prediction) -> dict[tuple[str, int], int]:
