@@ -38,6 +38,20 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     one.add_argument("--timed", type=int, default=20, metavar="N", help="iterations of which each time is the mean; 0 "
                      "leaves out the times (default: 20)")  # fmt: skip
     add_hoti2020(actions, verb, show, "study")
+    seen = verb(actions, "foresight", lambda o: _foresight(o, show),
+                "measure how far predictions are off, and whether plans are ranked right",
+                "study foresight --out studies/foresight")  # fmt: skip
+    seen.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the campaign: the same "
+                      "command goes on with what is left of it")  # fmt: skip
+    seen.add_argument("--full", action="store_true", help="60 random models on one device, 30 on more, 20 plans of 5 "
+                      "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
+                      "ones")  # fmt: skip
+    seen.add_argument("--machine", default="", metavar="FILE", help="to predict on (default: this one, measured first)")
+    seen.add_argument("--minutes", type=float, metavar="N", help="stop after so many; 0: when all is done (default: 10, "
+                      "with --full 0)")  # fmt: skip
+    seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
+    seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
+    seen.set_defaults(tunables=True)
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -87,3 +101,15 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     figures = draw(found, options.out)
     write_json(options.out / "hoti2020.json", found)
     show(options, found, lambda: f"{observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}")
+
+
+def _foresight(options: argparse.Namespace, show: Print) -> None:
+    from recjax.studies.foresight import study
+
+    minutes = options.minutes if options.minutes is not None else 0.0 if options.full else 10.0
+    if not 0 <= minutes < float("inf"):
+        raise ConfigError(f"--minutes is {options.minutes}; give 0 or more.")
+    size = study.FULL if options.full else study.SMALL
+    say = functools.partial(print, "foresight:", file=sys.stderr, flush=True)
+    result = study.study(options.out, size, options.machine, options.seed, minutes, not options.no_published, say)
+    show(options, result, lambda: study.to_text(result, options.out))

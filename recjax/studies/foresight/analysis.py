@@ -1,0 +1,150 @@
+"""Figures of a campaign: errors, how plans are ranked, and signs of changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recjax.planning.errors import of_pairs
+
+VARIANTS = ("step_ms", "kernels_ms", "no_overhead_ms", "sketch_ms", "cpu_ms")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A case with its predicted times and the passes that measured it.
+
+    Attributes:
+      kind, name, base: as `cases.Case` has them.
+      devices: how many.
+      predicted: as `measure.foreseen` gives them.
+      passes: as `measure.measured` gives them.
+    """
+
+    kind: str
+    name: str
+    base: str
+    devices: int
+    predicted: Mapping[str, float]
+    passes: Sequence[Mapping[str, Any]]
+
+    def measured(self, what: str = "step_ms") -> float:
+        """The median over passes."""
+        return float(np.median([one[what] for one in self.passes]))
+
+    @property
+    def repeat(self) -> float:
+        """The repeat error: of the passes' step times the largest over the least; 1 of a single pass."""
+        times = [one["step_ms"] for one in self.passes]
+        return max(times) / min(times)
+
+
+def errors(found: Sequence[Found]) -> dict[str, Any]:
+    """Errors of predictions, by number of devices and variant.
+
+    Returns:
+      number of devices -> variant -> "points", "ratio_mean" (geometric), "ratio_p50", "ratio_p90", "gmae", "worst"
+      ratio, and "low", the share of cases that are predicted too short. "cpu_ms" is compared with the CPU time of a
+      step, the others with the clock. "repeat": geometric mean of the measurements' own repeat errors.
+    """
+    result: dict[str, Any] = {}
+    for devices in sorted({one.devices for one in found}):
+        own = [one for one in found if one.devices == devices]
+        of: dict[str, Any] = {}
+        result[str(devices)] = of
+        for variant in VARIANTS:
+            pairs = [
+                (one.predicted[variant], one.measured("cpu_ms" if variant == "cpu_ms" else "step_ms"))
+                for one in own
+                if variant in one.predicted
+            ]
+            if pairs:
+                worst = max(max(p / m, m / p) for p, m in pairs)
+                low = sum(p < m for p, m in pairs) / len(pairs)
+                of[variant] = dataclasses.asdict(of_pairs(pairs)) | {"worst": worst, "low": low}
+        of["repeat"] = float(np.exp(np.mean([math.log(one.repeat) for one in own])))
+    return result
+
+
+def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
+    """Kendall's tau-b of two rankings: 1 if all pairs are in the same order, -1 if none is.
+
+    nan where all values of one are equal.
+    """
+    agree = ties_one = ties_other = pairs = 0
+    for (a, x), (b, y) in itertools.combinations(zip(one, other, strict=True), 2):
+        pairs += 1
+        first, second = np.sign(a - b), np.sign(x - y)
+        agree += int(first * second)
+        ties_one += first == 0
+        ties_other += second == 0
+    below = math.sqrt((pairs - ties_one) * (pairs - ties_other))
+    return agree / below if below else math.nan
+
+
+def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """How plans of each workload are ranked.
+
+    Returns:
+      for each workload and number of devices "workload"; "plans", each with "plan", "predicted_ms", "sketch_ms",
+      "measured_ms" and "repeat", the fastest measured first; "tau" of the prediction of the compiled step and
+      "tau_sketch"; "best"; "planner", measured time of the planner's choice over the best one's, and "auto", over that
+      of the plain rule; "noise", the largest repeat error; "planner_is_best", whether it is so within that.
+    """
+    of: dict[str, list[Found]] = {}
+    for one in found:
+        of.setdefault(one.name.partition(": ")[0], []).append(one)
+    result = []
+    for workload, own in of.items():
+        own = sorted(own, key=Found.measured)
+        times = [one.measured() for one in own]
+        named = {one.name.partition(": ")[2]: one for one in own}
+        noise = max(one.repeat for one in own)
+        row: dict[str, Any] = {
+            "workload": workload,
+            "plans": [
+                {"plan": one.name.partition(": ")[2], "predicted_ms": one.predicted["step_ms"],
+                 "sketch_ms": one.predicted["sketch_ms"], "measured_ms": one.measured(), "repeat": one.repeat}
+                for one in own
+            ],
+            "tau": kendall_tau([one.predicted["step_ms"] for one in own], times),
+            "tau_sketch": kendall_tau([one.predicted["sketch_ms"] for one in own], times),
+            "best": own[0].name.partition(": ")[2],
+            "noise": noise,
+        }  # fmt: skip
+        if "planner" in named:
+            chosen = named["planner"].measured()
+            row |= {"planner": chosen / times[0], "planner_is_best": chosen <= noise * times[0]}
+            if "auto" in named:
+                row["auto"] = chosen / named["auto"].measured()
+        result.append(row)
+    return result
+
+
+def signs(found: Sequence[Found]) -> dict[str, Any]:
+    """Whether the effects of changes have the predicted sign.
+
+    Returns:
+      "changes", each with "change", "predicted" and "measured", time of a step over that of its base, "noise", the
+      product of both repeat errors, and "right", None where the measured effect is within the noise; "right", "wrong"
+      and "within_noise", counts.
+    """
+    bases = {one.name: one for one in found if one.kind == "config"}
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        base = bases.get(one.base)
+        if one.kind != "change" or base is None:
+            continue
+        predicted = one.predicted["step_ms"] / base.predicted["step_ms"]
+        measured, noise = one.measured() / base.measured(), one.repeat * base.repeat
+        decided = max(measured, 1 / measured) > noise
+        right = (predicted > 1) == (measured > 1) if decided else None
+        rows.append({"change": one.name, "predicted": predicted, "measured": measured, "noise": noise, "right": right})
+    counts = {name: sum(row["right"] is value for row in rows)
+              for name, value in (("right", True), ("wrong", False), ("within_noise", None))}  # fmt: skip
+    return {"changes": rows, **counts}

@@ -1,0 +1,91 @@
+"""Pictures of a campaign: predicted beside measured, and plans by their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recjax.studies.foresight.analysis import Found
+from recjax.utils.files import write_whole
+from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, PALETTE, figure, literal, plain, png
+
+
+def figures(result: dict[str, Any], found: Sequence[Found], out: Path) -> list[str]:
+    """Draws what there is; returns the names of the files in `out`."""
+    written = []
+    if any(one.kind == "config" for one in found):
+        write_whole(out / "errors.png", _errors(result, [one for one in found if one.kind == "config"]))
+        written.append("errors.png")
+    if result["rankings"]:
+        write_whole(out / "plans.png", _plans(result["rankings"]))
+        written.append("plans.png")
+    return written
+
+
+def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
+    with literal():
+        drawn = figure(11, 5)
+        scatter, bars = drawn.subplots(1, 2, width_ratios=(1, 1.2))
+        plain(scatter, "both")
+        times = [one.measured() for one in found]
+        low, high = 0.5 * min(times), 2 * max(times)
+        scatter.fill_between([low, high], [low / 1.2, high / 1.2], [low * 1.2, high * 1.2], color="#eeeeee",
+                             label="within 20%")  # fmt: skip
+        scatter.plot([low, high], [low, high], color=GREY, linewidth=1, label="as measured")
+        for devices, colour in zip(
+            sorted({one.devices for one in found}), (BLUE, ORANGE, GREEN, "#8a6bb1"), strict=False
+        ):
+            own = [one for one in found if one.devices == devices]
+            name = f"{devices} device{'s' if devices > 1 else ''}"
+            scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=18,
+                            color=colour, label=name, zorder=3)  # fmt: skip
+        scatter.set(
+            xscale="log", yscale="log", xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step"
+        )
+        scatter.set_title("each point is a random model", fontsize=10)
+        scatter.legend(fontsize=8, frameon=False)
+        names = {"step_ms": "full prediction", "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
+                 "sketch_ms": "from sizes alone\\n(what the planner sees)",
+                 "cpu_ms": "CPU time, predicted\\nagainst measured"}  # fmt: skip
+        names = {key: name.replace("\\n", "\n") for key, name in names.items()}
+        of = result["errors"]
+        width = 0.8 / max(1, len(of))
+        for place, (devices, variants) in enumerate(of.items()):
+            keys = [key for key in names if key in variants]
+            heights = [100 * (variants[key]["ratio_mean"] - 1) for key in keys]
+            at = [list(names).index(key) + place * width for key in keys]
+            drawn_bars = bars.barh(at, heights, height=width, color=PALETTE[place % 4],
+                                   label=f"{devices} device{'s' if devices != '1' else ''}")  # fmt: skip
+            bars.bar_label(drawn_bars, [f" {height:.0f}%" for height in heights], fontsize=8)
+        bars.set_yticks([n + width * (len(of) - 1) / 2 for n in range(len(names))], list(names.values()), fontsize=8)
+        bars.invert_yaxis()
+        plain(bars, "x")
+        bars.set_xlabel("off by this much in the geometric mean, %")
+        bars.set_title("what is left out costs", fontsize=10)
+        bars.legend(fontsize=8, frameon=False)
+        drawn.suptitle(result["about"]["caveat"] or "predicted and measured on this machine", fontsize=10)
+        return png(drawn)
+
+
+def _plans(rankings: Sequence[dict[str, Any]]) -> bytes:
+    with literal():
+        tall = max(len(row["plans"]) for row in rankings)
+        drawn = figure(12, 1 + len(rankings) * (0.6 + 0.24 * tall))
+        panels = drawn.subplots(len(rankings), 1, squeeze=False)[:, 0]
+        for panel, row in zip(panels, rankings, strict=True):
+            names = [plan["plan"] for plan in row["plans"]]
+            plain(panel, "x")
+            colours = {"planner": GREEN, "auto": GREY}
+            panel.barh(names, [plan["measured_ms"] for plan in row["plans"]], label="measured",
+                       color=[colours.get(name, BLUE) for name in names])  # fmt: skip
+            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "o", color=ORANGE, label="predicted",
+                       markersize=5)  # fmt: skip
+            panel.invert_yaxis()
+            panel.tick_params(axis="y", labelsize=7)
+            panel.set_title(
+                f"{row['workload']} devices: ms a step under each plan; order of both agrees to tau {row['tau']:.2f}",
+                fontsize=9, loc="left",
+            )  # fmt: skip
+            panel.legend(fontsize=8, frameon=False, loc="lower right")
+        return png(drawn)

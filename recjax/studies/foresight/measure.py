@@ -1,0 +1,103 @@
+"""A config's step, predicted in some ways and measured for a short time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from typing import Any
+
+import jax
+
+from recjax.bench.machine_load import Others
+from recjax.bench.prediction import predicted
+from recjax.config.run import RunConfig
+from recjax.planning.costs import Costs
+from recjax.planning.machine import Machine, Quantity
+from recjax.planning.planner import Planner, exact_sizes
+from recjax.planning.predict import DEVICES, Prediction, predict
+from recjax.planning.schedule import node_cost
+from recjax.train.planned import question
+from recjax.train.trainer import build_trainer
+
+_WARM = 4  # steps that compile and fill the pipeline
+_LEAST = 1e-6  # us, of an overhead that is left out
+
+
+def foreseen(config: RunConfig, machine: Machine) -> dict[str, float]:
+    """Predicted times of a step, ms.
+
+    Returns:
+      "step_ms" in full; "cpu_ms" of all threads and devices, where they share cores; "kernels_ms", kernels and
+      collectives one after the other and nothing else (of devices that share cores: of all of these, over the cores);
+      "no_overhead_ms", in full but for the overheads of starting kernels and loops; "sketch_ms", from sizes alone, as
+      the planner sees it.
+    """
+    full = predicted(config, machine)
+    overheads = {name: Quantity(_LEAST, q.unit, "left out") for name, q in machine.overheads.items()}
+    bare = dataclasses.replace(machine, overheads=overheads)
+    without = predict(full.graph, bare, full.host)
+    found = {
+        "step_ms": full.step_us / 1e3,
+        "kernels_ms": _kernels_us(full, bare) / 1e3,
+        "no_overhead_ms": without.step_us / 1e3,
+        "sketch_ms": _sketched(config, machine) / 1e3,
+        "devices_ms": full.bounds[DEVICES] / 1e3,
+    }
+    return found if full.cpu_us is None else found | {"cpu_ms": full.cpu_us / 1e3}
+
+
+def _kernels_us(full: Prediction, bare: Machine) -> float:
+    costs = [node_cost(node, Costs(bare)) for node in full.graph.nodes]
+    if bare.shared:
+        return full.host.devices * sum(cost.us * cost.cores for cost in costs) / bare.cores
+    return sum(cost.us for cost in costs)
+
+
+def _sketched(config: RunConfig, machine: Machine) -> float:
+    trainer = build_trainer(config, weights=False)
+    asked = question(trainer.config, trainer.source, machine, tuple(trainer.mesh.shape.values()))
+    return Planner(asked).predicted(exact_sizes(asked.demand, trainer.plan)).step_us
+
+
+def measured(config: RunConfig, seconds: float) -> dict[str, Any]:
+    """Trains for a short time.
+
+    Args:
+      config: of the run.
+      seconds: to time, in steps of which there are 5 at least.
+
+    Returns:
+      "step_ms" of the clock, the median over steps; "cpu_ms", CPU time of all threads over the steps; "steps"; and
+      "others", the share of the CPU that other processes took meanwhile, None where the system does not tell.
+    """
+    trainer = build_trainer(config, splits=("train",))
+    state, steps = trainer.init_state(), []
+    with contextlib.closing(trainer.train_inputs()) as stream:
+        for inputs in itertools.islice(stream, _WARM):
+            state, _ = trainer.train_step(state, inputs)
+        jax.block_until_ready(state)
+        others, began, cpu = Others([]), time.perf_counter(), time.process_time()
+        last, waiting = began, None
+        for inputs in stream:
+            state, metrics = trainer.train_step(state, inputs)
+            if waiting is not None:
+                jax.block_until_ready(waiting)  # the step before: one is dispatched ahead, as in a training
+            waiting, now = metrics, time.perf_counter()
+            steps.append(now - last)
+            last = now
+            if len(steps) >= 5 and now - began > seconds:
+                break
+        jax.block_until_ready(state)
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
+    middle = sorted(steps[1:])[(len(steps) - 1) // 2]
+    mean = wall_s / len(steps)
+    return {
+        "step_ms": (middle if math.isclose(middle, mean, rel_tol=0.5) else mean) * 1e3,
+        "mean_ms": mean * 1e3,
+        "cpu_ms": cpu_s / len(steps) * 1e3,
+        "steps": len(steps),
+        "others": others.share(),
+    }
