@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.embedding.bind import stack_of
-from recjax.embedding.plan import Exchange, Plan, Segment, with_exchange
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, Segment, with_exchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -122,7 +122,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
             copies.append(Copies(buffer, asked, *looked_up))
         if pooled_T.any():
             buffer = stack.buffer("owners", math.ceil(stack.rows_T[pooled_T].sum() / N * _UNEVEN), work.item_bytes)
-            ids, distinct = (float(x_T[pooled_T].sum()) / N * _UNEVEN for x_T in (stack.ids_T, stack.distinct_T))
+            ids, distinct = (_fullest(x_T[pooled_T], N) for x_T in (stack.ids_T, stack.distinct_T))
             owned.append(Owned(buffer, list_ids(ids, counted > 0), min(list_rows(distinct, 1), buffer.rows)))
             columns += buffer.width * float(stack.bags_T[pooled_T].sum())
             widest = max(widest, min(buffer.width, NARROWEST))
@@ -134,6 +134,11 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
     of_tables = tuple(rows), tuple(copies), vectors
     return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes)
+
+
+def _fullest(of_table_T: np.ndarray, devices: int) -> float:
+    """What the owner that has most of it has: of a buffer with fewer tables than devices that of one of them."""
+    return max(float(of_table_T.sum()) / devices * _UNEVEN, float(of_table_T.max()))
 
 
 def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
@@ -160,8 +165,9 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
       ways: of each table. A table with a placement of its own keeps that.
       why: the reason of each table's way, for people.
     """
-    placed = {"copy": "data_parallel", "rows": "row_wise", "pooled": "table_wise"}
-    asked = tuple(t if t.placement else dataclasses.replace(t, placement=placed[ways[t.name]]) for t in demand.tables)
+    asked = tuple(
+        t if t.placement else dataclasses.replace(t, placement=_placement(t, ways[t.name])) for t in demand.tables
+    )
     exchange = dataclasses.replace(demand.exchange, kind="pooled")
     alone = demand.work.devices == 1
     divided = balance(asked, demand.features, demand.work, exchange)
@@ -173,6 +179,12 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
             segments = tuple(with_exchange(segment, kind) for segment in segments)
         found[table.name] = tuple(_because(segment, table, why[table.name]) for segment in segments)
     return Plan(found)
+
+
+def _placement(table: TableSpec, way: Way) -> str | None:
+    """What `balance` is to take a table for; it splits only what it may place, and copies small tables unless told."""
+    small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
+    return {"copy": "data_parallel", "rows": "row_wise", "pooled": "table_wise" if small else None}[way]
 
 
 def _because(segment: Segment, table: TableSpec, why: str) -> Segment:

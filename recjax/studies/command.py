@@ -47,8 +47,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                       "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
                       "ones")  # fmt: skip
     seen.add_argument("--machine", default="", metavar="FILE", help="to predict on (default: this one, measured first)")
-    seen.add_argument("--minutes", type=float, metavar="N", help="stop after so many; 0: when all is done (default: 10, "
-                      "with --full 0)")  # fmt: skip
+    seen.add_argument("--minutes", type=float, metavar="N", help="stop after so many; 0: when all is done (default: "
+                      "10, with --full 0)")  # fmt: skip
     seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
     seen.set_defaults(tunables=True)

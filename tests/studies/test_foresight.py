@@ -1,0 +1,133 @@
+"""The study of predictions: figures by hand, cases drawn by a seed, and a campaign that goes on where it was."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from support.commands import assert_refused, inside
+from support.machines import MACHINE
+
+from recjax.errors import ConfigError
+from recjax.planning.machine import write
+from recjax.studies.foresight import campaign, cases, measure, published, study
+from recjax.studies.foresight.analysis import Found, errors, kendall_tau, rankings, signs
+
+TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
+
+
+def found(name, predicted, *measured, kind="config", base="", devices=1, **more):
+    passes = [{"step_ms": ms, "cpu_ms": 2 * ms, "others": 0.0} for ms in measured]
+    return Found(kind, name, base, devices, {"step_ms": predicted, "sketch_ms": predicted, **more}, passes)
+
+
+def test_errors_are_ratios_of_medians():
+    of = errors([found("a", 2.0, 1.0, 1.0, 3.0, kernels_ms=0.5), found("b", 1.0, 4.0, kernels_ms=4.0)])["1"]
+    assert of["step_ms"]["ratio_mean"] == pytest.approx(math.sqrt(2 * 4)) and of["step_ms"]["worst"] == 4
+    assert of["step_ms"]["low"] == 0.5 and of["kernels_ms"]["ratio_mean"] == pytest.approx(math.sqrt(2))
+    assert of["repeat"] == pytest.approx(math.sqrt(3 * 1)) and "cpu_ms" not in of
+    cpu = errors([found("a", 1.0, 1.0, cpu_ms=2.0)])["1"]["cpu_ms"]
+    assert cpu["ratio_mean"] == 1  # against the CPU time
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tau"),
+    [
+        ([1, 2, 3, 4], [10, 20, 30, 40], 1.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
+        ([1, 2, 3], [1, 3, 2], 1 / 3),
+        ([1, 1, 2], [1, 2, 3], 2 / math.sqrt(2 * 3)),  # tau-b, with one tie
+    ],
+)
+def test_kendalls_tau_of_rankings_by_hand(one, other, tau):
+    assert kendall_tau(one, other) == pytest.approx(tau)
+
+
+def test_rankings_say_how_good_the_planners_choice_is():
+    plans = {"auto": (10, 12.0), "planner": (8, 11.0), "copies": (9, 10.0)}
+    (row,) = rankings([found(f"few on 2: {name}", p, m, kind="plan") for name, (p, m) in plans.items()])
+    assert row["workload"] == "few on 2" and row["best"] == "copies" and row["tau"] == pytest.approx(1 / 3)
+    assert row["planner"] == pytest.approx(1.1) and row["auto"] == pytest.approx(11 / 12)
+    assert row["planner_is_best"] is False and row["noise"] == 1
+
+
+def test_signs_count_only_what_is_beyond_the_noise():
+    base = found("base", 10.0, 10.0, 11.0)
+    changes = [("right", 20.0, 25.0), ("wrong", 20.0, 5.0), ("noise", 20.0, 10.2)]
+    of = signs([base, *(found(n, p, m, kind="change", base="base") for n, p, m in changes)])
+    assert (of["right"], of["wrong"], of["within_noise"]) == (1, 1, 1)
+
+
+def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():
+    few, many, other = (list(cases.configs(n, 2, seed)) for n, seed in ((3, 1), (12, 1), (12, 2)))
+    assert few == many[:3] and many != other
+    assert {config.model.kind for config in many} == {"dlrm", "dcnv2"}
+    assert {config.compute_dtype for config in many} == {"float32", "bfloat16"}
+    assert all(256 <= config.train.batch_size <= 16_384 and 4 <= config.embedding.dim <= 128 for config in many)
+    every = cases.cases({1: 2, 2: 1}, 1, 20, 5, (2, 8), "machine.json", 0)
+    assert sum(case.kind == "plan" for case in every) == 200  # 20 plans x 5 workloads x {2, 8} devices
+    assert len({case.name for case in every}) == len(every)
+    assert {case.base for case in every if case.kind == "change"} == {"config 0 on 2"}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What would be measured and predicted, without doing it."""
+    calls = []
+
+    def fake(config, *_):
+        calls.append(config)
+        ms = float(len(calls))
+        return {"step_ms": ms, "sketch_ms": ms, "kernels_ms": ms / 2, "no_overhead_ms": ms / 2, "cpu_ms": ms,
+                "steps": 5, "others": 0.5}  # fmt: skip
+
+    monkeypatch.setattr(measure, "foreseen", fake)
+    monkeypatch.setattr(measure, "measured", fake)
+    return calls
+
+
+def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, told):
+    all_cases = cases.cases(TINY.configs, 0, 0, 0, (), "", 0)
+    campaign.begin(tmp_path, {"seed": 0})
+    assert campaign.run(tmp_path, all_cases, MACHINE, 2, 0.1, 0, lambda text: None)
+    assert len(told) == 3 * 3  # a prediction and two passes of each
+    lines = (tmp_path / campaign.RECORDS).read_text().splitlines()
+    (tmp_path / campaign.RECORDS).write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while writing
+    assert len(campaign.records(tmp_path)) == 8
+    assert campaign.run(tmp_path, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(told) == 10
+    with pytest.raises(ConfigError, match="other settings"):
+        campaign.begin(tmp_path, {"seed": 1})
+
+
+@pytest.mark.full
+def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(study, "SMALL", TINY)
+    monkeypatch.setattr(published, "model_a", lambda: {
+        "published": published.MODEL_A, "assumptions": ["x"], "mflop_per_sample": 1.0,
+        "rows": [{"what": "y", "step_ms": None}]})  # fmt: skip
+    write(MACHINE, tmp_path / "given.json")
+    out = tmp_path / "out"
+    how = ("study", "foresight", "--out", out, "--machine", tmp_path / "given.json")
+    done = inside(*how)
+    assert done.status == 0, done.err
+    says = ("MEASURED UNDER LOAD", "kernels alone", "tau", "signs of changes", "model A on 128 V100", "no plan fits")
+    for text in says:
+        assert text in done.out
+    for picture in ("errors.png", "plans.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    result = json.loads((out / "foresight.json").read_text())
+    assert result["about"]["complete"] and result["about"]["done"] == result["about"]["cases"]
+    again = len(told)
+    assert inside(*how, "--json").status == 0 and len(told) == again  # all was done before
+    assert_refused(inside(*how, "--seed", "1"), 2, "other settings")
+
+
+@pytest.mark.full
+def test_a_step_is_measured_and_predicted(tmp_path):
+    config = min(cases.configs(12, 1, 0, "cpu"), key=lambda config: len(config.data.rows))
+    small = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=256))
+    taken = measure.measured(small, 0.05)
+    assert taken["steps"] >= 5 and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
+    foreseen = measure.foreseen(small, MACHINE)
+    assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]
+    assert foreseen["sketch_ms"] > 0
