@@ -145,7 +145,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
     bound, item_bytes = trainer.bound, np.dtype(trainer.dtype).itemsize
     stats: Any = compiled.memory_analysis()
-    fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.fetching)
+    fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.listing)
     b = inputs.labels_B.shape[0] // bound.all_devices
     of_rows = sum(pool.width * len(pool.lookups) for pool in bound.pools)
     return {

@@ -166,7 +166,7 @@ def plan(options: argparse.Namespace) -> None:
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan, chosen = planned.plan_of(config, source, tables, features, config.mesh.shape)
+    plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape)
     if options.save:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
@@ -186,6 +186,11 @@ def plan(options: argparse.Namespace) -> None:
     if chosen is not None:
         found = planned.figures(chosen)
         result, texts = result | {"chosen": found}, [*texts, planned.to_text(found)]
+    if hot is not None:
+        from recjax.planning.hot import describe_hot, hot_table
+
+        result["hot"] = describe_hot(hot)
+        texts.append(hot_table(result["hot"]))
     if options.compile:
         from recjax.bench import compile_report
 

@@ -57,6 +57,21 @@ class FeatureConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class HotConfig:
+    """Hot rows: those of which every device has a copy, since most batches name them. They change no number."""
+
+    rows: int | Literal["auto"] = 0  # how many over all tables, the most frequent ones; auto: as many as save time
+    batches: int = 100  # of the run's first ones, that say which rows
+    memory_mib: float = 64.0  # that they may take on a device; bounds auto
+    machine: str = ""  # machine file or name, for auto: see `recjax calibrate`; "": counts bytes sent
+
+    def __post_init__(self) -> None:
+        check_ranges(self, batches=(1, None), memory_mib=(0, None))
+        if self.rows != "auto":
+            check_ranges(self, rows=(0, None))
+
+
+@dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
     """The embedding tables: one for each categorical feature of the data, unless it shares another's."""
 
@@ -69,6 +84,7 @@ class EmbeddingConfig:
     dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
     rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
     exchange: Exchange = Exchange(kind="auto")  # what travels between devices, and how precise; float32 is exact
+    hot: HotConfig = HotConfig()  # rows of which every device has a copy
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
 
@@ -157,6 +173,7 @@ FREE_ON_RESUME = (
     "embedding.tables.*.placement",
     "embedding.dedup",
     "embedding.exchange.kind",
+    "embedding.hot",
     "train.steps",
     "train.epochs",
     "small.epochs",

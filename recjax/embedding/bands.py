@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.plan import RowIds, Segment
+from recjax.embedding.plan import HOT, RowIds, Segment
 from recjax.embedding.row_order import RowOrder, library
 from recjax.embedding.spec import TableSpec
 
@@ -33,10 +33,16 @@ class Band:
     rows: int  # V of the table
     chosen: tuple[int, ...] | None = None  # sorted distinct storage positions; None: all rows
     inverted: bool = False  # the band is all rows but `chosen`
+    vacant: bool = False  # an inverted one in which `chosen` have numbers, too, that stay unused: others' do not move
 
     @property
     def size(self) -> int:
-        """Number of its rows."""
+        """Numbers of its rows: how many there are, used or not."""
+        return self.rows if self.vacant else self.members
+
+    @property
+    def members(self) -> int:
+        """How many rows it has."""
         if self.chosen is None:
             return self.rows
         return self.rows - len(self.chosen) if self.inverted else len(self.chosen)
@@ -64,8 +70,8 @@ class Band:
     def number(self, position: Any) -> tuple[Any, Any]:
         """(number within the band, whether it is inside) of each position, which must be in 0..V-1.
 
-        Where a position is not inside, the number is that of the next row inside, or `size` if there is none. With all
-        rows, the second is None: everything is inside.
+        Where a position is not inside, the number is that of the next row inside, or `size` if there is none (of a
+        vacant one its own). With all rows, the second is None: everything is inside.
         """
         if self.chosen is None:
             return position, None
@@ -74,11 +80,13 @@ class Band:
         else:  # on devices, too: a program should not hold an array as long as a table
             before = _search(self._chosen, position, "left")
             is_chosen = library(position).take(self._ended, before) == position
+        if self.vacant:
+            return position, ~is_chosen
         return (position - before, ~is_chosen) if self.inverted else (before, is_chosen)
 
     def position(self, number: Any) -> Any:
         """The position of each number, which must be in 0..size-1: the inverse of `number`."""
-        if self.chosen is None:
+        if self.chosen is None or self.vacant:
             return number
         if self.inverted:
             return number + _search(self._inside_before, number, "right")
@@ -93,9 +101,10 @@ class Band:
             return np.zeros((0, 2), np.int64)
         if self.chosen is None:
             return np.array([[start, stop]], np.int64)
-        if self.inverted:
+        if self.inverted:  # an unused number at the end makes an empty run, which is left out
             first, last = (int(position) for position in self.position(np.array([start, stop - 1])))
-            gaps_M = self._chosen[np.searchsorted(self._chosen, first) : np.searchsorted(self._chosen, last)]
+            side: Any = "right" if self.vacant else "left"
+            gaps_M = self._chosen[np.searchsorted(self._chosen, first) : np.searchsorted(self._chosen, last, side)]
             edges = np.concatenate([[first], gaps_M + 1]), np.concatenate([gaps_M, [last + 1]])
             found_Kx2 = np.stack(edges, axis=1).astype(np.int64)
             return found_Kx2[found_Kx2[:, 0] < found_Kx2[:, 1]]
@@ -109,10 +118,18 @@ class Band:
 
         They follow each other: from the first returned to below the second.
         """
-        if self.chosen is None:
+        if self.chosen is None or self.vacant:
             return start, stop
         first, last = (int(n) for n in np.searchsorted(self._chosen, [start, stop]))
         return (start - first, stop - last) if self.inverted else (first, last)
+
+    def used(self, start: int, stop: int) -> np.ndarray:
+        """Positions of the rows with numbers in [start, stop), ascending, int64 [M]: of a vacant one those used."""
+        numbers_M = np.arange(start, stop)
+        if not self.vacant:
+            return np.asarray(self.position(numbers_M))
+        first, last = np.searchsorted(self._chosen, [start, stop])
+        return np.delete(numbers_M, self._chosen[first:last] - start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +167,10 @@ def _search(ascending_K: np.ndarray, values: Any, side: str) -> Any:
 
 
 def bands(segments: Sequence[Segment], spec: TableSpec) -> tuple[Band, ...]:
-    """The rows of each of a table's segments, which must have passed `check_plan`. Equal selectors give equal bands."""
+    """The rows of each of a table's segments, which must have passed `check_plan`. Equal selectors give equal bands.
+
+    Where all sets of rows are hot, the rest leaves their places vacant, so that other rows can become hot.
+    """
     order = RowOrder(spec.rows)
 
     def positions(ids: set[int]) -> tuple[int, ...]:
@@ -159,6 +179,7 @@ def bands(segments: Sequence[Segment], spec: TableSpec) -> tuple[Band, ...]:
     sets = {s.rows.ids for s in segments if isinstance(s.rows, RowIds)}
     chosen = {ids: Band(spec.rows, positions(set(ids))) for ids in sets}
     named = {id for ids in sets for id in ids}
-    rest = Band(spec.rows, positions(named), inverted=True) if named else Band(spec.rows)
+    vacant = all(s.placement == HOT for s in segments if isinstance(s.rows, RowIds))
+    rest = Band(spec.rows, positions(named), inverted=True, vacant=vacant) if named else Band(spec.rows)
     alike = {"all": Band(spec.rows), "rest": rest}
     return tuple(alike[s.rows] if isinstance(s.rows, str) else chosen[s.rows.ids] for s in segments)

@@ -12,12 +12,13 @@ import numpy as np
 from recjax.embedding.bands import Band, bands
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundSegment, Group
 from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
-from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan import COPIED, EXACT, HOT, OWNED, Exchange, Plan, Segment, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
 from recjax.embedding.sharding.grid import GridSharding
+from recjax.embedding.sharding.hot import HotSharding
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
@@ -31,6 +32,7 @@ SHARDINGS: dict[str, type[Sharding]] = {
     "column_wise": ColumnSharding,
     "grid": GridSharding,
     "data_parallel": ReplicatedSharding,
+    HOT: HotSharding,
 }
 
 
@@ -111,7 +113,9 @@ def bind(
         names.add(name)
         sources = _sources(name, bound, features, plan, "rows", devices)
         size, groups_are = max(1, int(ends.max())), (replicas, independent and replicas > 1)
-        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *groups_are, mapped, atomics))
+        size = sharding.padded(size)
+        how = (*groups_are, mapped and sharding.addressed, atomics)
+        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *how))
         streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(
@@ -288,7 +292,7 @@ def _check_kinds(tables: tuple[TableSpec, ...], parts: list[_Part]) -> None:
     for part in parts:
         of_table[part.spec.name].append(part)
     for table in tables:
-        own = [part for part in of_table[table.name] if part.segment.placement != "data_parallel"]
+        own = [part for part in of_table[table.name] if part.segment.placement not in COPIED]
         divided = any(part.last - part.first < table.dim for part in own)
         if table.optimizer.row_wise and divided and len({part.segment.exchange.kind for part in own}) > 1:
             raise ConfigError(

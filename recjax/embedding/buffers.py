@@ -57,9 +57,10 @@ def initialise(
         given = [(homes or {})[group.name]] if group.mapped else []
         made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
         tables[group.name] = jax.jit(made)(*given)
-        sharding = sharded(mesh, group.partition_axes)
+        own = group.slot_group
+        sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
-            name: filled((group.versions * group.parts * group.rows, *slot.shape), slot.initial, dtype, sharding)
+            name: filled((own.versions * own.parts * own.rows, *slot.shape), slot.initial, dtype, sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots

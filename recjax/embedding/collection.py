@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from recjax.embedding.address import Homes, inverse
+from recjax.embedding.bands import Band
 from recjax.embedding.buffers import GroupSlots, Tables, filled
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group, Piece
 from recjax.embedding.low_precision import storage_dtype
@@ -34,21 +35,21 @@ class _Overlap:
 
     Attributes:
       part: of the buffer.
-      homes: of the rows, one after the other.
+      homes: of the rows, ascending; one after the other if it is a range.
       rows: where they lie within the part of the table: a slice, or their numbers.
       columns: of the part of the table; () of an array of one value a row.
       offset: of the first of these columns in the buffer; () likewise.
     """
 
     part: int
-    homes: range
+    homes: range | np.ndarray
     rows: slice | np.ndarray
     columns: tuple[slice, ...]
     offset: tuple[int, ...]
 
 
-def _overlaps(group: Group, segment: BoundSegment, part: Index) -> Iterator[_Overlap]:
-    """All that a part of a table consists of, as far as this segment holds it.
+def _overlaps(group: Group, segment: BoundSegment, part: Index, vacant: bool = False) -> Iterator[_Overlap]:
+    """All that a part of a table consists of, as far as this segment holds it; with `vacant` also what it could hold.
 
     An array of one value a row has rows alone; beside columns, every part of the buffer with these rows holds it.
     """
@@ -58,14 +59,16 @@ def _overlaps(group: Group, segment: BoundSegment, part: Index) -> Iterator[_Ove
         spans = [(max(p.start, piece.first), min(p.stop, piece.last)) for p in part[1:]]
         if start < stop and all(a < z for a, z in spans):
             first = piece.offset + start - piece.start
-            if segment.band.chosen is None:
+            homes: range | np.ndarray = range(first, first + stop - start)
+            band = segment.band
+            if band.chosen is None or (band.vacant and vacant):
                 rows: slice | np.ndarray = slice(start - part[0].start, stop - part[0].start)
             else:
-                rows = segment.band.position(np.arange(start, stop)) - part[0].start
+                used_M = band.used(start, stop)
+                rows = used_M - part[0].start
+                homes = used_M - start + first if band.vacant else homes
             columns = tuple(slice(a - p.start, z - p.start) for (a, z), p in zip(spans, part[1:], strict=True))
-            yield _Overlap(
-                piece.part, range(first, first + stop - start), rows, columns, tuple(a - piece.first for a, _ in spans)
-            )
+            yield _Overlap(piece.part, homes, rows, columns, tuple(a - piece.first for a, _ in spans))
 
 
 def export_tables(
@@ -91,11 +94,11 @@ def export_tables(
         held = []
         for group, segment in bound.segments(name):
             places = _places(group, (homes or {}).get(group.name))
-            held.append((group, segment, {"rows": tables[group.name], **slots[group.name]}, places))
-        out[name] = {
-            array: _export([(g, s, arrays[array], places) for g, s, arrays, places in held], version)
-            for array in held[0][2]
-        }
+            own = group.slot_group
+            of_slots = own, own.segments[group.segments.index(segment)]
+            arrays = {"rows": (group, segment, tables[group.name], places)}
+            held.append(arrays | {slot: (*of_slots, x, places) for slot, x in slots[group.name].items()})
+        out[name] = {array: _export([arrays[array] for arrays in held], version) for array in held[0]}
     return out
 
 
@@ -142,14 +145,18 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
 
         return LazyArray(size, dtype, moved, block_of(size, dtype))
 
-    def scattered(piece: Piece, block: jax.Array, slots_R: np.ndarray | None) -> LazyArray:
+    def scattered(band: Band, piece: Piece, block: jax.Array, slots_R: np.ndarray | None) -> LazyArray:
+        homes_M: range | np.ndarray = range(piece.offset, piece.offset + piece.stop - piece.start)
+        if band.vacant:
+            homes_M = band.used(piece.start, piece.stop) - piece.start + piece.offset
+
         def of_piece(part: Index) -> np.ndarray:
-            homes = range(piece.offset + part[0].start, piece.offset + part[0].stop)
+            homes = homes_M[part[0]]
             offset = tuple(axis.start for axis in part[1:])
             found = _Overlap(piece.part, homes, part[0], part[1:], offset)
             return _copy(block, found, slots_R).view(dtype)
 
-        size = (piece.stop - piece.start, piece.last - piece.first)[: array.ndim]
+        size = (len(homes_M), piece.last - piece.first)[: array.ndim]
         return LazyArray(size, dtype, of_piece, block_of(size, dtype))
 
     pieces: list[tuple[Place, LazyArray]] = []
@@ -161,16 +168,20 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
         for piece in mine:
             k = version * group.parts + piece.part
             at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
-            pieces.append((at, scattered(piece, of_part[k], places.get(k))))
+            pieces.append((at, scattered(segment.band, piece, of_part[k], places.get(k))))
     return Spread(shape, dtype, tuple(pieces))
 
 
 def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None) -> np.ndarray:
     """The values of an overlap. The host's view is one of this copy, never of the buffer that the next step donates."""
     widths = [axis.stop - axis.start for axis in found.columns]
-    if slots_R is None:
-        return np.asarray(jax.lax.dynamic_slice(block, (found.homes.start, *found.offset), (len(found.homes), *widths)))
-    rows = block[jnp.asarray(slots_R[found.homes.start : found.homes.stop])]
+    homes = found.homes
+    if slots_R is None and isinstance(homes, range):
+        return np.asarray(jax.lax.dynamic_slice(block, (homes.start, *found.offset), (len(homes), *widths)))
+    if slots_R is None:  # those between are few
+        between = range(int(homes[0]), int(homes[-1]) + 1) if len(homes) else range(0)
+        return _copy(block, dataclasses.replace(found, homes=between), None)[np.asarray(homes) - between.start]
+    rows = block[jnp.asarray(slots_R[np.asarray(homes)])]
     return np.asarray(jax.lax.dynamic_slice(rows, (0, *found.offset), (len(rows), *widths)))
 
 
@@ -265,7 +276,10 @@ def import_tables(
         places = _places(group, (homes or {}).get(group.name))
         arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}
         arrays |= {name: (slot.shape, dtype) for name, slot in group.slots().items()}
-        made = {name: _import(group, mesh, sources, name, *of, places) for name, of in arrays.items()}
+        made = {
+            name: _import(group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
+            for name, of in arrays.items()
+        }
         tables[group.name] = made.pop("rows")
         slots[group.name] = made
     return tables, slots
@@ -303,7 +317,9 @@ def _import(
         firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
         array = as_lazy(saved[segment.spec.name][name])
         for part in array.parts():
-            here = [o for o in _overlaps(group, segment, part) if any(first + o.part in holders for first in firsts)]
+            here = [
+                o for o in _overlaps(group, segment, part, True) if any(first + o.part in holders for first in firsts)
+            ]
             if not here:
                 continue
             values = array.read(part)
@@ -312,10 +328,10 @@ def _import(
                 for k, device in mine:
                     piece = jax.device_put(values[(found.rows, *found.columns)].view(dtype), device)
                     if k in places:
-                        slots = jax.device_put(places[k][found.homes.start : found.homes.stop], device)
+                        slots = jax.device_put(places[k][np.asarray(found.homes)], device)
                         blocks[device] = _scatter(blocks[device], piece, slots, found.offset)
                     else:
-                        blocks[device] = _write(blocks[device], piece, (found.homes.start, *found.offset))
+                        blocks[device] = _write(blocks[device], piece, (int(found.homes[0]), *found.offset))
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up
     return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
 

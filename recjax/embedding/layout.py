@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from recjax.embedding.sharding.base import Sharding
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
+_LISTED_ROWS = 2**26  # of a table with hot rows of which the host lists the home of every id: 256 MiB
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -70,6 +71,21 @@ class BoundSegment:
         """True if it holds all columns of the table."""
         return self.last - self.first == self.spec.dim
 
+    def find(self, ids_L: np.ndarray) -> np.ndarray:
+        """Returns the home of each id on one owner, -1 where it is not here: int32 [L]. For NumPy."""
+        if self.spec.rows <= _LISTED_ROWS:
+            return self._homes.take(ids_L)
+        _, home_L, here_L = self.locate(ids_L.astype(np.int32, copy=False))
+        return home_L if here_L is None else np.where(here_L, home_L, np.int32(-1))
+
+    @functools.cached_property
+    def _homes(self) -> np.ndarray:
+        """The home of every id, int32 [V]."""
+        homes_V = np.full(self.spec.rows, -1, np.int32)
+        members = self.band.size
+        homes_V[self.order.row(self.band.used(0, members))] = self.offsets[0] + np.arange(members, dtype=np.int32)
+        return homes_V
+
     def locate(self, ids: Any) -> tuple[Any, Any, Any]:
         """Returns (owner, home in the owner's part of the buffer, whether it is here) of each row id, elementwise.
 
@@ -80,6 +96,24 @@ class BoundSegment:
             number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one behind the last
         owner, within = self.split.owner_and_offset(number)
         return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut(Split):
+    """The rows of a segment that starts somewhere in a buffer which is cut into equal parts.
+
+    Attributes:
+      offset: its first row in the buffer.
+      each: rows of a part.
+    """
+
+    offset: int = 0
+    each: int = 0
+
+    def bounds(self, owner: int) -> tuple[int, int]:
+        """As `Split.bounds`."""
+        start, stop = (min(max(owner * self.each - self.offset + more, 0), self.rows) for more in (0, self.each))
+        return start, stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +278,28 @@ class Group(_InReplicas):
             return owner
         return owner % self.num_row_lists * self.num_peers + owner // self.num_row_lists
 
+    @property
+    def listed(self) -> bool:
+        """True if devices list the rows that they fetch; else each has them all, of which some are touched."""
+        return self.sharding.listed
+
+    @functools.cached_property
+    def slot_group(self) -> Group:
+        """The group as the optimizer's slots lie on the devices: itself, unless these are spread otherwise.
+
+        Then a part has an equal range of the rows of the buffer.
+        """
+        sharding = self.sharding.of_slots
+        if sharding is None:
+            return self
+        each = self.rows // sharding.parts
+        segments = []
+        for segment in self.segments:
+            cut = _Cut(segment.band.size, sharding.parts, offset=segment.offsets[0], each=each)
+            offsets = tuple(max(0, segment.offsets[0] - part * each) for part in range(sharding.parts))
+            segments.append(dataclasses.replace(segment, split=cut, offsets=offsets))
+        return dataclasses.replace(self, sharding=sharding, rows=each, segments=tuple(segments))
+
     def slots(self) -> dict[str, SlotSpec]:
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""
         slots: dict[str, SlotSpec] = self.optimizer.slots(self.width)
@@ -265,9 +321,13 @@ class Group(_InReplicas):
         return self.optimizer.row_wise and not self.segments[0].whole_rows
 
     def row_bytes(self, item_bytes: int) -> int:
-        """Bytes of one row of the buffer and of its slots; `item_bytes` is that of an element that is not bfloat16."""
+        """Bytes of one row of the buffer and of its slots; `item_bytes` is that of an element that is not bfloat16.
+
+        Slots that devices have a part of count as much.
+        """
         values_bytes = self.width * (2 if self.dtype == "bfloat16" else item_bytes)
-        return values_bytes + item_bytes * sum(math.prod(slot.shape) for slot in self.slots().values())
+        slot_bytes = item_bytes * sum(math.prod(slot.shape) for slot in self.slots().values())
+        return values_bytes + slot_bytes * self.slot_group.rows // self.rows
 
     def counts(self, segment: BoundSegment) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many rows, and how many columns of them, each device holds of a segment: int64 [N] both."""
@@ -314,6 +374,16 @@ class BoundPlan(_InReplicas):
     def fetching(self) -> tuple[Group, ...]:
         """The groups whose rows travel, or are looked up where they are."""
         return tuple(group for group in self.groups if group.sources)
+
+    @property
+    def listing(self) -> tuple[Group, ...]:
+        """Those of `fetching` of which devices list the rows that they fetch."""
+        return tuple(group for group in self.fetching if group.listed)
+
+    @property
+    def hot(self) -> tuple[Group, ...]:
+        """The other ones, whose rows every device has at hand: see `sharding/hot.py`."""
+        return tuple(group for group in self.fetching if not group.listed)
 
     @functools.cached_property
     def lookups(self) -> tuple[Lookup, ...]:

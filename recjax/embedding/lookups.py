@@ -39,7 +39,7 @@ class Source:
     @property
     def whole(self) -> bool:
         """True if the segments have all rows of the table."""
-        return sum(segment.band.size for segment in self.segments) == self.segments[0].spec.rows
+        return sum(segment.band.members for segment in self.segments) == self.segments[0].spec.rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,11 +36,13 @@ from recjax.utils.paths import expanded
 FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
+HOT = "hot"  # of segments alone: see `Segment.placement`
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a file's path
 AUTO_REPLICATE_BYTES = 64 * 1024
 ExchangeKind = Literal["auto", "rows", "pooled"]
 KINDS = ("rows", "pooled")  # those of a plan file
+COPIED = ("data_parallel", HOT)  # placements with a copy of each row on each device
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
@@ -78,7 +80,9 @@ class Segment:
 
     # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
     # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
-    # columns spread over hosts, and rows over the devices of each. The names are TorchRec's.
+    # columns spread over hosts, and rows over the devices of each. The names are TorchRec's. hot: a copy on each device
+    # and a part of the optimizer's slots, whole rows; those that the others of its table have as the rest can change
+    # places with them.
     placement: str
     rows: Literal["all", "rest"] | RowIds = "all"  # rest: the rows that no other segment's set names
     columns: Literal["all"] | tuple[int, int] = "all"  # the first, and the one after the last
@@ -189,8 +193,8 @@ def _segment(item: dict[str, Any], place: str, folder: Path) -> Segment:
     if unknown := [key for key in item if key not in allowed]:
         raise ConfigError(f"{place}: unknown key {unknown[0]!r}; the keys are {', '.join(allowed)}.")
     placement = item.get("placement")
-    if placement not in PLACEMENTS:
-        raise ConfigError(f"{place}: placement is {placement!r}; choose one of {', '.join(PLACEMENTS)}.")
+    if placement not in (*PLACEMENTS, HOT):
+        raise ConfigError(f"{place}: placement is {placement!r}; choose one of {', '.join((*PLACEMENTS, HOT))}.")
     if not isinstance(item.get("why", ""), str):
         raise ConfigError(f"{place}: why={item['why']!r} is not a text.")
     if item.get("tier", Segment.tier) != Segment.tier:
@@ -285,9 +289,9 @@ def _exchange(value: Any, placement: str, place: str) -> Exchange:
             f"{', '.join(KINDS)}."
         )
     exchange = Exchange(**both)
-    if exchange != EXACT and placement == "data_parallel":
+    if exchange != EXACT and placement in COPIED:
         raise ConfigError(
-            f"{place}: a data_parallel table exchanges no rows, and its gradients are reduced in the precision of the "
+            f"{place}: a {placement} segment exchanges no rows, and its gradients are reduced in the precision of the "
             'table. Leave out "exchange", or place it otherwise.'
         )
     return exchange
@@ -348,7 +352,7 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
     check_plan(plan, tables, str(path))
     for table, segment in ((t, s) for t in tables for s in plan.tables[t.name]):
         ways = (exchange.forward, exchange.backward)
-        spread = segment.placement != "data_parallel"
+        spread = segment.placement not in COPIED
         reduced = spread and ways != (EXACT.forward, EXACT.backward)
         if reduced and (segment.exchange.forward, segment.exchange.backward) != ways:
             raise ConfigError(
@@ -362,7 +366,7 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
                 f"{path} exchanges {segment.exchange.kind} of table {table.name!r}, but embedding.exchange.kind is "
                 "pooled. Leave that to the file (embedding.exchange.kind=auto), or change the file."
             )
-        if table.placement not in (None, segment.placement):
+        if table.placement not in (None, segment.placement) and segment.placement != HOT:
             raise ConfigError(
                 f"{path} places table {table.name!r} {segment.placement}, but its own setting says {table.placement}. "
                 f"Leave that to the file (embedding.tables.{table.name}.placement=none), or change the file."
@@ -388,7 +392,7 @@ def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the pla
 
 def with_exchange(segment: Segment, exchange: Exchange) -> Segment:
     """The segment with this exchange, unless it is replicated; rows where the kind is left open."""
-    if segment.placement == "data_parallel":
+    if segment.placement in COPIED:
         return segment
     kind = "rows" if exchange.kind == "auto" else exchange.kind
     return dataclasses.replace(segment, exchange=dataclasses.replace(exchange, kind=kind))

@@ -61,8 +61,9 @@ def make_average(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables, GroupSlots, 
         with jax.named_scope("replica_exchange"):
             return jax.tree.map(mean, (tables, slots))
 
-    specs: Any = ShardedEmbeddings(bound).partition_specs()
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs, specs, P()), out_specs=(specs, specs))
+    embeddings: Any = ShardedEmbeddings(bound)
+    specs = embeddings.partition_specs(), embeddings.slot_specs()
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(*specs, P()), out_specs=specs)
     return jax.jit(mapped, donate_argnums=(0, 1))
 
 

@@ -42,6 +42,9 @@ def check_segments(segments: Sequence[Segment], table: TableSpec, place: str) ->
             twice = next(n for n in segment.owners if segment.owners.count(n) > 1)
             _refuse(place, f"segment {number} lists device {twice} twice among its owners", "Leave one of them out")
     _check_rows(numbers, table.rows, place)
+    for number, segment in enumerate(segments, 1):
+        if segment.placement == "hot" and segment.columns != "all":
+            _refuse(place, f"segment {number} is hot and has some columns", 'Hot rows are whole: leave "columns" out')
     for selector, members in numbers.items():
         columns = {number: segments[number - 1].column_range(table.dim) for number in members}
         _check_columns(columns, table.dim, place, _in_words(selector))

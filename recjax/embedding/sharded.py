@@ -69,8 +69,12 @@ class ShardedEmbeddings:
     bound: BoundPlan
 
     def partition_specs(self) -> dict[str, P]:
-        """Group name -> how its buffer, and each of its slots, is split over the mesh."""
+        """Group name -> how its buffer is split over the mesh."""
         return {group.name: P(group.partition_axes) for group in self.bound.groups}
+
+    def slot_specs(self) -> dict[str, P]:
+        """Group name -> how each of its slots is split over the mesh."""
+        return {group.name: P(group.slot_group.partition_axes) for group in self.bound.groups}
 
     def fetch(self, tables: Tables, routing: Routing, samples: int, mean: bool = False) -> tuple[LookedUp, Residuals]:
         """Brings what this device's samples need, distinct rows or pooled vectors: see `Sharding.fetch`.
@@ -184,9 +188,10 @@ class ShardedEmbeddings:
           came from, which would then wait for the row gradients.
         """
         bound = self.bound
-        spread = [of_groups[g.name] for g in bound.groups if g.spread]
-        in_group = [of_groups[g.name] for g in bound.groups if not g.spread and g.independent]
-        alike = sum((of_groups[g.name] for g in bound.groups if not g.spread and not g.independent), replicated)
+        spread = [of_groups[g.name] for g in bound.groups if g.sharding.updates_apart]
+        every = [g for g in bound.groups if not g.sharding.updates_apart]
+        in_group = [of_groups[g.name] for g in every if g.independent]
+        alike = sum((of_groups[g.name] for g in every if not g.independent), replicated)
         if not spread and not in_group:
             return alike
         axes = MODEL_AXES if bound.synchronous else BATCH_AXES  # along which devices hold other rows, or rows of others
@@ -273,6 +278,6 @@ def fused_lookup_operands(
     """
     here = not group.spread or group.devices == 1
     long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
-    if here and long and in_place(table_RxW):
+    if here and group.listed and long and in_place(table_RxW):
         return table_RxW, routing.slots_NxOxC.reshape(-1)
     return None

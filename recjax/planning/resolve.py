@@ -9,6 +9,7 @@ from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan, is_file, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance
+from recjax.planning.hot import Choice, hot_rows, refuse_twice, with_hot_rows
 from recjax.planning.kinds import choose_kinds, may_pool
 from recjax.planning.loads import Workload
 from recjax.planning.profile import profile_of
@@ -21,7 +22,18 @@ def resolve_plan(
     features: tuple[FeatureSpec, ...],
     shape: tuple[int, int, int],
 ) -> Plan:
-    """Resolves the config's `plan` for a mesh.
+    """The plan that `resolve` gives."""
+    return resolve(config, source, tables, features, shape)[0]
+
+
+def resolve(
+    config: RunConfig,
+    source: BlockSource,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    shape: tuple[int, int, int],
+) -> tuple[Plan, Choice | None]:
+    """Resolves the config's `plan` for a mesh, and `embedding.hot`.
 
     Args:
       config: of the run.
@@ -30,8 +42,11 @@ def resolve_plan(
       features: of the model.
       shape: replica groups, hosts of each, devices of each of these.
 
+    Returns:
+      The plan, and how its hot rows were chosen; None if nothing was to be chosen.
+
     Raises:
-      ConfigError: as for `make_plan`.
+      ConfigError: as for `make_plan`, or hot rows are asked for beside a plan file.
       DataError: the data cannot be read.
     """
     exchange, devices = config.embedding.exchange, shape[1] * shape[2]
@@ -41,9 +56,26 @@ def resolve_plan(
         if config.plan == "balanced"
         else make_plan(config.plan, tables, exchange)
     )
-    if exchange.kind != "auto" or is_file(config.plan) or devices == 1 or not may_pool(plan, tables, features):
-        return plan
-    return choose_kinds(plan, tables, features, work())
+    if exchange.kind == "auto" and not is_file(config.plan) and devices > 1 and may_pool(plan, tables, features):
+        plan = choose_kinds(plan, tables, features, work())
+    return add_hot_rows(plan, config, source, tables, features, shape)
+
+
+def add_hot_rows(
+    plan: Plan,
+    config: RunConfig,
+    source: BlockSource,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    shape: tuple[int, int, int],
+) -> tuple[Plan, Choice | None]:
+    """Adds to a plan the hot rows that the config asks for; arguments and results are those of `resolve`."""
+    if not config.embedding.hot.rows:
+        return plan, None
+    if is_file(config.plan):
+        refuse_twice(plan, config.plan)
+    choice = hot_rows(plan, config, source, tables, features, shape)
+    return with_hot_rows(plan, choice, tables), choice
 
 
 def workload(

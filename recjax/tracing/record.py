@@ -231,7 +231,7 @@ def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines
 def true_counts(trainer: Trainer, batch: InFlight) -> dict[str, GroupRouting]:
     """The counts of a batch's routing, whoever routed it."""
     routed = batch.routed
-    if not routed.keys and trainer.bound.fetching:
+    if not routed.keys and trainer.bound.listing:
         train, share = trainer.config.train, trainer.router.share
         routed = host.route_on_host(routed.batch, trainer.bound, train.batch_size, train.accumulate, share)
     return host.all_true_counts(trainer.bound, routed)

@@ -37,6 +37,8 @@ def abstract_state(trainer: Trainer) -> TrainState:
     for group in trainer.bound.groups:
         rows = group.versions * group.parts * group.rows
         tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), storage_dtype(group, trainer.dtype))
+        own = group.slot_group
+        rows = own.versions * own.parts * own.rows
         slots[group.name] = {
             name: jax.ShapeDtypeStruct((rows, *slot.shape), trainer.dtype) for name, slot in group.slots().items()
         }
@@ -70,6 +72,10 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
+    if not group.listed:
+        touched = jax.ShapeDtypeStruct((group.all_devices, group.rows), np.bool_)
+        return GroupRouting(None, None, touched_NxR=touched)
+
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((group.all_devices, *shape), np.int32)
 

@@ -19,19 +19,20 @@ from typing import Any
 from jax.sharding import Mesh
 
 from recjax import settings
-from recjax.config.run import RunConfig
+from recjax.config.run import HotConfig, RunConfig
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
 from recjax.planning.assign import Demand, sizes
+from recjax.planning.hot import Choice
 from recjax.planning.machine import Machine, open_machine
 from recjax.planning.machine import write as write_machine
 from recjax.planning.memory import GIB, needed
 from recjax.planning.planner import Answer, Planner, Question, answer, by_thresholds, reason
 from recjax.planning.predict import HostWork
-from recjax.planning.resolve import resolve_plan, workload
+from recjax.planning.resolve import add_hot_rows, resolve, resolve_plan, workload
 from recjax.planning.step_sizes import total_ids
 from recjax.train import origins
 from recjax.train.dense_sizes import dense_sizes
@@ -51,8 +52,8 @@ def plan_of(
     tables: tuple[TableSpec, ...],
     features: tuple[FeatureSpec, ...],
     shape: tuple[int, int, int],
-) -> tuple[Plan, Answer | None]:
-    """Returns the plan of a run on a mesh, and the planner's answer if that chose it.
+) -> tuple[Plan, Answer | None, Choice | None]:
+    """Returns the plan of a run on a mesh, the planner's answer if that chose it, and how hot rows were chosen, if any.
 
     Args:
       config: of the run.
@@ -67,14 +68,17 @@ def plan_of(
       DataError: the data cannot be read, or the machine's file is none.
     """
     if not by_machine(config):
-        return resolve_plan(config, source, tables, features, shape), None
+        plan, hot = resolve(config, source, tables, features, shape)
+        return plan, None, hot
     machine = open_machine(config.planner.machine)
     asked = question(config, source, machine, shape)
-    plain = resolve_plan(config, source, tables, features, shape)
+    without = dataclasses.replace(config.embedding, hot=HotConfig())  # hot rows are added to the plan of either
+    plain = resolve_plan(dataclasses.replace(config, embedding=without), source, tables, features, shape)
     found = answer(asked, plain)
     if found is None:
         raise ConfigError(does_not_fit(config, source, machine, asked))
-    return found.plan, found
+    plan, hot = add_hot_rows(found.plan, config, source, tables, features, shape)
+    return plan, found, hot
 
 
 def by_machine(config: RunConfig) -> bool:

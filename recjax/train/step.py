@@ -155,9 +155,10 @@ def make_predict(
 
 def state_specs(bound: BoundPlan, dense: Dense = REPLICATED) -> Any:
     """Returns the PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `dense` says."""
-    specs: Any = ShardedEmbeddings(bound).partition_specs()
+    embeddings: Any = ShardedEmbeddings(bound)
+    specs = embeddings.partition_specs()
     homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
-    return TrainState(P(), P(), *dense.specs(), specs, specs, homes, P())
+    return TrainState(P(), P(), *dense.specs(), specs, embeddings.slot_specs(), homes, P())
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

@@ -361,11 +361,11 @@ def build_trainer(
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema)
-    plan, chosen = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start: it may be wrong
+    plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     groups, hosts, each = shape = tuple(mesh.shape[axis] for axis in AXES)
     if shape != config.mesh.shape:  # of all the devices that there are
-        plan, chosen = plan_of(config, source, tables, features, shape)
+        plan, chosen, _ = plan_of(config, source, tables, features, shape)
     if config.compute_dtype == "float64":
         _refuse_reduced(plan, tables)
         jax.config.update("jax_enable_x64", True)

@@ -104,7 +104,7 @@ def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
     def further(group: Group, key: str) -> int:
         return capacities.get(group.name + key, 0)
 
-    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.fetching)
+    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.listing)
 
 
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -127,11 +127,11 @@ def make_sort(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
 
     def sort(features: Features) -> Any:
         ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
-        located = {group.name: _locate(group, ids) for group in bound.fetching}
+        located = {group.name: _locate(group, ids) for group in bound.listing}
         largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
         relays = {name + ACROSS: found.relay for name, found in located.items()}
         largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
-        between = [g for g in bound.fetching if g.synchronous and g.spread]
+        between = [g for g in bound.listing if g.synchronous and g.spread]
         asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
         return located, jax.lax.pmax(largest, BATCH_AXES) | asked
 
@@ -229,8 +229,19 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
     first = {lookup.feature: lookup.name for lookup in reversed(bound.lookups)}  # all of a feature have the same ids
 
     def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
-        groups, places = {}, {}
-        for group, (C, across, summed) in zip(bound.fetching, capacities, strict=True):
+        groups: dict[str, GroupRouting] = {}
+        places: dict[str, tuple[jax.Array, int]] = {}
+        for group in bound.hot:
+            touched_R = jnp.zeros(group.rows, bool)
+            for source in group.sources:
+                ids_L = features[first[source.feature.name]].inverse.ravel()
+                _, home_L, here_L = source.locate(jnp.maximum(ids_L, 0))
+                here_L = ids_L != NOTHING if here_L is None else here_L & (ids_L != NOTHING)
+                place_L = jnp.where(here_L, home_L, group.rows)
+                touched_R = touched_R.at[place_L].set(True, mode="drop")
+                places[source.name] = place_L, group.rows
+            groups[group.name] = GroupRouting(None, None, touched_NxR=touched_R[None])
+        for group, (C, across, summed) in zip(bound.listing, capacities, strict=True):
             of, lists = located[group.name], group.num_row_lists
             list_M = of.bucket_M // group.num_peers
             if of.relay is not None:

@@ -47,6 +47,8 @@ class GroupRouting:
       handed_NxE: None, or int32: how many these are.
       summed: capacity for the rows of one owner that the devices of one replica group ask for, each once; 0 where
         gradients do not travel between such groups.
+      touched_NxR: None, or bool: of rows that every device has at hand (`Group.listed`), which ones each device's
+        samples have ids of. Then there is nothing else.
     """
 
     slots_NxOxC: Any
@@ -54,9 +56,12 @@ class GroupRouting:
     inside_NxExC: Any = None
     handed_NxE: Any = None
     summed: int = dataclasses.field(default=0, metadata={"static": True})
+    touched_NxR: Any = None
 
     def fetched_rows(self, group: Group) -> int:
         """Returns how many rows each device fetches for itself, with padding: the index that stands for nothing."""
+        if not group.listed:
+            return group.rows
         lists = self.slots_NxOxC if self.inside_NxExC is None else self.inside_NxExC
         return group.num_row_lists * int(lists.shape[2])
 
@@ -108,6 +113,7 @@ class RoutedBatch:
     # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
     slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
+    touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
 
 
 def route_on_host(
@@ -133,7 +139,11 @@ def route_on_host(
         bags = batch.bags[lookup.spec.reads]
         if bags.lengths is not None:
             required[lookup.name] = longest(lookup.spec, bags, b // parts)
-    for group in bound.fetching:
+    touched: dict[str, np.ndarray] = {}
+    for group in bound.hot:
+        touched[group.name], found_hot = find_hot(group, batch, b, share.count)
+        inverse |= found_hot
+    for group in bound.listing:
         pieces, here = [], []
         buckets = share.count * group.owners
         for source in group.sources:
@@ -149,8 +159,8 @@ def route_on_host(
             pieces.append(_only(bucket_L * np.int64(group.rows) + home_L, here_L))
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
-        for source, here_L, found in zip(group.sources, here, np.split(inverse_L, cuts), strict=True):
-            inverse[source.name] = _spread(found, here_L)
+        for source, here_L, index_L in zip(group.sources, here, np.split(inverse_L, cuts), strict=True):
+            inverse[source.name] = _spread(index_L, here_L)
         if share.count * group.num_row_lists == 1:
             counts[group.name] = np.array([len(keys[group.name])])
         else:
@@ -163,7 +173,32 @@ def route_on_host(
         if group.synchronous and group.spread:
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
     located = locate_pooled(batch, bound, b, share, required)
-    return RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged, pooled=located)
+    found = RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
+    return dataclasses.replace(found, pooled=located, touched=touched)
+
+
+def find_hot(group: Group, batch: Batch, b: int, devices: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Finds the ids of rows that every device has at hand, by one look-up for each id.
+
+    Args:
+      group: the group of these rows.
+      batch: the samples.
+      b: samples of a device.
+      devices: N.
+
+    Returns:
+      which rows each device's samples have ids of, bool [N, R]; and for each source the row of every id, -1 where it is
+      not hot, int32 [L].
+    """
+    marks_NxR = np.zeros((devices, group.rows + 1), bool)  # the last column takes those that are not hot
+    found = {}
+    for source in group.sources:
+        bags = batch.bags[source.feature.reads]
+        found[source.name] = home_L = source.segments[0].find(bags.ids.ravel())
+        ends: Any = np.searchsorted(bags.samples(), np.arange(1, devices) * b) if devices > 1 else []
+        for mark_R, home in zip(marks_NxR, np.split(home_L, ends), strict=True):
+            mark_R[home] = True
+    return marks_NxR[:, :-1], found
 
 
 def locate_pooled(batch: Batch, bound: BoundPlan, b: int, share: Share, required: dict[str, int]) -> dict[str, Found]:
@@ -246,7 +281,11 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
     groups: dict[str, GroupRouting] = {}
     features: dict[str, FeatureRouting] = {}
     places: dict[str, np.ndarray | None] = {}  # of each key among the device's lists * C rows; None: in its order
-    for group in bound.fetching:
+    sizes: dict[str, int] = {}  # how many rows a device fetches
+    for group in bound.hot:
+        groups[group.name] = GroupRouting(None, None, touched_NxR=routed.touched[group.name])
+        places[group.name], sizes[group.name] = None, group.rows
+    for group in bound.listing:
         N, lists, C = routed.devices, group.num_row_lists, capacities[group.name]
         keys_U = routed.keys[group.name]
         list_U: Any = 0
@@ -256,7 +295,7 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             list_U = keys_U // (group.num_peers * group.rows)  # device * lists + list, ascending
             rank_U = ranks(list_U, routed.counts[group.name])
             place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
-        places[group.name] = place_U
+        places[group.name], sizes[group.name] = place_U, lists * C
         if group.two_step:
             across = capacities[group.name + ACROSS]
             slots, inside = lay_out(group, routed.merged[group.name], list_U, rank_U, C, across)
@@ -270,7 +309,6 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
         )
-    sizes = {group.name: group.num_row_lists * capacities[group.name] for group in bound.fetching}
     for pool in bound.pools:
         from_groups = [fetched.group for fetched in pool.rows]
         total = sum(sizes[name] for name in from_groups)

@@ -49,6 +49,9 @@ class Sharding(abc.ABC):
 
     kind: ClassVar[str]
     spread: ClassVar[bool] = True  # whether devices differ in what they hold
+    listed: ClassVar[bool] = True  # whether devices list the rows that they fetch
+    updates_apart: ClassVar[bool] = True  # whether devices differ in the rows that they update
+    addressed: ClassVar[bool] = True  # whether rows may lie in other slots than their homes: see `address.py`
     id_collective: ClassVar[str] = "all-to-all"  # what XLA calls the collective of id_exchange
     devices: int
     hosts: int
@@ -83,6 +86,10 @@ class Sharding(abc.ABC):
         """Mesh axes of the exchange with the owners: of the whole of it, or of its step across hosts."""
         return ACROSS_HOSTS if self.two_step else MODEL_AXES
 
+    def padded(self, rows: int) -> int:
+        """Rows that a part of the buffer has if it is to hold so many."""
+        return rows
+
     def partition_axes(self, synchronous: bool, independent: bool) -> tuple[str, ...]:
         """Mesh axes that the buffer's rows are split over; the arguments are as `Group` has them."""
         return MODEL_AXES if synchronous else BATCH_AXES
@@ -90,6 +97,11 @@ class Sharding(abc.ABC):
     def holders(self, part: int) -> range:
         """The devices that hold a part."""
         return range(part, part + 1)
+
+    @property
+    def of_slots(self) -> Sharding | None:
+        """None, or how the optimizer's slots are spread where not as the rows are: see `Group.slot_group`."""
+        return None
 
     def place(self, part: Any) -> tuple[Any, Any]:
         """(owner, number of its columns) of a part of the buffer: the rows and the columns that it holds."""

@@ -5,7 +5,7 @@ All functions run inside `jax.shard_map` over BATCH_AXES.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,15 @@ class FetchResiduals(NamedTuple):
       inside_ExC: None, or the rows that each device of its host asks of it as a relay.
       summed: as `GroupRouting` has it.
       further: None, or gradients that this device has summed already, of rows that it pooled itself.
+      touched_R: None, or of rows that are not listed which ones this device's samples have ids of; then nothing else is
+        set.
     """
 
-    slots_NxC: jax.Array
+    slots_NxC: Any
     inside_ExC: jax.Array | None
     summed: int = 0
     further: SparseGradient | None = None
+    touched_R: jax.Array | None = None
 
 
 class SparseGradient(NamedTuple):
@@ -116,7 +119,7 @@ def asked_rows(sharding: Sharding, routing: GroupRouting) -> tuple[jax.Array, ja
 
 def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
     """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
-    slots, _, summed, further = residuals
+    slots, _, summed, further = residuals[:4]
     with jax.named_scope("sparse_update"):
         # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order.
         ascending = group.dedup and not group.mapped

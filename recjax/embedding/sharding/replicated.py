@@ -37,6 +37,7 @@ class ReplicatedSharding(Sharding):
 
     kind: ClassVar[str] = "replicated"
     spread: ClassVar[bool] = False
+    updates_apart: ClassVar[bool] = False
 
     @property
     def parts(self) -> int:

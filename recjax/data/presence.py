@@ -1,0 +1,193 @@
+"""Presence of rows: in how many batches each is, which says what to keep where it is needed.
+
+An item is a row of a table. It is present in a batch, or in a device's share of one, if any id there names it. Samples
+of real logs name few items over and over: Zha et al. (P2RES) count 100 batches, of which 2.2% of the items take over
+90% of the look-ups of Criteo's Kaggle log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recjax.data.batch import Batch
+from recjax.utils.text import aligned
+
+COVERAGES = (0.5, 0.9, 0.99)  # shares of all look-ups whose fewest items are told
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """Items of one table that are in any of the batches.
+
+    Attributes:
+      rows: V of the table.
+      ids_U: of the items, ascending, int64.
+      present_U: in how many shares of batches each is, int64.
+      found_U: how many ids name each, int64.
+    """
+
+    rows: int
+    ids_U: np.ndarray
+    present_U: np.ndarray
+    found_U: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Presence:
+    """Items of all tables in some batches.
+
+    Attributes:
+      tables: by name.
+      batches: how many were counted.
+      shares: in how many equal parts each, one a device.
+      batch_size: B.
+      new: of the second batch and each one after it, the share of its items that none before it has; float64.
+    """
+
+    tables: dict[str, Items]
+    batches: int
+    shares: int
+    batch_size: int
+    new: np.ndarray
+
+    def probability(self, table: str) -> np.ndarray:
+        """P(item is in a device's share of a batch), as it was counted: float64 [U]."""
+        return self.tables[table].present_U / max(1, self.batches * self.shares)
+
+    def occurrences(self, table: str) -> np.ndarray:
+        """Mean number of ids of a batch that name each item: float64 [U]."""
+        return self.tables[table].found_U / max(1, self.batches)
+
+
+def count_presence(
+    batches: Iterable[Batch],
+    tables: Mapping[str, int],
+    features: Sequence[tuple[str, str]],
+    batch_size: int,
+    shares: int = 1,
+) -> Presence:
+    """Counts in how many shares of batches each item is.
+
+    The result is a function of the batches alone: neither threads nor processes enter.
+
+    Args:
+      batches: in their order; samples of device n in each are those from n * ceil(B / shares) on.
+      tables: name -> rows.
+      features: (name in the batches, table) of each look-up.
+      batch_size: B, of a full batch.
+      shares: devices that share a batch.
+    """
+    looked = {name: sorted({feature for feature, table in features if table == name}) for name in tables}
+    counters = {name: _Counter(rows) for name, rows in tables.items()}
+    each, new = -(-batch_size // shares), []
+    for batch in batches:
+        items = unseen = 0
+        for name, counter in counters.items():
+            found = counter.add([batch.bags[feature] for feature in looked[name]], each)
+            items, unseen = items + found[0], unseen + found[1]
+        new.append(unseen / max(1, items))
+    found_tables = {name: counter.items() for name, counter in counters.items()}
+    return Presence(found_tables, len(new), shares, batch_size, np.array(new[1:]))
+
+
+class _Counter:
+    """Items of one table: dense counts of as many as there are rows, or of those seen where rows are many."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._ids, self._counts_2xU = np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+
+    def add(self, bags: Sequence[Any], each: int) -> tuple[int, int]:
+        """Counts a batch; returns its items, and how many of these are new."""
+        if not bags:
+            return 0, 0
+        ids_L = np.concatenate([bag.ids.ravel() for bag in bags]).astype(np.int64, copy=False)
+        share_L = np.concatenate([bag.samples() for bag in bags]) // each
+        keys_K, found_K = np.unique(share_L * self._rows + ids_L, return_counts=True)
+        ids, of_item_K = np.unique(keys_K % self._rows, return_inverse=True)
+        counts_2xU = np.stack([np.bincount(of_item_K, minlength=len(ids)),
+                               np.bincount(of_item_K, found_K, len(ids)).astype(np.int64)])  # fmt: skip
+        at_U = np.searchsorted(self._ids, ids)
+        known_U = np.zeros(len(ids), bool)
+        known_U[at_U < len(self._ids)] = self._ids[at_U[at_U < len(self._ids)]] == ids[at_U < len(self._ids)]
+        self._counts_2xU[:, at_U[known_U]] += counts_2xU[:, known_U]
+        if not known_U.all():
+            self._ids = np.insert(self._ids, at_U[~known_U], ids[~known_U])
+            self._counts_2xU = np.insert(self._counts_2xU, at_U[~known_U], counts_2xU[:, ~known_U], axis=1)
+        return len(ids), int((~known_U).sum())
+
+    def items(self) -> Items:
+        return Items(self._rows, self._ids, *self._counts_2xU)
+
+
+def describe(presence: Presence) -> dict[str, Any]:
+    """What was counted, as JSON values.
+
+    Returns:
+      "batches", "batch_size"; "tables": a list of name, rows, items (those seen), ids (look-ups), and for each of
+      `COVERAGES` "items_for" and "items_for_share" (of the items seen), a list each; "all", the same over all tables;
+      "histogram": number of batches -> how many items are in just so many, over all tables, and "accesses": the share
+      of look-ups that items in at least so many batches take; "new": the mean share of a batch's items that no batch
+      before it had, of the second half of the batches (the "previous 100" of P2RES are those before), None where there
+      is one batch alone.
+    """
+    tables = [{"name": name, **_covered([items])} for name, items in presence.tables.items()]
+    every = [items for items in presence.tables.values() if len(items.ids_U)]
+    present = np.concatenate([np.zeros(0, np.int64), *(items.present_U for items in every)])
+    found = np.concatenate([np.zeros(0, np.int64), *(items.found_U for items in every)])
+    histogram = np.bincount(present, minlength=presence.batches + 1)
+    accesses = np.bincount(present, found, presence.batches + 1)
+    at_least = np.cumsum(accesses[::-1])[::-1] / max(1, found.sum())
+    late = presence.new[len(presence.new) // 2 :]
+    return {
+        "batches": presence.batches,
+        "batch_size": presence.batch_size,
+        "tables": tables,
+        "all": _covered(list(presence.tables.values())),
+        "histogram": {str(n): int(count) for n, count in enumerate(histogram) if n and count},
+        "accesses": {str(n): float(at_least[n]) for n, count in enumerate(histogram) if n and count},
+        "new": float(late.mean()) if len(late) else None,
+    }
+
+
+def _covered(tables: Sequence[Items]) -> dict[str, Any]:
+    found = np.sort(np.concatenate([np.zeros(0, np.int64), *(items.found_U for items in tables)]))[::-1]
+    total = int(found.sum())
+    needed = np.searchsorted(np.cumsum(found), np.array(COVERAGES) * total) + 1 if total else np.zeros(3, int)
+    return {
+        "rows": sum(items.rows for items in tables),
+        "items": len(found),
+        "ids": total,
+        "items_for": [int(n) for n in needed],
+        "items_for_share": [float(n) / max(1, len(found)) for n in needed],
+    }
+
+
+def to_text(described: dict[str, Any]) -> str:
+    """The same as tables for a person."""
+    shares = [f"{share:.0%}" for share in COVERAGES]
+    head = ["table", "rows V", "items seen", "look-ups", *(f"items for {share}" for share in shares)]
+    rows = []
+    for table in [*described["tables"], {"name": "all", **described["all"]}]:
+        needed = zip(table["items_for"], table["items_for_share"], strict=True)
+        numbers = [f"{table[key]:,}" for key in ("rows", "items", "ids")]
+        rows.append([table["name"], *numbers, *(f"{n:,} ({share:.1%})" for n, share in needed)])
+    lines = [f"presence in {described['batches']} batches of {described['batch_size']:,}", ""]
+    lines += [*aligned([head, *rows]), ""]
+    steps = [n for n in (1, 2, 5, 10, 20, 50, 80, 90, 95, 100) if n <= described["batches"]]
+    histogram = {int(n): count for n, count in described["histogram"].items()}
+    items = sum(histogram.values())
+    table = [["in at least", "items", "of items", "of look-ups"]]
+    for least in steps:
+        count = sum(count for n, count in histogram.items() if n >= least)
+        reached = [int(n) for n in described["accesses"] if int(n) >= least]
+        access = described["accesses"][str(min(reached))] if reached else 0.0
+        table.append([f"{least} batches", f"{count:,}", f"{count / max(1, items):.2%}", f"{access:.2%}"])
+    lines += aligned(table)
+    if described["new"] is not None:
+        lines += ["", f"items of a batch that no batch before it had: {described['new']:.2%} (mean of the later half)"]
+    return "\n".join(lines)

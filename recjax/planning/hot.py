@@ -1,0 +1,365 @@
+"""Hot rows: which rows every device gets a copy of (`embedding.hot`), after P2RES's two-fold parallelism.
+
+A row is worth a copy on every device if nearly every device asks for it in nearly every step: then its gradient is
+summed by a reduce-scatter and its new value comes by an all-gather, in arrays without ids, and the host need not sort
+the ids that name it. Rows are taken in the order of P(a device's share of a batch names it), as counted in the run's
+own first batches (`recjax.data.presence`); where rows travel without dedup, of the ids that name them.
+
+How many: those with which the tables' part of a step is shortest, by the machine's measured curves of what changes with
+the number K: all-to-alls of ids, rows and gradients, gathers, sorts and scatters of the rest; reduce-scatter,
+all-gather and passes over K rows; and routing on the host. Without a machine, by the bytes that a device sends. With
+distinct rows a row costs p * (N-1)/N * (4 + 8 D) bytes where it is asked for, and 2 * (N-1)/N * 4 (D + 1) with a
+copy: at equal rates of both collectives no copy is worth it, and "none" is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recjax.data.pipeline import batches
+from recjax.data.presence import Presence, count_presence
+from recjax.embedding.plan import COPIED, HOT, Plan, RowIds, Segment
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError
+from recjax.planning.costs import Costs
+from recjax.planning.machine import Machine, open_machine
+from recjax.planning.work import Work, gather, scatter, sort
+from recjax.utils.text import aligned
+
+if TYPE_CHECKING:
+    from recjax.config.run import RunConfig
+    from recjax.data.source import BlockSource
+
+LADDER = (0, *(64 * 2**n for n in range(12)))  # numbers of rows that are compared: 64 to 131,072
+WORTH = 0.01  # of the time without hot rows, that a set must save
+MOST_IDS = 2**26  # in the batches that are counted
+_HOT_ID = 0.35  # of the host's time for an id, where its row is hot: one look-up in place of a sort
+_PASSES = 6  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Rows that may be hot, the best first; M of them in G stacks of equal width.
+
+    Attributes:
+      tables: names of their tables.
+      table_M: index of each one's.
+      ids_M: within the table.
+      asked_M: how often a device's share of a batch asks for it, float64: P(it does) with dedup, else ids.
+      found_M: ids of a batch that name it.
+      row_bytes_M: D * itemsize of each.
+      slot_bytes_M: of its optimizer's slots.
+      other_ids: ids of a batch that name rows which cannot be hot.
+    """
+
+    tables: tuple[str, ...]
+    table_M: np.ndarray
+    ids_M: np.ndarray
+    asked_M: np.ndarray
+    found_M: np.ndarray
+    row_bytes_M: np.ndarray
+    slot_bytes_M: np.ndarray
+    other_ids: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Estimates for one number of hot rows. Costs are in us on a machine, else in bytes that a device sends.
+
+    Attributes:
+      rows: K.
+      cost: of the tables' part of a step.
+      covered: share of a batch's ids that name hot rows.
+      travelling: rows that a device still asks for.
+      held_bytes: of hot rows and their slots on a device.
+    """
+
+    rows: int
+    cost: float
+    covered: float
+    travelling: float
+    held_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Chosen hot rows.
+
+    Attributes:
+      ids: name of each table that has some -> its ids, ascending.
+      curve: what was compared.
+      unit: of its costs, "us" or "bytes".
+      why: the reason in words.
+    """
+
+    ids: dict[str, tuple[int, ...]]
+    curve: tuple[Estimate, ...]
+    unit: str
+    why: str
+
+    @property
+    def rows(self) -> int:
+        """K."""
+        return sum(map(len, self.ids.values()))
+
+
+def hot_rows(
+    plan: Plan,
+    config: RunConfig,
+    source: BlockSource,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    shape: tuple[int, int, int],
+) -> Choice:
+    """Chooses the hot rows of a run, as `embedding.hot` says.
+
+    Deterministic: the same data, seed, batch size and devices give the same.
+
+    Args:
+      plan: of all rows.
+      config: of the run.
+      source: its data, of which the first training batches are read.
+      tables: of the model.
+      features: of the model.
+      shape: replica groups, hosts of each, devices of each of these.
+
+    Raises:
+      ConfigError: there is no such machine.
+      DataError: the data cannot be read.
+    """
+    hot, train, devices = config.embedding.hot, config.train, shape[1] * shape[2]
+    machine = open_machine(hot.machine) if hot.rows == "auto" and hot.machine else None
+    free = [t for t in tables if may_be_hot(plan.tables[t.name])]
+    presence = first_batches(config, source, tables, features, math.prod(shape))
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    found = candidates(presence, tables, free, plan, config.embedding.dedup, item_bytes)
+    limit = np.searchsorted(np.cumsum(_held(found, devices)), hot.memory_mib * 2**20, "right")
+    if hot.rows != "auto":
+        count = min(hot.rows, len(found.ids_M))
+        why = f"embedding.hot.rows={hot.rows}"
+        more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
+        return Choice(_by_table(found, count), (), "", why + more)
+    work = (found, devices, machine, _routes_on_host(config))
+    counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
+    curve = tuple(estimate(count, *work) for count in counts)
+    return _chosen(found, curve, machine, presence, train.batch_size, devices)
+
+
+def may_be_hot(segments: Sequence[Segment]) -> bool:
+    """Whether some rows of a table can be hot: it has no copies already, and is not split by rows into sets."""
+    return all(s.rows == "all" and s.placement not in COPIED for s in segments)
+
+
+def first_batches(
+    config: RunConfig,
+    source: BlockSource,
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec],
+    shares: int,
+) -> Presence:
+    """Counts the run's first batches, `embedding.hot.batches` of them, or as many as have `MOST_IDS` ids."""
+    train = config.train
+    ids = sum(f.bag or 1 for f in {f.reads: f for f in features}.values()) * train.batch_size
+    rows = int(source.row_counts("train").sum())
+    count = max(1, min(config.embedding.hot.batches, MOST_IDS // max(1, ids), -(-rows // train.batch_size)))
+    order: Any = {"seed": config.seed, "shuffle": train.shuffle, "shuffle_blocks": train.shuffle_blocks}
+    stream = itertools.islice(batches(source, "train", train.batch_size, workers=0, **order), count) if rows else ()
+    looking = [(f.reads, f.table) for f in features]
+    return count_presence(stream, {t.name: t.rows for t in tables}, looking, train.batch_size, shares)
+
+
+def candidates(
+    presence: Presence, tables: Sequence[TableSpec], free: Sequence[TableSpec], plan: Plan, dedup: bool, item_bytes: int
+) -> Candidates:
+    """The rows that may be hot, those that travel most first; equal ones in the order of the tables and their ids."""
+    of: list[list[np.ndarray]] = []
+    for number, table in enumerate(free):
+        items = presence.tables[table.name]
+        found_U = presence.occurrences(table.name)
+        asked_U = presence.probability(table.name) if dedup else found_U / presence.shares
+        if any(s.exchange.kind == "pooled" for s in plan.tables[table.name]):
+            asked_U = asked_U * 0  # vectors travel, whichever rows they are sums of
+        value_bytes = 2 if table.dtype == "bfloat16" else item_bytes
+        slots = sum(math.prod(slot.shape) for slot in table.optimizer.slots(table.dim).values())
+        sizes = (number, table.dim * value_bytes, slots * item_bytes)
+        of.append([*(np.full(len(items.ids_U), size) for size in sizes), items.ids_U, asked_U, found_U])
+    joined = [np.concatenate(column) for column in zip(*of, strict=True)] if of else [np.zeros(0, np.int64)] * 6
+    table_M, row_bytes_M, slot_bytes_M, ids_M, asked_M, found_M = joined
+    order_M = np.lexsort((ids_M, table_M, -found_M, -asked_M))
+    other = sum(float(presence.occurrences(t.name).sum()) for t in tables if t not in free)
+    return Candidates(
+        tuple(t.name for t in free),
+        table_M[order_M],
+        ids_M[order_M],
+        asked_M[order_M],
+        found_M[order_M],
+        row_bytes_M[order_M],
+        slot_bytes_M[order_M],
+        other,
+    )
+
+
+def estimate(
+    rows: int, found: Candidates, devices: int, machine: Machine | None, routes_on_host: bool = True
+) -> Estimate:
+    """The cost of the tables' part of a step with the first `rows` candidates as hot rows.
+
+    Args:
+      rows: K.
+      found: the candidates.
+      devices: N.
+      machine: whose curves count; None: bytes do.
+      routes_on_host: whether the host finds the distinct rows.
+    """
+    total = float(found.found_M.sum()) + found.other_ids
+    hot_ids = float(found.found_M[:rows].sum())
+    travelling = float(found.asked_M[rows:].sum())
+    held = float(_held(found, devices)[:rows].sum())
+    cost = 0.0
+    for row_bytes in np.unique(found.row_bytes_M):
+        same_M = found.row_bytes_M == row_bytes
+        cold, hot = float(found.asked_M[rows:][same_M[rows:]].sum()), int(same_M[:rows].sum())
+        size = (float(row_bytes), devices)
+        if machine is None:
+            cost += _sent_bytes(cold, hot, *size)
+        else:
+            table_bytes = float(row_bytes) * max(1.0, float(same_M.sum())) / devices
+            cost += _device_us(cold, hot, *size, table_bytes, Costs(machine))
+    if machine is not None and routes_on_host:
+        route_us = Costs(machine).host("host_route", ids=max(1.0, total)).us
+        host_us = route_us * (1 - (1 - _HOT_ID) * hot_ids / max(1.0, total))
+        cost = cost + host_us / machine.cores if machine.shared else max(cost, host_us)
+    return Estimate(rows, cost, hot_ids / max(1.0, total), travelling, held)
+
+
+def with_hot_rows(plan: Plan, choice: Choice, tables: Sequence[TableSpec]) -> Plan:
+    """Returns the plan with the chosen rows in a segment of their own, and all others where it has them."""
+    found = dict(plan.tables)
+    for table in tables:
+        if ids := choice.ids.get(table.name):
+            rest = found[table.name] if len(ids) < table.rows else ()
+            others = tuple(dataclasses.replace(segment, rows="rest") for segment in rest)
+            found[table.name] = (Segment(HOT, RowIds(ids), why=choice.why), *others)
+    return Plan(found)
+
+
+def refuse_twice(plan: Plan, source: str) -> None:
+    """Refuses `embedding.hot.rows` beside a plan file, which has its own sets (ConfigError)."""
+    sets = any(s.placement == HOT for segments in plan.tables.values() for s in segments)
+    raise ConfigError(
+        f"embedding.hot.rows is set, but plan={source} is a file, which says itself which rows are hot"
+        f"{' (it has some)' if sets else ''}. Leave that to the file (embedding.hot.rows=0), or let recjax plan anew: "
+        "`recjax plan PRESET plan=auto embedding.hot.rows=auto --save FILE`."
+    )
+
+
+def describe_hot(choice: Choice) -> dict[str, Any]:
+    """A choice as JSON values: "rows", "why", "unit", "tables" (name -> rows) and "curve", the estimates."""
+    return {
+        "rows": choice.rows,
+        "why": choice.why,
+        "unit": choice.unit,
+        "tables": {name: len(ids) for name, ids in choice.ids.items()},
+        "curve": [dataclasses.asdict(estimate) for estimate in choice.curve],
+    }
+
+
+def hot_table(described: dict[str, Any]) -> str:
+    """The same as text."""
+    head = f"hot rows: {described['rows']:,} ({described['why']})"
+    if not described["curve"]:
+        return head
+    cost = "tables' part of a step" if described["unit"] == "us" else "bytes sent a step"
+    cells = [["hot rows", cost, "ids covered", "rows that travel", "bytes held"]]
+    for of in described["curve"]:
+        mark = " <-" if of["rows"] == described["rows"] else ""
+        unit = " us" if described["unit"] == "us" else ""
+        cells.append([f"{of['rows']:,}", f"{of['cost']:,.0f}{unit}", f"{of['covered']:.1%}",
+                      f"{of['travelling']:,.0f}", f"{of['held_bytes']:,.0f}{mark}"])  # fmt: skip
+    return "\n".join([head, *aligned(cells)])
+
+
+def _chosen(
+    found: Candidates,
+    curve: tuple[Estimate, ...],
+    machine: Machine | None,
+    presence: Presence,
+    batch_size: int,
+    devices: int,
+) -> Choice:
+    """The choice by a curve, whose first estimate is that of no hot row."""
+    none, best = curve[0], min(curve, key=lambda of: (of.cost, of.rows))
+    unit, by = ("us", f"by {machine.name}'s curves") if machine else ("bytes", "by bytes sent")
+    about = f"{presence.batches} batches of {batch_size:,} on {devices} device(s)"
+    if best.rows == 0 or best.cost > (1 - WORTH) * none.cost:
+        most = max((of.covered for of in curve), default=0.0)
+        saved = 1 - best.cost / none.cost if none.cost else 0.0
+        why = (
+            f"none: {by}, no set of up to {curve[-1].rows:,} rows (which cover {most:.0%} of the ids) saves more than "
+            f"{WORTH:.0%} (the best {saved:.1%}); {about}"
+        )
+        if machine is None and not best.rows:
+            why += (
+                "; a copy costs as many bytes as a row that every device asks for in every step. Name a machine "
+                "(embedding.hot.machine) to have time decide"
+            )
+        return Choice({}, curve, unit, why)
+    why = f"{by}: {1 - best.cost / none.cost:.0%} less than without, {best.covered:.0%} of the ids; {about}"
+    return Choice(_by_table(found, best.rows), curve, unit, why)
+
+
+def _by_table(found: Candidates, count: int) -> dict[str, tuple[int, ...]]:
+    """Name of each table -> the ids of its rows among the first `count`, ascending."""
+    return {
+        name: tuple(np.sort(found.ids_M[:count][found.table_M[:count] == number]).tolist())
+        for number, name in enumerate(found.tables)
+        if (found.table_M[:count] == number).any()
+    }
+
+
+def _held(found: Candidates, devices: int) -> np.ndarray:
+    """Bytes that a device holds of each, with its part of the slots: float64 [M]."""
+    return found.row_bytes_M + found.slot_bytes_M / devices
+
+
+def _routes_on_host(config: RunConfig) -> bool:
+    return config.train.routing != "device"
+
+
+def _sent_bytes(cold: float, hot: int, row_bytes: float, devices: int) -> float:
+    """Bytes that leave a device: ids, rows and gradients of those asked for; gradients and new rows of hot ones."""
+    return (devices - 1) / devices * (cold * (4 + 2 * row_bytes) + hot * (2 * row_bytes + 4))
+
+
+def _device_us(cold: float, hot: int, row_bytes: float, devices: int, table_bytes: float, costs: Costs) -> float:
+    """Time of a device for rows of one width: what it is asked for and asks for, and hot ones."""
+    machine = costs.machine
+    several = {"devices": float(devices)}
+    works: list[Work] = []
+    if cold:
+        moved = cold * row_bytes
+        sizes = (4 * cold, moved, moved)
+        works += [Work("all_to_all", {"bytes": max(1.0, size), **several}, 0.0, size) for size in sizes]
+        works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
+        works.append(sort(max(2.0, cold), 2, 8 * cold))
+        works.append(scatter(cold, row_bytes, moved, 4 * cold, "add"))
+        works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))
+        works.append(Work("elementwise", {"bytes": 4 * moved}, 0.0, 4 * moved))
+    if hot:
+        moved = hot * row_bytes
+        works.append(Work("reduce_scatter", {"bytes": moved + 4 * hot, **several}, 0.0, moved + 4 * hot))
+        works.append(Work("all_gather", {"bytes": moved, **several}, 0.0, moved))
+        works.append(Work("elementwise", {"bytes": _PASSES * moved}, 0.0, _PASSES * moved))
+        works.append(Work("elementwise", {"bytes": 4 * moved / devices}, 0.0, 4 * moved / devices))
+    total = 0.0
+    for work in works:
+        cost = costs.of(work) if devices > 1 or "devices" not in work.sizes else None
+        if cost is not None:  # devices that share the cores of a host take turns
+            total += cost.us * (max(1.0, devices * cost.cores / machine.cores) if machine.shared else 1.0)
+    return total
