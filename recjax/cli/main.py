@@ -343,6 +343,12 @@ def _parser() -> argparse.ArgumentParser:
     prepare.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on from where it was.")
     info = verb(actions, "info", verbs.info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
+    info.add_argument("--presence", action="store_true", help="in how many of a run's first batches each id is, and "
+                      "what share of the look-ups the most present ones take")  # fmt: skip
+    info.add_argument("--batches", type=int, default=100, metavar="N", help="that --presence counts (default: 100)")
+    info.add_argument("--batch-size", type=int, default=4096, metavar="B", help="of each (default: 4096)")
+    info.add_argument("--seed", type=int, default=0, help="of the order of the samples (default: 0)")
+    info.add_argument("--in-order", action="store_true", help="take the samples in the order of the data instead")
     overrides(info)
 
     weights = names.add_parser("weights", help="take weights from, or give them to, other libraries")

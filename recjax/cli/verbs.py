@@ -345,10 +345,16 @@ def prepare(options: argparse.Namespace) -> None:
 
 def info(options: argparse.Namespace) -> None:
     """Describes data."""
-    from recjax.data import catalog
+    from recjax.data import catalog, presence
 
-    described = catalog.describe(options.dataset, options.overrides)
-    write_result(options, described, lambda: catalog.table(described))
+    if not options.presence:
+        described = catalog.describe(options.dataset, options.overrides)
+        write_result(options, described, lambda: catalog.table(described))
+        return
+    source = catalog.open_verified(options.dataset, options.overrides)
+    counted = presence.presence_of(source, options.batches, options.batch_size, options.seed, not options.in_order)
+    found = presence.describe(counted)
+    write_result(options, found, lambda: presence.to_text(found))
 
 
 def import_weights(options: argparse.Namespace) -> None:

@@ -179,13 +179,19 @@ def described(made: PreparedSource) -> dict[str, Any]:
 
 
 def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Sizes and skew of a dataset by name (with `overrides` of its config), or of a folder of prepared data.
-
-    A name that is also that of such a folder here means the folder, unless the dataset needs none or has overrides.
-    Every checksum of prepared data is verified first.
+    """Sizes and skew of a dataset, as `open_verified` opens it.
 
     Returns:
       See `stats.describe`; `table` makes it readable.
+    """
+    return statistics.describe(open_verified(name_or_folder, overrides))
+
+
+def open_verified(name_or_folder: str, overrides: Sequence[str] = ()) -> BlockSource:
+    """Opens a dataset by name (with `overrides` of its config), or a folder of prepared data.
+
+    A name that is also that of such a folder here means the folder, unless the dataset needs none or has overrides.
+    Every checksum of prepared data is verified first.
 
     Raises:
       ConfigError: no such dataset, or overrides for a folder.
@@ -211,7 +217,7 @@ def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, An
         source = open_prepared(name_or_folder)
     if isinstance(source, PreparedSource):
         source.verify()
-    return statistics.describe(source)
+    return source
 
 
 table = statistics.to_text

@@ -8,12 +8,16 @@ of real logs name few items over and over: Zha et al. (P2RES) count 100 batches,
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from recjax.data.batch import Batch
+from recjax.data.pipeline import batches
+from recjax.data.source import BlockSource
+from recjax.errors import ConfigError
 from recjax.utils.text import aligned
 
 COVERAGES = (0.5, 0.9, 0.99)  # shares of all look-ups whose fewest items are told
@@ -64,7 +68,7 @@ class Presence:
 
 
 def count_presence(
-    batches: Iterable[Batch],
+    read: Iterable[Batch],
     tables: Mapping[str, int],
     features: Sequence[tuple[str, str]],
     batch_size: int,
@@ -75,7 +79,7 @@ def count_presence(
     The result is a function of the batches alone: neither threads nor processes enter.
 
     Args:
-      batches: in their order; samples of device n in each are those from n * ceil(B / shares) on.
+      read: batches in their order; samples of device n in each are those from n * ceil(B / shares) on.
       tables: name -> rows.
       features: (name in the batches, table) of each look-up.
       batch_size: B, of a full batch.
@@ -84,7 +88,7 @@ def count_presence(
     looked = {name: sorted({feature for feature, table in features if table == name}) for name in tables}
     counters = {name: _Counter(rows) for name, rows in tables.items()}
     each, new = -(-batch_size // shares), []
-    for batch in batches:
+    for batch in read:
         items = unseen = 0
         for name, counter in counters.items():
             found = counter.add([batch.bags[feature] for feature in looked[name]], each)
@@ -92,6 +96,32 @@ def count_presence(
         new.append(unseen / max(1, items))
     found_tables = {name: counter.items() for name, counter in counters.items()}
     return Presence(found_tables, len(new), shares, batch_size, np.array(new[1:]))
+
+
+def presence_of(
+    source: BlockSource, batches_read: int, batch_size: int, seed: int = 0, shuffle: bool = True
+) -> Presence:
+    """Counts the items of each feature in the first training batches of a run.
+
+    Args:
+      source: the data.
+      batches_read: how many, at most.
+      batch_size: B.
+      seed: of the order of the samples.
+      shuffle: False takes them in the order of the file.
+
+    Raises:
+      ConfigError: a number below 1.
+      DataError: there are no training samples, or they cannot be read.
+    """
+    for name, value in (("batches", batches_read), ("batch-size", batch_size)):
+        if value < 1:
+            raise ConfigError(f"--{name} is {value}; it must be at least 1.")
+    rows = int(source.row_counts("train").sum())
+    stream = batches(source, "train", batch_size, seed=seed, shuffle=shuffle, workers=0, epochs=1)
+    first = itertools.islice(stream, min(batches_read, -(-rows // batch_size)))
+    tables = {feature.name: feature.rows for feature in source.schema.features}
+    return count_presence(first, tables, [(name, name) for name in tables], batch_size)
 
 
 class _Counter:

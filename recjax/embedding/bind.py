@@ -212,8 +212,9 @@ def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool
         columns = [(source.segments[0].first, source.segments[0].last) for _, source in own]
         cuts = sorted({cut for pair in columns for cut in pair})
         for first, last in zip(cuts[:-1], cuts[1:], strict=True):
-            # In the order of the groups: hot rows, or cold ones, come first for all features alike.
+            # In the order of the groups, but hot rows first: alike for all features.
             over = [(g, s, a) for (g, s), (a, z) in zip(own, columns, strict=True) if a <= first and last <= z]
+            over.sort(key=lambda of: of[0].listed)
             if not over:  # columns of a feature whose other columns travel as rows
                 continue
             rows = tuple(Fetched(group.name, first - a, last - a) for group, _, a in over)
@@ -222,7 +223,8 @@ def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool
                 spec = dataclasses.replace(feature, name=f"{feature.name}[{first}:{last}]", source=feature.reads)
             sources = tuple(source.name for _, source, _ in over)
             everywhere = len(over) == 1 and over[0][1].whole
-            pools.setdefault(rows, []).append(Lookup(spec, feature.name, first, sources, everywhere))
+            complete = sum(b.band.members for _, s, _ in over for b in s.segments) == over[0][1].segments[0].spec.rows
+            pools.setdefault(rows, []).append(Lookup(spec, feature.name, first, sources, everywhere, complete))
     return tuple(Pool(rows, tuple(lookups)) for rows, lookups in pools.items())
 
 

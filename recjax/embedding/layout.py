@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from recjax.embedding.sharding.base import Sharding
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
-_LISTED_ROWS = 2**26  # of a table with hot rows of which the host lists the home of every id: 256 MiB
+_LISTED_ROWS = 2**26  # of a table with hot rows, for whose ids the host keeps a list: 256 MiB
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -70,21 +70,6 @@ class BoundSegment:
     def whole_rows(self) -> bool:
         """True if it holds all columns of the table."""
         return self.last - self.first == self.spec.dim
-
-    def find(self, ids_L: np.ndarray) -> np.ndarray:
-        """Returns the home of each id on one owner, -1 where it is not here: int32 [L]. For NumPy."""
-        if self.spec.rows <= _LISTED_ROWS:
-            return self._homes.take(ids_L)
-        _, home_L, here_L = self.locate(ids_L.astype(np.int32, copy=False))
-        return home_L if here_L is None else np.where(here_L, home_L, np.int32(-1))
-
-    @functools.cached_property
-    def _homes(self) -> np.ndarray:
-        """The home of every id, int32 [V]."""
-        homes_V = np.full(self.spec.rows, -1, np.int32)
-        members = self.band.size
-        homes_V[self.order.row(self.band.used(0, members))] = self.offsets[0] + np.arange(members, dtype=np.int32)
-        return homes_V
 
     def locate(self, ids: Any) -> tuple[Any, Any, Any]:
         """Returns (owner, home in the owner's part of the buffer, whether it is here) of each row id, elementwise.
@@ -299,6 +284,44 @@ class Group(_InReplicas):
             offsets = tuple(max(0, segment.offsets[0] - part * each) for part in range(sharding.parts))
             segments.append(dataclasses.replace(segment, split=cut, offsets=offsets))
         return dataclasses.replace(self, sharding=sharding, rows=each, segments=tuple(segments))
+
+    def codes(self, source: Source, ids_L: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Where the rows of some ids live, for routing on the host.
+
+        A table with hot rows has a list of these numbers, so that each id costs one look-up, whatever the number of
+        hot rows.
+
+        Args:
+          source: one of the group's.
+          ids_L: int32, in range.
+
+        Returns:
+          `destination` * R + home of each id, where it is here; and whether it is, None if all are: [L].
+        """
+        segments = source.segments
+        if any(s.band.vacant or not self.listed for s in segments) and segments[0].spec.rows <= _LISTED_ROWS:
+            key = (segments[0].spec.name, segments[0].first, tuple(s.number for s in segments))
+            listed = self._listed_codes.get(key)
+            if listed is None:
+                rows = np.arange(segments[0].spec.rows, dtype=np.int32)
+                codes_V, here_V = self._codes(source, rows)
+                codes_V = codes_V if here_V is None else np.where(here_V, codes_V, -1)
+                fits = self.owners * self.rows < 2**31
+                listed = self._listed_codes[key] = codes_V.astype(np.int32 if fits else np.int64)
+            codes_L = listed.take(ids_L)
+            return codes_L, None if source.whole else codes_L >= 0
+        return self._codes(source, ids_L)
+
+    def _codes(self, source: Source, ids_L: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        owner_L, home_L, here_L = source.locate(ids_L)
+        if self.owners == 1:  # or all devices have every row
+            return home_L, here_L
+        return self.destination(owner_L) * np.int64(self.rows) + home_L, here_L
+
+    @functools.cached_property
+    def _listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
+        """Table, first column and numbers of segments -> `codes` of all ids, -1 where they are not here: [V]."""
+        return {}
 
     def slots(self) -> dict[str, SlotSpec]:
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""

@@ -72,6 +72,7 @@ class Lookup:
       first: the first of these columns in the feature's table.
       sources: names of the `Source`s of its rows, beside `Pool.rows`.
       everywhere: True if there is one source alone, which has all rows.
+      complete: True if the sources have all rows together; else owners pool the others.
     """
 
     spec: FeatureSpec
@@ -79,6 +80,7 @@ class Lookup:
     first: int
     sources: tuple[str, ...]
     everywhere: bool = True
+    complete: bool = True
 
     @property
     def name(self) -> str:

@@ -239,9 +239,14 @@ def estimate(
 
 
 def with_hot_rows(plan: Plan, choice: Choice, tables: Sequence[TableSpec]) -> Plan:
-    """Returns the plan with the chosen rows in a segment of their own, and all others where it has them."""
+    """Returns the plan with the chosen rows in a segment of their own, and all others where it has them.
+
+    Small tables that all devices have copies of anyway become hot as a whole: they travel in the same arrays.
+    """
     found = dict(plan.tables)
-    for table in tables:
+    for table in tables if choice.ids else ():
+        if table.placement is None and all(s.placement == COPIED[0] for s in found[table.name]):
+            found[table.name] = tuple(dataclasses.replace(s, placement=HOT) for s in found[table.name])
         if ids := choice.ids.get(table.name):
             rest = found[table.name] if len(ids) < table.rows else ()
             others = tuple(dataclasses.replace(segment, rows="rest") for segment in rest)

@@ -13,6 +13,7 @@ the same is done for all devices of a host together: see `hierarchical.py`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.lookups import Lookup
 from recjax.embedding.pooled import routing as pooled_ids
 from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity
@@ -108,12 +110,13 @@ class RoutedBatch:
     required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, home); see `Group.destination`
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
-    inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys, -1 if not there
+    inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys; or see `find_hot`
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
     # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
     slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
     touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
+    at: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name of a source -> which ids, if not all
 
 
 def route_on_host(
@@ -140,27 +143,31 @@ def route_on_host(
         if bags.lengths is not None:
             required[lookup.name] = longest(lookup.spec, bags, b // parts)
     touched: dict[str, np.ndarray] = {}
+    devices = _Devices(batch, b, share.count)
+    elsewhere: dict[tuple[str, str], np.ndarray] = {}
     for group in bound.hot:
-        touched[group.name], found_hot = find_hot(group, batch, b, share.count)
+        touched[group.name], found_hot = find_hot(group, batch, devices, elsewhere)
         inverse |= found_hot
+    at: dict[str, np.ndarray] = {}
     for group in bound.listing:
-        pieces, here = [], []
+        pieces = []
         buckets = share.count * group.owners
         for source in group.sources:
-            bags = batch.bags[source.feature.reads]
-            owner_L, home_L, here_L = source.locate(bags.ids.ravel().astype(np.int32, copy=False))
-            here.append(here_L)
-            if buckets == 1:
-                pieces.append(_only(home_L, here_L))
-                continue
-            bucket_L = bags.samples() // b
-            if group.owners > 1:  # or all devices have every row
-                bucket_L = bucket_L * group.owners + group.destination(owner_L)
-            pieces.append(_only(bucket_L * np.int64(group.rows) + home_L, here_L))
+            feature, spec = source.feature.reads, source.segments[0].spec
+            ids_L, here_L = batch.bags[feature].ids.ravel().astype(np.int32, copy=False), None
+            at_M = elsewhere.get((feature, spec.name)) if source.segments[0].band.vacant else None
+            code_M, here_L = group.codes(source, _only(ids_L, at_M))
+            if at_M is None and here_L is not None:
+                at_M = np.flatnonzero(here_L)
+                code_M = code_M.take(at_M)
+            if share.count > 1:
+                code_M = _only(devices.times(feature, group.owners * group.rows), at_M) + code_M
+            if at_M is not None:
+                at[source.name] = at_M
+            pieces.append(code_M)
         keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
-        for source, here_L, index_L in zip(group.sources, here, np.split(inverse_L, cuts), strict=True):
-            inverse[source.name] = _spread(index_L, here_L)
+        inverse |= {s.name: index_M for s, index_M in zip(group.sources, np.split(inverse_L, cuts), strict=True)}
         if share.count * group.num_row_lists == 1:
             counts[group.name] = np.array([len(keys[group.name])])
         else:
@@ -174,31 +181,56 @@ def route_on_host(
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
     located = locate_pooled(batch, bound, b, share, required)
     found = RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
-    return dataclasses.replace(found, pooled=located, touched=touched)
+    return dataclasses.replace(found, pooled=located, touched=touched, at=at)
 
 
-def find_hot(group: Group, batch: Batch, b: int, devices: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+class _Devices:
+    """The devices that the ids of a batch are of."""
+
+    def __init__(self, batch: Batch, b: int, devices: int) -> None:
+        self.number, self._batch, self._b = devices, batch, b
+        self._found: dict[tuple[int | str, int], np.ndarray] = {}
+
+    def times(self, feature: str, stride: int) -> np.ndarray:
+        """The device of each id of a feature, times `stride`: int64 [L], alike for all bags of one fixed size."""
+        bags = self._batch.bags[feature]
+        key = (feature if bags.lengths is not None else bags.ids.shape[1], stride)
+        if key not in self._found:
+            if bags.lengths is None:
+                number_B = np.arange(len(bags.ids)) // self._b
+                self._found[key] = np.repeat(number_B * stride, bags.ids.shape[1])
+            else:
+                self._found[key] = bags.samples() // self._b * stride
+        return self._found[key]
+
+
+def find_hot(
+    group: Group, batch: Batch, devices: _Devices, elsewhere: dict[tuple[str, str], np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Finds the ids of rows that every device has at hand, by one look-up for each id.
 
     Args:
       group: the group of these rows.
       batch: the samples.
-      b: samples of a device.
-      devices: N.
+      devices: of its ids.
+      elsewhere: gets (feature of the data, table) -> which of its ids name other rows, ascending.
 
     Returns:
       which rows each device's samples have ids of, bool [N, R]; and for each source the row of every id, -1 where it is
       not hot, int32 [L].
     """
-    marks_NxR = np.zeros((devices, group.rows + 1), bool)  # the last column takes those that are not hot
+    stride = group.rows + 1  # the last column takes those that are not hot
+    marks_M = np.zeros(devices.number * stride + 1, bool)
     found = {}
     for source in group.sources:
-        bags = batch.bags[source.feature.reads]
-        found[source.name] = home_L = source.segments[0].find(bags.ids.ravel())
-        ends: Any = np.searchsorted(bags.samples(), np.arange(1, devices) * b) if devices > 1 else []
-        for mark_R, home in zip(marks_NxR, np.split(home_L, ends), strict=True):
-            mark_R[home] = True
-    return marks_NxR[:, :-1], found
+        feature = source.feature.reads
+        row_L, here_L = group.codes(source, batch.bags[feature].ids.ravel().astype(np.int32, copy=False))
+        if here_L is not None:
+            row_L = np.where(here_L, row_L, -1)
+            elsewhere[feature, source.segments[0].spec.name] = np.flatnonzero(~here_L)
+        found[source.name] = row_L
+        marks_M[devices.times(feature, stride) + row_L] = True  # -1 is the last column of the device before
+    return marks_M[:-1].reshape(devices.number, stride)[:, :-1], found
 
 
 def locate_pooled(batch: Batch, bound: BoundPlan, b: int, share: Share, required: dict[str, int]) -> dict[str, Found]:
@@ -222,17 +254,8 @@ def pack_pooled(
     }
 
 
-def _only(keys_L: np.ndarray, here_L: np.ndarray | None) -> np.ndarray:
-    return keys_L if here_L is None else keys_L[here_L]
-
-
-def _spread(index_L: np.ndarray, here_L: np.ndarray | None) -> np.ndarray:
-    """The inverse of `_only` for what was found of its keys: -1 where there was none."""
-    if here_L is None:
-        return index_L
-    whole_L = np.full(len(here_L), -1, np.int32)
-    whole_L[here_L] = index_L
-    return whole_L
+def _only(values_L: np.ndarray, at_M: np.ndarray | None) -> np.ndarray:
+    return values_L if at_M is None else values_L.take(at_M)
 
 
 def samples_of(share: Share, batch_size: int, parts: int = 1) -> tuple[int, int]:
@@ -313,33 +336,46 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
         from_groups = [fetched.group for fetched in pool.rows]
         total = sum(sizes[name] for name in from_groups)
         for lookup in pool.lookups:
-            inverse = [routed.inverse[source] for source in lookup.sources]
-            if lookup.everywhere:
-                place_U = places[from_groups[0]]
-                index_L = inverse[0] if place_U is None else place_U[inverse[0]]
-            else:
-                index_L = _among(inverse, [places[name] for name in from_groups], [sizes[name] for name in from_groups])
+            index_L = _among(routed, lookup, from_groups, places, sizes)
             features[lookup.name] = pack_feature(lookup.spec, routed, index_L, total, capacities, dtype)
     return Routing(groups, features, pack_pooled(routed, bound, capacities, dtype))
 
 
-def _among(inverse: list[np.ndarray], places: list[np.ndarray | None], sizes: list[int]) -> np.ndarray:
+def _among(
+    routed: RoutedBatch,
+    lookup: Lookup,
+    groups: Sequence[str],
+    places: Mapping[str, np.ndarray | None],
+    sizes: Mapping[str, int],
+) -> np.ndarray:
     """Index of each id's row among those fetched from several groups, one below the other, int32 [L].
 
     That of a row that none of them has, since its owner pools it, is the number of them all.
 
     Args:
-      inverse: for each group the index into its keys, -1 where it has not the row.
-      places: for each group the place of each key among its fetched rows; None: in its order.
+      routed: the batch.
+      lookup: whose ids.
+      groups: names of its sources' groups.
+      places: of each group, the place of each key among its fetched rows; None: in its order.
       sizes: how many rows are fetched from each.
     """
-    index_L = np.full(len(inverse[0]), sum(sizes), np.int32)
+    index_L: np.ndarray | None = None
     start = 0
-    for inverse_L, place_U, size in zip(inverse, places, sizes, strict=True):
-        here_L = inverse_L >= 0
-        found = inverse_L[here_L]
-        index_L[here_L] = start + (found if place_U is None else place_U[found])
-        start += size
+    for source, group in zip(lookup.sources, groups, strict=True):
+        found, place_U, at_M = routed.inverse[source], places[group], routed.at.get(source)
+        found = found if place_U is None else place_U.take(found)
+        if lookup.everywhere:
+            return found
+        if group in routed.touched:  # hot rows, which are before all others
+            index_L = found.copy()
+        else:
+            if index_L is None:
+                index_L = np.full(routed.batch.bags[lookup.spec.reads].ids.size, -1, np.int32)
+            index_L[slice(None) if at_M is None else at_M] = found + np.int32(start)
+        start += sizes[group]
+    assert index_L is not None
+    if not lookup.complete:
+        index_L[index_L < 0] = start
     return index_L
 
 
@@ -391,8 +427,11 @@ def pack_feature(
         at = (part_L * capacities[feature.name] + within_L,)
         segments = np.full(shape, s, np.int32)
         segments[at] = sample_L % s
-    inverse: np.ndarray = np.full(shape, nothing, np.int32)
-    inverse[at] = index_L
+    if bags.lengths is None and index_L.shape == shape and index_L.dtype == np.int32:
+        inverse = index_L
+    else:
+        inverse = np.full(shape, nothing, np.int32)
+        inverse[at] = index_L
     if weights_L is None:
         return FeatureRouting(inverse, None, segments)
     weights = np.zeros(shape, dtype)
