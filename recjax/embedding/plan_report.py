@@ -96,12 +96,13 @@ def _describe_segment(
     spec = segment.spec
     rows_N, columns_N = group.counts(segment)
     held = group.row_bytes(item_bytes) * rows_N
-    answered = ids * (rows_N * columns_N) / (spec.rows * spec.dim) / (1 if group.spread else group.devices)
+    used_N = rows_N * (segment.band.members / segment.band.size)
+    answered = ids * (used_N * columns_N) / (spec.rows * spec.dim) / (1 if group.spread else group.devices)
     described = {
         "placement": segment.placement,
         "owner": segment.split.first // segment.split.owners if segment.placement in OWNED else None,
         "owners": list(segment.split.named),
-        "rows": segment.band.size,
+        "rows": segment.band.members,
         "columns": [segment.first, segment.last],
         "bytes": int(held.sum()),
         "bytes_on_fullest_device": int(held.max()),

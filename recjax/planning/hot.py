@@ -162,13 +162,19 @@ def first_batches(
     tables: Sequence[TableSpec],
     features: Sequence[FeatureSpec],
     shares: int,
+    position: int = 0,
 ) -> Presence:
-    """Counts the run's first batches, `embedding.hot.batches` of them, or as many as have `MOST_IDS` ids."""
+    """Counts `embedding.hot.batches` batches of a run from a sample on, or as many as have `MOST_IDS` ids."""
     train = config.train
     ids = sum(f.bag or 1 for f in {f.reads: f for f in features}.values()) * train.batch_size
     rows = int(source.row_counts("train").sum())
     count = max(1, min(config.embedding.hot.batches, MOST_IDS // max(1, ids), -(-rows // train.batch_size)))
-    order: Any = {"seed": config.seed, "shuffle": train.shuffle, "shuffle_blocks": train.shuffle_blocks}
+    order: Any = {
+        "seed": config.seed,
+        "shuffle": train.shuffle,
+        "shuffle_blocks": train.shuffle_blocks,
+        "position": position,
+    }
     stream = itertools.islice(batches(source, "train", train.batch_size, workers=0, **order), count) if rows else ()
     looking = [(f.reads, f.table) for f in features]
     return count_presence(stream, {t.name: t.rows for t in tables}, looking, train.batch_size, shares)
@@ -251,6 +257,28 @@ def with_hot_rows(plan: Plan, choice: Choice, tables: Sequence[TableSpec]) -> Pl
             rest = found[table.name] if len(ids) < table.rows else ()
             others = tuple(dataclasses.replace(segment, rows="rest") for segment in rest)
             found[table.name] = (Segment(HOT, RowIds(ids), why=choice.why), *others)
+    return Plan(found)
+
+
+def of_equal_sizes(plan: Plan, presence: Presence, dedup: bool) -> Plan:
+    """Returns the plan with other hot rows, as many of each table: those that travel most.
+
+    Where fewer are present, the rows that were hot stay so, lower ids first.
+    """
+    found = {}
+    for name, segments in plan.tables.items():
+        found[name] = segments
+        sets = [s for s in segments if s.placement == HOT and isinstance(s.rows, RowIds)]
+        if len(sets) != 1 or len(segments) == 1:
+            continue
+        items, count = presence.tables[name], len(sets[0].rows.ids)  # type: ignore[union-attr]
+        found_U = presence.occurrences(name)
+        asked_U = presence.probability(name) if dedup else found_U
+        best = items.ids_U[np.lexsort((items.ids_U, -found_U, -asked_U))[:count]].tolist()
+        known = set(best)
+        best += [id for id in sets[0].rows.ids if id not in known][: count - len(best)]  # type: ignore[union-attr]
+        other = dataclasses.replace(sets[0], rows=RowIds(tuple(sorted(best))))
+        found[name] = tuple(other if s is sets[0] else s for s in segments)
     return Plan(found)
 
 

@@ -151,7 +151,9 @@ class Workload:
             else none
             for rows, columns in set(held)
         }
-        return np.array([of_part[part] for part in held])
+        used_K = np.full(len(LOADS), segment.band.members / segment.band.size)
+        used_K[0] = 1.0  # rows that are hot have room here, too
+        return np.array([of_part[part] for part in held]) * used_K
 
 
 def describe_loads(work: Workload, bound: BoundPlan) -> dict[str, Any]:

@@ -80,6 +80,11 @@ class InputStream:
         kinds = Kinds.of(self._router.bound)
         self._ladder = CapacityLadder(state["capacities"], state["peaks"], steps, self._period, kinds)
 
+    def reroute(self, router: Router, read: Callable[[int], Iterator[InFlight]]) -> None:
+        """Goes on with another router and its batches; the bound plan may differ in which rows are hot."""
+        self.close()
+        self._read, self._router = read, router
+
     @property
     def capacities(self) -> dict[str, int]:
         """Sizes of the arrays that were given last: a program is compiled for each set of them."""

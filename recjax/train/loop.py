@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from recjax.train.agreement import never
 from recjax.train.callbacks import Callback, Event
 from recjax.train.due import Due
+from recjax.train.hot_periods import HotPeriods
 from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
@@ -65,6 +66,7 @@ def fit(
       DataError: all samples of a step have weight 0.
     """
     began, due, event = progress.step, Due(trainer.config.train, lambda: log.progress.trained_s), Event()
+    hot = HotPeriods(trainer, stop, due.by_time)
     with log, contextlib.closing(trainer.train_inputs(stop, due.by_time)) as stream:
         if progress.unevaluated:  # an earlier call was asked to stop within the evaluation of this step
             event = _event(trainer, progress, due)
@@ -72,6 +74,7 @@ def fit(
         if not (event.stop or progress.stopped or progress.step >= trainer.total_steps):
             stream.load_state_dict(progress.inputs())
             log.start(progress)
+            state = hot.enter(state, progress.step, stream)
             for inputs in stream:
                 state, metrics = trainer.train_step(state, inputs)
                 progress.advance(stream)
@@ -80,9 +83,11 @@ def fit(
                 event = _event(trainer, progress, due, stream)
                 if event:
                     log.flush()
+                    state = hot.home(state)
                     _call(callbacks, event, state, progress, due)
                 if event.last or event.stop or progress.stopped:
                     break
+                state = hot.after(state, progress.step, stream)
     rate = log.progress.mean_samples_per_s
     known = None if math.isnan(rate) else rate
     stopped_by = 0 if progress.stopped else event.stop

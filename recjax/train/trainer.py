@@ -170,9 +170,14 @@ class Trainer:
           stop: asked before each batch; what any process's says, `latest.stop` says in all.
           save: likewise for `latest.save`.
         """
-        size = self.config.train.batch_size
-        read = functools.partial(self.routed_batches, stop=stop, save=save)
+        size, read = self.config.train.batch_size, self.train_reader(stop, save)
         return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD, self.stages())
+
+    def train_reader(
+        self, stop: Callable[[], int] = never, save: Callable[[], int] = never
+    ) -> Callable[[int], Iterator[InFlight]]:
+        """What gives the batches of a training from a position on, as `routed_batches`."""
+        return functools.partial(self.routed_batches, stop=stop, save=save)
 
     def first_inputs(self, capacities: Mapping[str, int]) -> StepInputs:
         """Returns the first batch of a training, in arrays of these sizes or, where it needs more, larger ones."""
@@ -297,11 +302,17 @@ class Trainer:
         if choice == "auto":
             ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
             accelerated = self.mesh.devices.flat[0].platform != "cpu"
-            choice = "device" if accelerated and ids >= routers.MANY_IDS and not self.stages() else "host"
+            static = not self.stages() and not self.config.embedding.hot.refresh
+            choice = "device" if accelerated and ids >= routers.MANY_IDS and static else "host"
         if choice == "device" and self.stages():
             raise ConfigError(
                 "train.routing=device, but some tables have rows in places that the host alone knows. Set "
                 "train.routing=host or auto."
+            )
+        if choice == "device" and self.config.embedding.hot.refresh:
+            raise ConfigError(
+                "train.routing=device compiles which rows are hot, but embedding.hot.refresh changes them. Set "
+                "train.routing=host or auto, or embedding.hot.refresh=0."
             )
         make = routers.DeviceRouter if choice == "device" else routers.HostRouter
         return make(self.bound, self.mesh, self.dtype)
