@@ -42,9 +42,10 @@ SPLIT = [
         ),
     ),
     (50, 2, (Segment("data_parallel", HOT), Segment("table_wise", RowIds((5, 49))), Segment("row_wise", "rest"))),
+    (40, 2, (Segment("hot", HOT), Segment("row_wise", "rest"))),
 ]
 OF_SPLIT = [(0, 3, "sum", False), (0, None, "mean", True), (0, None, "none", False), (1, None, "sum", False),
-            (1, 2, "none", True)]  # fmt: skip
+            (1, 2, "none", True), (2, 2, "sum", False), (2, None, "mean", False)]  # fmt: skip
 
 
 def equal(found: object, expected: object) -> None:

@@ -119,6 +119,7 @@ def test_two_runs_are_equal_to_the_bit_and_resume_elsewhere_with_other_hot_rows(
         compare(Result(losses, *by_row(placed.trainer, state)), truth, loss_rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.full
 def test_slots_of_hot_rows_are_spread_and_rows_copied() -> None:
     """By the shapes of each device's shards, and the collectives of the compiled step: no all-reduce of a table."""
     placed = Placed.of(make(), trainer_of(make(), 2, hot_plan(2, 0)))
