@@ -52,6 +52,20 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
     seen.set_defaults(tunables=True)
+    hot = verb(actions, "hot_rows", lambda o: _hot_rows(o, show), "copies of the rows in most batches, after P2RES",
+               "study hot_rows bench_kaggle16 data.max_rows=100000 --out studies/hot_rows")  # fmt: skip
+    hot.add_argument("preset", help="what to train on what")
+    hot.add_argument(
+        "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
+    )
+    hot.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hot_rows.json")
+    hot.add_argument("--rows", default="1000,4000,16000", metavar="K,...", help="numbers of hot rows (default: "
+                     "1000,4000,16000)")  # fmt: skip
+    hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
+    hot.add_argument("--batches", type=int, default=100, metavar="N", help="whose ids are counted (default: 100)")
+    hot.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each way to hold the tables has; 0 "
+                     "leaves out the times (default: 5)")  # fmt: skip
+    hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -86,6 +100,21 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
     how = replicas.Options(options.iterations, options.every, options.timed)
     result = replicas.study(presets.load(preset, overrides), options.out, how)
     show(options, result, lambda: replicas.to_text(result))
+
+
+def _hot_rows(options: argparse.Namespace, show: Print) -> None:
+    from recjax.config import presets
+    from recjax.studies.hot_rows import study
+
+    def numbers(name: str) -> tuple[int, ...]:
+        text = getattr(options, name)
+        if not all(word.strip().isdigit() for word in text.split(",")):
+            raise ConfigError(f"--{name} {text}: give numbers with commas between them, as in 2,8.")
+        return tuple(int(word) for word in text.split(","))
+
+    how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps)
+    result = study.study(presets.load(options.preset, options.overrides), options.out, how)
+    show(options, result, lambda: study.to_text(result))
 
 
 def _hoti2020(options: argparse.Namespace, show: Print) -> None:

@@ -1,0 +1,1 @@
+"""Hot rows, after P2RES: `recjax study hot_rows`."""
