@@ -1,0 +1,119 @@
+"""The choice of hot rows: against counts by brute force, bytes worked by hand, and a machine whose curves are known."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recjax.config.run import EmbeddingConfig, HotConfig, RunConfig
+from recjax.config.train import TrainConfig
+from recjax.data.pipeline import batches
+from recjax.data.synthetic.stream import ZipfStream
+from recjax.embedding.optim import Adam
+from recjax.embedding.plan import Plan, RowIds, check_plan
+from recjax.errors import ConfigError
+from recjax.planning import hot
+from recjax.planning.hot import Candidates, estimate
+from recjax.planning.machine import open_machine
+from recjax.planning.resolve import resolve
+from recjax.train.table_specs import specs
+
+SHAPE = (1, 1, 4)
+
+
+def run(rows: Any, dedup: bool = True, plan: str = "row_wise", batch_size: int = 64, **how: Any) -> RunConfig:
+    return RunConfig(
+        data=ZipfStream(rows=(300, 5000), train_rows=4000),
+        embedding=EmbeddingConfig(dim=4, optimizer=Adam(), dedup=dedup, hot=HotConfig(rows, batches=5, **how)),
+        train=TrainConfig(batch_size=batch_size),
+        plan=plan,
+    )
+
+
+def resolved(config: RunConfig) -> tuple[Plan, hot.Choice]:
+    source = config.data.open()
+    tables, features = specs(config, source.schema)
+    plan, choice = resolve(config, source, tables, features, SHAPE)
+    check_plan(plan, tables)
+    assert choice is not None
+    return plan, choice
+
+
+def test_the_rows_in_most_shares_of_the_first_batches() -> None:
+    config = run(40)
+    plan, choice = resolved(config)
+    counts = collections.Counter[tuple[str, int]]()
+    stream = batches(config.data.open(), "train", 64, seed=0, shuffle=True, workers=0)
+    for batch in itertools.islice(stream, 5):
+        for name, bags in batch.bags.items():
+            counts.update({(name, id) for id in bags.ids[:16].ravel().tolist()})
+            for first in (16, 32, 48):
+                counts.update({(name, id) for id in bags.ids[first : first + 16].ravel().tolist()})
+    least = sorted(counts.values(), reverse=True)[39]
+    chosen = {(name, id) for name, ids in choice.ids.items() for id in ids}
+    assert len(chosen) == 40 and all(counts[item] >= least for item in chosen)
+    assert {item for item, count in counts.items() if count > least} <= chosen
+    found = {n: s[0].rows.ids for n, s in plan.tables.items() if isinstance(s[0].rows, RowIds)}
+    assert found == choice.ids and all(s[-1].rows == "rest" for s in plan.tables.values())
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_equal_runs_choose_alike_and_other_seeds_otherwise() -> None:
+    one, same = (resolved(run(40))[1] for _ in range(2))
+    other = resolved(dataclasses.replace(run(40), seed=1))[1]
+    assert one == same and one.ids != other.ids
+
+
+def by_hand(asked: list[float]) -> Candidates:
+    """Rows of 16 bytes and as many of slots, each of which as many ids name as ask for it on each of 4 devices."""
+    count = len(asked)
+    asked_M = np.array(asked)
+    sizes = (np.full(count, 16), np.full(count, 16))
+    return Candidates(("t",), np.zeros(count, np.int64), np.arange(count), asked_M, 4 * asked_M, *sizes, 10.0)
+
+
+def test_bytes_by_hand() -> None:
+    """Three of four parts leave a device: 4 + 16 + 16 for a row asked for; 16 + 4, and 16, for a hot one."""
+    found = by_hand([3.0, 1.0, 0.5])
+    costs = [estimate(count, found, 4, None) for count in (0, 1, 3)]
+    assert [of.cost for of in costs] == pytest.approx([0.75 * 4.5 * 36, 0.75 * (1.5 * 36 + 36), 0.75 * 3 * 36])
+    assert [of.covered for of in costs] == pytest.approx([0, 12 / 28, 18 / 28])
+    assert [of.held_bytes for of in costs] == [0, 20, 60]
+
+
+def test_none_is_an_answer_with_its_reason() -> None:
+    """With dedup no row is asked for more than once, so that no copy saves bytes."""
+    plan, choice = resolved(run("auto"))
+    assert choice.rows == 0 and choice.why.startswith("none: by bytes sent")
+    assert all(len(segments) == 1 for segments in plan.tables.values())
+    text = hot.hot_table(hot.describe_hot(choice))
+    assert "hot rows: 0 (none" in text and f"{choice.curve[1].rows:,}" in text
+
+
+def test_as_many_as_pay() -> None:
+    """Without dedup by bytes; and with a machine, whose all-reduces cost nothing, by its time. Memory bounds both."""
+    plan, choice = resolved(run("auto", dedup=False, plan="auto", batch_size=800))
+    best = min(choice.curve, key=lambda of: of.cost)
+    assert choice.rows == best.rows > 0
+    assert plan.tables["sparse_0"][0].placement == "hot" == plan.tables["sparse_1"][0].placement
+    each = 16 + 2 * 16 / 4  # a row, and a quarter of two slots of Adam
+    few = resolved(run("auto", dedup=False, batch_size=800, memory_mib=(best.rows * each - 1) / 2**20))[1]
+    assert few.rows < best.rows and max(of.rows for of in few.curve) < best.rows
+    h100 = open_machine("h100")
+    free = dataclasses.replace(
+        h100, rates=h100.rates | {"link_latency": dataclasses.replace(h100.rates["link"], value=0.0)}
+    )
+    found = by_hand([1.0] * 4096)
+    assert estimate(4096, found, 4, free, False).cost < estimate(0, found, 4, free, False).cost
+
+
+def test_not_beside_a_plan_file() -> None:
+    with pytest.raises(ConfigError, match=r"embedding\.hot\.rows=0"):
+        hot.refuse_twice(Plan({}), "plan.json")
+    with pytest.raises(ConfigError, match="rows is -1"):
+        HotConfig(-1)
