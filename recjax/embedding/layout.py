@@ -25,7 +25,7 @@ from recjax.embedding.bands import Band
 from recjax.embedding.lookups import Lookup, Pool, Source
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import EXACT, Exchange
-from recjax.embedding.row_order import RowOrder, Split, library
+from recjax.embedding.row_order import Cut, RowOrder, Split, library
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype, TableSpec
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from recjax.embedding.sharding.base import Sharding
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
-_LISTED_ROWS = 2**26  # of a table with hot rows, for whose ids the host keeps a list: 256 MiB
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -81,24 +80,6 @@ class BoundSegment:
             number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one behind the last
         owner, within = self.split.owner_and_offset(number)
         return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut(Split):
-    """The rows of a segment that starts somewhere in a buffer which is cut into equal parts.
-
-    Attributes:
-      offset: its first row in the buffer.
-      each: rows of a part.
-    """
-
-    offset: int = 0
-    each: int = 0
-
-    def bounds(self, owner: int) -> tuple[int, int]:
-        """As `Split.bounds`."""
-        start, stop = (min(max(owner * self.each - self.offset + more, 0), self.rows) for more in (0, self.each))
-        return start, stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,47 +261,14 @@ class Group(_InReplicas):
         each = self.rows // sharding.parts
         segments = []
         for segment in self.segments:
-            cut = _Cut(segment.band.size, sharding.parts, offset=segment.offsets[0], each=each)
+            cut = Cut(segment.band.size, sharding.parts, offset=segment.offsets[0], each=each)
             offsets = tuple(max(0, segment.offsets[0] - part * each) for part in range(sharding.parts))
             segments.append(dataclasses.replace(segment, split=cut, offsets=offsets))
         return dataclasses.replace(self, sharding=sharding, rows=each, segments=tuple(segments))
 
-    def codes(self, source: Source, ids_L: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Where the rows of some ids live, for routing on the host.
-
-        A table with hot rows has a list of these numbers, so that each id costs one look-up, whatever the number of
-        hot rows.
-
-        Args:
-          source: one of the group's.
-          ids_L: int32, in range.
-
-        Returns:
-          `destination` * R + home of each id, where it is here; and whether it is, None if all are: [L].
-        """
-        segments = source.segments
-        if any(s.band.vacant or not self.listed for s in segments) and segments[0].spec.rows <= _LISTED_ROWS:
-            key = (segments[0].spec.name, segments[0].first, tuple(s.number for s in segments))
-            listed = self._listed_codes.get(key)
-            if listed is None:
-                rows = np.arange(segments[0].spec.rows, dtype=np.int32)
-                codes_V, here_V = self._codes(source, rows)
-                codes_V = codes_V if here_V is None else np.where(here_V, codes_V, -1)
-                fits = self.owners * self.rows < 2**31
-                listed = self._listed_codes[key] = codes_V.astype(np.int32 if fits else np.int64)
-            codes_L = listed.take(ids_L)
-            return codes_L, None if source.whole else codes_L >= 0
-        return self._codes(source, ids_L)
-
-    def _codes(self, source: Source, ids_L: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        owner_L, home_L, here_L = source.locate(ids_L)
-        if self.owners == 1:  # or all devices have every row
-            return home_L, here_L
-        return self.destination(owner_L) * np.int64(self.rows) + home_L, here_L
-
     @functools.cached_property
-    def _listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
-        """Table, first column and numbers of segments -> `codes` of all ids, -1 where they are not here: [V]."""
+    def listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
+        """What `routing/hot.py` keeps: table, first column and numbers of segments -> an integer for each id, [V]."""
         return {}
 
     def slots(self) -> dict[str, SlotSpec]:

@@ -144,6 +144,24 @@ class Split:
         return owner, where(in_long, position % self.longest, past % max(base, 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut(Split):
+    """The rows of a segment that starts somewhere in a buffer which is cut into equal parts.
+
+    Attributes:
+      offset: its first row in the buffer.
+      each: rows of a part.
+    """
+
+    offset: int = 0
+    each: int = 0
+
+    def bounds(self, owner: int) -> tuple[int, int]:
+        """As `Split.bounds`."""
+        start, stop = (min(max(owner * self.each - self.offset + more, 0), self.rows) for more in (0, self.each))
+        return start, stop
+
+
 def library(x: Any) -> Any:
     """The module whose functions fit an array: jax.numpy or numpy."""
     return jnp if isinstance(x, jax.Array) else np

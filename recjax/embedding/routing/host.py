@@ -26,6 +26,7 @@ from recjax.embedding.pooled import routing as pooled_ids
 from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.hierarchical import Merged, lay_out, merge, relay_counts
+from recjax.embedding.routing.hot import Devices, codes, find_hot
 from recjax.embedding.routing.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import Share
@@ -143,7 +144,7 @@ def route_on_host(
         if bags.lengths is not None:
             required[lookup.name] = longest(lookup.spec, bags, b // parts)
     touched: dict[str, np.ndarray] = {}
-    devices = _Devices(batch, b, share.count)
+    devices = Devices(batch, b, share.count)
     elsewhere: dict[tuple[str, str], np.ndarray] = {}
     for group in bound.hot:
         touched[group.name], found_hot = find_hot(group, batch, devices, elsewhere)
@@ -154,11 +155,11 @@ def route_on_host(
         buckets = share.count * group.owners
         for source in group.sources:
             feature, spec = source.feature.reads, source.segments[0].spec
-            ids_L, here_L = batch.bags[feature].ids.ravel().astype(np.int32, copy=False), None
+            ids_L = batch.bags[feature].ids.ravel().astype(np.int32, copy=False)
             at_M = elsewhere.get((feature, spec.name)) if source.segments[0].band.vacant else None
-            code_M, here_L = group.codes(source, _only(ids_L, at_M))
-            if at_M is None and here_L is not None:
-                at_M = np.flatnonzero(here_L)
+            code_M = codes(group, source, _only(ids_L, at_M))
+            if at_M is None and not source.whole:
+                at_M = np.flatnonzero(code_M >= 0)
                 code_M = code_M.take(at_M)
             if share.count > 1:
                 code_M = _only(devices.times(feature, group.owners * group.rows), at_M) + code_M
@@ -182,55 +183,6 @@ def route_on_host(
     located = locate_pooled(batch, bound, b, share, required)
     found = RoutedBatch(batch, share.count, b, parts, required, keys, counts, inverse, merged)
     return dataclasses.replace(found, pooled=located, touched=touched, at=at)
-
-
-class _Devices:
-    """The devices that the ids of a batch are of."""
-
-    def __init__(self, batch: Batch, b: int, devices: int) -> None:
-        self.number, self._batch, self._b = devices, batch, b
-        self._found: dict[tuple[int | str, int], np.ndarray] = {}
-
-    def times(self, feature: str, stride: int) -> np.ndarray:
-        """The device of each id of a feature, times `stride`: int64 [L], alike for all bags of one fixed size."""
-        bags = self._batch.bags[feature]
-        key = (feature if bags.lengths is not None else bags.ids.shape[1], stride)
-        if key not in self._found:
-            if bags.lengths is None:
-                number_B = np.arange(len(bags.ids)) // self._b
-                self._found[key] = np.repeat(number_B * stride, bags.ids.shape[1])
-            else:
-                self._found[key] = bags.samples() // self._b * stride
-        return self._found[key]
-
-
-def find_hot(
-    group: Group, batch: Batch, devices: _Devices, elsewhere: dict[tuple[str, str], np.ndarray]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Finds the ids of rows that every device has at hand, by one look-up for each id.
-
-    Args:
-      group: the group of these rows.
-      batch: the samples.
-      devices: of its ids.
-      elsewhere: gets (feature of the data, table) -> which of its ids name other rows, ascending.
-
-    Returns:
-      which rows each device's samples have ids of, bool [N, R]; and for each source the row of every id, -1 where it is
-      not hot, int32 [L].
-    """
-    stride = group.rows + 1  # the last column takes those that are not hot
-    marks_M = np.zeros(devices.number * stride + 1, bool)
-    found = {}
-    for source in group.sources:
-        feature = source.feature.reads
-        row_L, here_L = group.codes(source, batch.bags[feature].ids.ravel().astype(np.int32, copy=False))
-        if here_L is not None:
-            row_L = np.where(here_L, row_L, -1)
-            elsewhere[feature, source.segments[0].spec.name] = np.flatnonzero(~here_L)
-        found[source.name] = row_L
-        marks_M[devices.times(feature, stride) + row_L] = True  # -1 is the last column of the device before
-    return marks_M[:-1].reshape(devices.number, stride)[:, :-1], found
 
 
 def locate_pooled(batch: Batch, bound: BoundPlan, b: int, share: Share, required: dict[str, int]) -> dict[str, Found]:
