@@ -81,6 +81,7 @@ class EmbeddingConfig:
     optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
     init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
     atomics: bool = False  # a GPU may add gradients up in any order: then no two runs are bit-identical there
+    ragged: bool = False  # ids and rows travel without padding: for accelerators, whose compiler has the collective
     dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
     dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
     rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates

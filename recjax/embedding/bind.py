@@ -59,6 +59,7 @@ def bind(
     independent: bool = False,
     mapped: bool = False,
     atomics: bool = False,
+    ragged: bool = False,
 ) -> BoundPlan:
     """Stacks the segments of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
 
@@ -112,10 +113,10 @@ def bind(
             name = f"{base}_{len(names)}"
         names.add(name)
         sources = _sources(name, bound, features, plan, "rows", devices)
-        size, groups_are = max(1, int(ends.max())), (replicas, independent and replicas > 1)
-        size = sharding.padded(size)
-        how = (*groups_are, mapped and sharding.addressed, atomics)
-        groups.append(Group(name, sharding, size, tuple(bound), sources, dedup, exchange, *how))
+        size = sharding.padded(max(1, int(ends.max())))
+        anywhere = mapped and sharding.addressed
+        how = (dedup, exchange, replicas, independent and replicas > 1, anywhere, atomics, ragged)
+        groups.append(Group(name, sharding, size, tuple(bound), sources, *how))
         streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(

@@ -135,6 +135,7 @@ class Group(_InReplicas):
       independent: True if each group of devices holds values of its own, and updates them by its own samples alone.
       mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
       atomics: True if a GPU may add gradients up by atomic operations, in any order: see `segment_sums.py`.
+      ragged: True if ids and rows travel without padding, which takes a collective that CPUs do not have.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Group(_InReplicas):
     independent: bool = False
     mapped: bool = False
     atomics: bool = False
+    ragged: bool = False
 
     @property
     def versions(self) -> int:

@@ -267,9 +267,9 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
         deps = tuple(ids[name] for name in waits.get(collective.name, ()) if ids[name] < ids[collective.name])
         sent: np.ndarray | None = None
         groups = members(collective.groups, bound.all_devices)
-        exchange = collective.kind in ("all-to-all", "all-gather") and collective.phase in EXCHANGES
-        all_to_all = collective.kind == "all-to-all" and collective.phase in POOLED_EXCHANGES
-        if pooled is not None and pooled.name in counts and all_to_all:
+        all_to_all = collective.kind.endswith("all-to-all")
+        exchange = (all_to_all or collective.kind == "all-gather") and collective.phase in EXCHANGES
+        if pooled is not None and pooled.name in counts and all_to_all and collective.phase in POOLED_EXCHANGES:
             shared = len(groups[0]) < bound.devices
             key = (pooled.name, collective.phase, shared)
             if key not in splits:

@@ -396,7 +396,13 @@ def build_trainer(
         model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     independent = config.train.replica_sync != "exact"
     held = config.embedding
-    bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, atomics=held.atomics)
+    if held.ragged and mesh.devices.flat[0].platform == "cpu":
+        raise ConfigError(
+            "embedding.ragged=true, but the mesh is of CPU devices, for which XLA has no ragged all-to-all. Leave it "
+            "false there: nothing but the bytes of padding depends on it."
+        )
+    how = {"atomics": held.atomics, "ragged": held.ragged}
+    bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, **how)
     tx = config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)

@@ -120,6 +120,7 @@ def trainer_of(
     held: DenseSharding = "replicated",
     bucket_mib: float = 0.0,
     mapped: int | None = None,
+    ragged: bool = False,
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
@@ -128,7 +129,7 @@ def trainer_of(
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     how = (dedup, hosts, replicas, independent, mapped is not None)
-    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how)
+    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged)
     maps = None if mapped is None else permuted(bound, mapped)
     config = RunConfig(
         seed=problem.seed,

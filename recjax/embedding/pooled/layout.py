@@ -131,6 +131,11 @@ class PooledExchange:
         return tuple(max(len(groups[g]) for groups in self.of_owner) for g in range(len(self.groups)))
 
     @functools.cached_property
+    def no_id(self) -> int:
+        """The number in lists of ids that stands for none."""
+        return max(group.rows for group in self.groups)
+
+    @functools.cached_property
     def counted(self) -> int:
         """J, the most counted streams that an owner has."""
         return max(sum(s.counted for of_group in groups for s in of_group) for groups in self.of_owner)

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.ordering import in_order
@@ -73,8 +73,14 @@ def look_up(
     """
     with jax.named_scope(exchange.name):
         with jax.named_scope("id_exchange"):
-            lists_NxC = all_to_all(routing.ids_NxOxC[0])
-            weights_NxC = None if routing.weights_NxOxC is None else all_to_all(routing.weights_NxOxC[0])
+            lists_OxC, extents = routing.ids_NxOxC[0], None
+            nothing = exchange.no_id
+            if exchange.groups[0].ragged:
+                extents = extents_of(lists_OxC, nothing, least=exchange.counted * samples)
+            lists_NxC = all_to_all(lists_OxC, extents=extents, nothing=nothing)
+            weights_NxC = None
+            if routing.weights_NxOxC is not None:
+                weights_NxC = all_to_all(routing.weights_NxOxC[0], extents=extents)
         entries = _entries(exchange, routing, lists_NxC, weights_NxC, samples)
         sums = [
             _summed(group, tables[group.name], of_group, len(lists_NxC) * T * samples, mean and group.independent)

@@ -132,7 +132,7 @@ def pack(
       dtype: of weights and factors.
     """
     N, C, J = devices, capacities[exchange.name], exchange.counted
-    ids = np.full((N, exchange.devices, C), max(group.rows for group in exchange.groups), np.int32)
+    ids = np.full((N, exchange.devices, C), exchange.no_id, np.int32)
     weights = np.zeros(ids.shape, dtype) if exchange.weighted else None
     places, first_of = _no_places(exchange, batch, ids, b)
     counts = np.zeros((N, exchange.devices, J, b), np.int32)

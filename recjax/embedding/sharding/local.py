@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from recjax import kernels
 from recjax.embedding.address import Homes, homes_of
-from recjax.embedding.exchange import gather_rows
+from recjax.embedding.exchange import Extents, gather_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
@@ -38,6 +38,7 @@ class FetchResiduals(NamedTuple):
       further: None, or gradients that this device has summed already, of rows that it pooled itself.
       touched_R: None, or of rows that are not listed which ones this device's samples have ids of; then nothing else is
         set.
+      extents: None, or how many rows this device asks of each owner, and each device of it.
     """
 
     slots_NxC: Any
@@ -45,6 +46,7 @@ class FetchResiduals(NamedTuple):
     summed: int = 0
     further: SparseGradient | None = None
     touched_R: jax.Array | None = None
+    extents: Extents | None = None
 
 
 class SparseGradient(NamedTuple):

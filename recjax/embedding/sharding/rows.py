@@ -6,6 +6,7 @@ Collectives of a group and step, C rows of each of O = N owners:
   row_exchange   all-to-all of the rows                 O * C * D * itemsize
   grad_exchange  all-to-all of the row gradients        O * C * D * itemsize
 
+With `Group.ragged` each sends what is asked for alone, without the padding up to C, and id_exchange also O * 4 bytes.
 In two steps O is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, D] follows in
 row_exchange, and precedes in grad_exchange.
 """
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 from recjax import kernels
-from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of
 from recjax.embedding.layout import Group
 from recjax.embedding.optim import RowWiseAdagrad, Slots
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
@@ -58,13 +59,14 @@ class RowSharding(Sharding):
         """As `Sharding.fetch`: each owner gets the slots that it is asked for, and sends the rows back."""
         asked_OxC, inside_ExC = asked_rows(self, routing)
         with jax.named_scope("id_exchange"):
-            asked_OxC = all_to_all(asked_OxC, self.axes)
+            extents = extents_of(asked_OxC, group.rows, self.axes) if group.ragged else None
+            asked_OxC = all_to_all(asked_OxC, self.axes, extents, group.rows)
         rows = gather_local(group, table_RxW, asked_OxC, mean)
         with jax.named_scope("row_exchange"):
-            rows = exchange_rows(rows, group.exchange.forward, self.axes)
+            rows = exchange_rows(rows, group.exchange.forward, self.axes, extents and extents.back)
             if inside_ExC is not None:
                 rows = self.from_relays(group, rows, inside_ExC)
-        return rows.reshape(-1, group.dim), FetchResiduals(asked_OxC, inside_ExC, routing.summed)
+        return rows.reshape(-1, group.dim), FetchResiduals(asked_OxC, inside_ExC, routing.summed, extents=extents)
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """As `Sharding.send_gradients`: gradients go the way that the rows came."""
@@ -73,7 +75,7 @@ class RowSharding(Sharding):
             parts = grads_UxD.reshape(group.num_row_lists, -1, group.dim)
             if inside_ExC is not None:
                 parts = self.to_relays(group, parts, inside_ExC, slots.shape[1])
-            arrived = exchange_rows(parts, group.exchange.backward, self.axes)
+            arrived = exchange_rows(parts, group.exchange.backward, self.axes, residuals.extents)
         return summed_over_devices(group, residuals, arrived)
 
     def from_relays(self, group: Group, rows_HxKxD: jax.Array, inside_ExC: jax.Array) -> jax.Array:
