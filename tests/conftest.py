@@ -3,6 +3,7 @@
 This file is imported before any test module, so before anything can start the JAX backend.
 """
 
+import contextlib
 import os
 import tempfile
 import time
@@ -25,6 +26,7 @@ import jax
 import pytest
 from jax._src import compilation_cache
 from support import commands
+from support.light_compile import light
 from support.tiers import (  # noqa: F401  # hooks
     pytest_addoption,
     pytest_collection_finish,
@@ -64,6 +66,13 @@ def float32_again() -> Iterator[None]:
     yield
     if jax.config.read("jax_enable_x64") and not before:
         jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light_compile_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compiles programs of a module that is marked so without LLVM's optimisations."""
+    with light() if request.node.get_closest_marker("light_compile") else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -47,10 +47,10 @@ def config(dim: int, plan: str = "auto") -> RunConfig:
     )
 
 
-def compiled(target: str, what: str, dim: int = 128, plan: str = "auto") -> Compiled:
+def compiled(target: str, what: str, dim: int = 128, plan: str = "auto", ragged: bool = False) -> Compiled:
     if lacking := aot.missing(target):
         pytest.skip(lacking)
-    return aot.compiled(config(dim, plan), target, what)
+    return aot.compiled(config(dim, plan), target, what, ragged)
 
 
 # On a TPU tables of less than 128 columns are laid out anew in every step: not yet mended.
@@ -146,6 +146,21 @@ def test_pooled_exchange_keeps_what_the_step_promises(target: str, plan: str) ->
     assert exchanged == {"id_exchange", "pooled_exchange", "pooled_grad_exchange"} | divided
     if target == "h200":
         assert aot.unordered_sums(found.program) == [] == aot.slow_sorts(found.program)
+
+
+@pytest.mark.parametrize(("target", "plan"), [("h200", "row_wise"), ("v6e", "auto")])
+def test_ids_and_rows_travel_without_padding(target: str, plan: str) -> None:
+    """Pooled vectors of row-wise tables, and rows; only lengths of lists, and vectors, travel in blocks of one size."""
+    found = compiled(target, "train_step", dict(STEPS)[target], plan, ragged=True)
+    held = sum(g.rows * (g.width + 1) * 4 for g in found.trainer.bound.groups)
+    assert found.memory.alias_size_in_bytes >= held
+    exchanges = collectives(found.text)
+    ragged = [c for c in exchanges if c.kind == "ragged-all-to-all"]  # of which XLA for GPUs forgets the scopes
+    padded = {phase for c in exchanges for phase in c.phases if c.kind == "all-to-all"}
+    if plan == "auto":
+        assert len(ragged) == 3 and padded == {"id_exchange"}
+    else:  # ids and their weights
+        assert len(ragged) == 2 and padded == {"id_exchange", "pooled_exchange", "pooled_grad_exchange"}
 
 
 TABLE, IDS = jax.ShapeDtypeStruct((100_000, 16), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)

@@ -26,7 +26,7 @@ def random_bags(rng, count, size, rows, weighted):
 
 
 @pytest.mark.full
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 16, 17, 35]), st.booleans()), min_size=1, max_size=3),
     st.integers(0),

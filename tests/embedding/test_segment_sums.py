@@ -40,7 +40,7 @@ LENGTHS = st.sampled_from([0, 1, 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * 
 
 
 @pytest.mark.full
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.sampled_from([1, 2, 40]))
 @example([PIECE**3 + 5, 0, 1], 3)  # three levels
 @example([0, 0], 1)

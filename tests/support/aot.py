@@ -23,9 +23,11 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from recjax.bench.compile_report import sample
 from recjax.config.run import RunConfig
+from recjax.embedding.bind import bind
 from recjax.embedding.routing import device
 from recjax.parallel.mesh import AXES, sharded
 from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.hlo import Instruction, Program, read_program
 
@@ -137,10 +139,16 @@ class Compiled:
 
 
 @functools.cache
-def compiled(config: RunConfig, target: str, what: str) -> Compiled:
-    """The program `what` of a config for a target: train_step, predict, or a step of routing: sort, layout."""
+def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) -> Compiled:
+    """The program `what` of a config for a target: train_step, predict, or a step of routing: sort, layout.
+
+    With `ragged` ids and rows travel without padding, which a config for CPUs cannot ask for.
+    """
     trainer = build_trainer(config, weights=False)
     capacities = sample(trainer).capacities
+    if ragged:
+        bound = bind(trainer.plan, *specs(trainer.config, trainer.source.schema), DEVICES, ragged=True)
+        trainer = dataclasses.replace(trainer, bound=bound)
     trainer = moved(trainer, target)
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
     if what == "train_step":

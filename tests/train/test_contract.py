@@ -27,7 +27,7 @@ from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train import state as states
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": Sgd(0.5, l2=0.01),

@@ -20,7 +20,7 @@ from recjax.models.deepfm import DeepFMConfig
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.wide_deep import WideDeepConfig
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 DATA = Synthetic(rows=(60, 30, 2000), ids_per_bag=(1, 3, 0), weighted=(False, True, True), dense=3, train_rows=300)
 MODELS: dict[str, Any] = {

@@ -34,7 +34,7 @@ from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 POOLED = Exchange(kind="pooled")
 TABLES: dict[str, tuple[int, Any]] = {
@@ -115,9 +115,8 @@ def oracle() -> Result:
         (1, 0, {}),
         (2, 0, {}),
         (3, 3, {"dedup": False}),
-        (4, 5, {"hosts": 2}),
+        (4, 5, {"hosts": 2, "accumulate": 3}),
         (8, 4, {"hosts": 2, "replicas": 2}),
-        (4, 2, {"accumulate": 3}),
     ],
 )
 def test_it_equals_the_oracle(devices: int, first: int, how: dict[str, int]) -> None:

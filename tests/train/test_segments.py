@@ -31,7 +31,7 @@ from recjax.train.step import state_specs
 from recjax.train.step_inputs import StepInputs
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 D = 4
 OPTIMIZERS: dict[str, Any] = {
