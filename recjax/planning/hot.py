@@ -392,7 +392,9 @@ def _device_us(cold: float, hot: int, row_bytes: float, devices: int, table_byte
         works.append(Work("elementwise", {"bytes": 4 * moved / devices}, 0.0, 4 * moved / devices))
     total = 0.0
     for work in works:
-        cost = costs.of(work) if devices > 1 or "devices" not in work.sizes else None
-        if cost is not None:  # devices that share the cores of a host take turns
+        if "devices" not in work.sizes:  # devices that share the cores of a host take turns
+            cost = costs.of(work)
             total += cost.us * (max(1.0, devices * cost.cores / machine.cores) if machine.shared else 1.0)
+        elif devices > 1:  # measured from the first device's start to the last one's end
+            total += costs.of(work).us
     return total
