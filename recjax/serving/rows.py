@@ -22,7 +22,7 @@ import numpy as np
 
 from recjax.data.datasets import ratings
 from recjax.data.datasets.avazu import Avazu, read_unlabelled
-from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
+from recjax.data.datasets.criteo import MISSING, Criteo1TB, CriteoKaggle, as_categories
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
@@ -79,10 +79,16 @@ def read(
         return read_unlabelled(file, faults, carry)
     if table is not None:
         return (json_lines_of_table if lines_of_json else table_rows.read)(file, table, faults, carry)
+    bucketed = dataset == CriteoKaggle.kind and MISSING in encoder.dense
+    if lines_of_json and bucketed:
+        raise ConfigError(
+            f"{file}: rows of {dataset} with data.integers=categories are read as lines of the log only, which hold "
+            "the integers themselves. Give them so, in a file whose name does not end in .jsonl."
+        )
     if lines_of_json:
         return json_lines(file, encoder, faults, carry, UNKNOWN.get(dataset, {}))
     if dataset in (CriteoKaggle.kind, Criteo1TB.kind):
-        return criteo(file, faults, carry)
+        return criteo(file, faults, carry, bucketed)
     raise ConfigError(
         f"{file}: rows of {dataset} are read as JSON Lines only, from a file whose name ends in .jsonl (or .jsonl.gz): "
         f"an object a line with the keys {', '.join(_keys(encoder))}. From pandas: "
@@ -94,8 +100,13 @@ def _keys(encoder: Encoder) -> list[str]:
     return list(dict.fromkeys((*(feature.name for feature in encoder.features), *encoder.dense)))
 
 
-def criteo(file: Path, faults: RowFaults, carry: Sequence[str] | None = ()) -> Iterator[Unlabelled]:
-    """Lines of the Criteo logs; a file whose first line has 39 fields is one without labels."""
+def criteo(
+    file: Path, faults: RowFaults, carry: Sequence[str] | None = (), bucketed: bool = False
+) -> Iterator[Unlabelled]:
+    """Lines of the Criteo logs; a file whose first line has 39 fields is one without labels.
+
+    With `bucketed`, integers become categories: see `criteo.as_categories`.
+    """
     said: bool | None = None
     for first_line, text in _pieces(file):
         said = _is_bare(text) if said is None else said
@@ -121,8 +132,9 @@ def criteo(file: Path, faults: RowFaults, carry: Sequence[str] | None = ()) -> I
             name: Column(keys, None, missing)
             for name, keys, missing in zip(CATEGORIES, rows.keys, rows.missing, strict=True)
         }
+        dense, found = as_categories(rows.dense, found) if bucketed else (rows.dense, found)
         labels = np.zeros(len(lines), np.float32)
-        yield Unlabelled(Chunk(labels, rows.dense, found, np.zeros(len(lines), np.uint8)), numbers, carried)
+        yield Unlabelled(Chunk(labels, dense, found, np.zeros(len(lines), np.uint8)), numbers, carried)
 
 
 def _is_bare(text: bytes) -> bool | None:

@@ -254,3 +254,21 @@ def test_info_describes_prepared_data(tmp_path):
     assert described["about"]["files"].keys() == {"train.txt"}
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert any(name.startswith("vocabulary/") for name in manifest["files"])
+
+
+def test_integers_as_categories(tmp_path):
+    """39 features: integers in the buckets of plain Python, which are told apart by their ids, and one dense column."""
+    raw, config = write(tmp_path / "raw", ROWS), CriteoKaggle(ids=Frequency(), integers="categories", dense="none")
+    source = prepare(config, raw, tmp_path / "out")
+    assert source.schema.dense == ("integers_missing",)
+    assert [f.name for f in source.schema.features] == [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
+    train = whole(source, "train")
+    rows = ROWS[: train.size]
+    assert train.dense[:, 0].tolist() == [row[1].count(None) for row in rows]
+    for i in range(13):
+        buckets = [
+            None if (x := row[1][i]) is None else x if x <= 2 else ("log", int(math.log(x) ** 2)) for row in rows
+        ]
+        ids = train.bags[f"I{i + 1}"].ids[:, 0].tolist()
+        assert len(set(zip(buckets, ids, strict=True))) == len(set(buckets)) == len(set(ids))
+    assert open_prepared(tmp_path / "out").schema == source.schema

@@ -74,6 +74,19 @@ def test_a_small_log_by_hand(tmp_path):
     assert chunk.done == 1 and len(chunk.columns) == 17
 
 
+def test_few_columns(tmp_path):
+    reader = open_raw(Taobao(columns="few"), write(tmp_path / "raw"))
+    [chunk] = reader.chunks(0)
+    check_chunk(chunk, reader)
+    nan = np.nan
+    levels = [[5, nan, 3], [2, 1, 3], [3, 2, 1], [nan, nan, nan], [5, nan, 3]]  # age, value, shopping
+    prices = [199.5, 170, 0.01, 170, nan]
+    np.testing.assert_array_equal(chunk.dense, [[price, *of] for price, of in zip(prices, levels, strict=True)])
+    assert reader.dense == ("price", "age_level", "pvalue_level", "shopping_level")
+    assert list(chunk.columns) == ["user", "adgroup_id", "cate_id", "brand"]
+    assert values(chunk, "brand") == [None, 95471, None, 95471, None]
+
+
 def test_too_few_days(tmp_path):
     with pytest.raises(DataError, match=r"raw_sample.csv has rows of 3 day\(s\), but 2 validate and 1 are test"):
         read(write(tmp_path / "raw"), days=(2, 1))

@@ -34,6 +34,8 @@ _THREADS = 2
 _SPLIT, _SUBSAMPLE = 21, 22  # purposes of draws
 
 Convention = Literal["dlrm", "torchrec", "random"]
+Integers = Literal["dense", "categories"]
+MISSING = "integers_missing"  # the dense column beside integers as categories
 _HALVES = {"dlrm": ("test", "validation"), "torchrec": ("validation", "test")}  # of the last day
 _RANDOM = (0.8, 0.9)  # ends of train and validation, the shares of Criteo_x4 in FuxiCTR
 
@@ -50,6 +52,7 @@ class CriteoKaggle:
     ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how categories become rows of tables
     dense: DenseTransform = "log1p"  # of the integers; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
+    integers: Integers = "dense"  # categories: I1 .. in buckets are features too; dense is how many are missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
@@ -133,6 +136,10 @@ class CriteoReader:
           piece_bytes: text in a chunk.
         """
         self.name = config.kind
+        self._bucketed = isinstance(config, CriteoKaggle) and config.integers == "categories"
+        if self._bucketed:
+            self.dense = (MISSING,)
+            self.features = (*(RawFeature(name, optional=True) for name in DENSE), *self.features)
         self._convention, self._seed, self._skip = config.split, config.split_seed, config.on_error == "skip"
         self._paths, self._held_out, self._subsample = files, held_out, subsample_negatives
         self._piece_bytes = piece_bytes
@@ -230,6 +237,8 @@ class CriteoReader:
         columns = {
             name: Column(keys[i], None, missing[i] if missing[i].any() else None) for i, name in enumerate(CATEGORIES)
         }
+        if self._bucketed:
+            dense, columns = as_categories(dense, columns)
         chunk = Chunk(labels, dense, columns, split, None, skipped, done)
         if not self._subsample:
             return chunk
@@ -271,6 +280,29 @@ class CriteoReader:
         begin = file.lines - held_out
         middle = begin + (held_out + 1) // 2  # an odd row goes to the first half, as numpy.array_split gives it
         return np.select([lines < begin, lines < middle], [train, first], second).astype(np.uint8)
+
+
+def as_categories(dense: np.ndarray, columns: Mapping[str, Column]) -> tuple[np.ndarray, dict[str, Column]]:
+    """Rows with their integers as categories: those up to 2 stay as they are, above it is 2 + floor(log(x)^2).
+
+    That is the usual way with this log, from the winners of its competition ("3 Idiots", floor(log(x)^2) above 2); 2 is
+    added so that no bucket is that of another integer.
+
+    Args:
+      dense: floating [n, 13], NaN where missing.
+      columns: the other categories.
+
+    Returns:
+      how many integers of each row are missing, [n, 1]; and all categories.
+    """
+    missing = np.isnan(dense)
+    present = np.where(missing, 0.0, dense).astype(np.float64)
+    large = 2 + np.floor(np.log(np.maximum(present, 3.0)) ** 2)
+    keys = np.where(present > 2, large, present).astype(np.int64)
+    found = {
+        name: Column(keys[:, i], None, missing[:, i] if missing[:, i].any() else None) for i, name in enumerate(DENSE)
+    }
+    return missing.sum(axis=1, keepdims=True).astype(dense.dtype), found | dict(columns)
 
 
 def _nothing() -> Rows:

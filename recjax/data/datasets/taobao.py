@@ -28,6 +28,8 @@ from recjax.data.text.source_files import find_file, require_source, sha256
 from recjax.data.text.table import Form, read_rows
 from recjax.settings.values import check_ranges
 
+_LEVELS = ("age_level", "pvalue_level", "shopping_level")  # of users; their order means something
+_FEW = ("user", "adgroup_id", "cate_id", "brand")
 _UTC_OFFSET = 8 * 3600  # of China, in seconds
 _SAMPLES = ("user", "time_stamp", "adgroup_id", "pid", "clk")
 _AD = ("cate_id", "campaign_id", "customer", "brand")
@@ -51,6 +53,7 @@ class Taobao:
     validation_days: int = 1  # days before the test days that validate
     test_days: int = 1  # last days of the log, which are test
     ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how values become rows of tables
+    columns: Literal["all", "few"] = "all"  # few: price and three levels of the user, dense; user, ad, category, brand
     dense: DenseTransform = "log1p"  # of the price; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # one more dense column, price_missing: 1 where the price is missing
     on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
@@ -73,7 +76,8 @@ def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoRea
       DataError: a file is missing or cannot be read, or there are too few days.
     """
     folder = require_source(config.kind, source)
-    return TaobaoReader(folder, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
+    days, few = (config.validation_days, config.test_days), config.columns == "few"
+    return TaobaoReader(folder, *days, skip_faults=config.on_error == "skip", few=few)
 
 
 class TaobaoReader:
@@ -81,20 +85,27 @@ class TaobaoReader:
 
     name = Taobao.kind
     label = "the ad was clicked"
-    dense = ("price",)
-    features = (
+    dense: tuple[str, ...] = ("price",)
+    features: tuple[RawFeature, ...] = (
         *(RawFeature(name) for name in ("user", "adgroup_id")),
         RawFeature("pid", values="text"),
         *(RawFeature(name) for name in ("hour", "weekday")),
         *(RawFeature(name, optional=True) for name in (*_AD, *_PROFILE)),
     )
 
-    def __init__(self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
+    def __init__(
+        self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool, few: bool = False
+    ) -> None:
         """Reads ads and users of the folder `source`, and the times of all rows to see where the splits begin.
+
+        With `few`, the columns are those of `_FEW`.
 
         Raises:
           DataError: a file is missing or cannot be read, or there are too few days.
         """
+        if few:
+            self.dense = ("price", *_LEVELS)
+            self.features = tuple(feature for feature in self.features if feature.name in _FEW)
         names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
         self._files = tuple(find_file(source, name) for name in names)
         self._skip = skip_faults
@@ -135,15 +146,20 @@ class TaobaoReader:
         clicks, time, users, ads, places = clicks[ok], time[ok], users[ok], ads[ok], places[ok]
         day = time // 86400
         joined = self._ads.of(ads) | self._users.of(users)
-        price = joined.pop("price")
         weekday = (day + 3) % 7  # 0 is Monday; 1970 began on a Thursday
         plain = {"user": users, "adgroup_id": ads, "pid": places, "hour": time % 86400 // 3600, "weekday": weekday}
+        columns = {name: Column(values) for name, values in plain.items()} | joined
         return Chunk(
             labels=clicks.astype(np.float32),
-            dense=np.where(False if price.missing is None else price.missing, np.nan, price.keys)[:, None],
-            columns={name: Column(values) for name, values in plain.items()} | joined,
+            dense=np.stack([_numbers(columns[name]) for name in self.dense], axis=1),
+            columns={feature.name: columns[feature.name] for feature in self.features},
             split=self._day_splits.of(day),
         )
+
+
+def _numbers(column: Column) -> np.ndarray:
+    """The values as float64 [n], NaN where missing."""
+    return np.where(False if column.missing is None else column.missing, np.nan, column.keys)
 
 
 def _local_time(rows: Rows) -> np.ndarray:
