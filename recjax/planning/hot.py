@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from recjax.data.source import BlockSource
 
 LADDER = (0, *(64 * 2**n for n in range(12)))  # numbers of rows that are compared: 64 to 131,072
-WORTH = 0.01  # of the time without hot rows, that a set must save
+WORTH = 0.05  # of the time without hot rows, that a set must save
 MOST_IDS = 2**26  # in the batches that are counted
 _HOT_ID = 0.35  # of the host's time for an id, where its row is hot: one look-up in place of a sort
-_PASSES = 6  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows
+_PASSES = 10  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows
 
 
 @dataclasses.dataclass(frozen=True)

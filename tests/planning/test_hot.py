@@ -13,9 +13,11 @@ import pytest
 from recjax.config.run import EmbeddingConfig, HotConfig, RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.pipeline import batches
+from recjax.data.presence import Items, Presence
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam
-from recjax.embedding.plan import Plan, RowIds, check_plan
+from recjax.embedding.plan import Plan, RowIds, Segment, check_plan
+from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning import hot
 from recjax.planning.hot import Candidates, estimate
@@ -75,6 +77,16 @@ def by_hand(asked: list[float]) -> Candidates:
     asked_M = np.array(asked)
     sizes = (np.full(count, 16), np.full(count, 16))
     return Candidates(("t",), np.zeros(count, np.int64), np.arange(count), asked_M, 4 * asked_M, *sizes, 10.0)
+
+
+def test_what_travels_comes_first() -> None:
+    """Row 3 is in three shares of four, and row 5 nine times in one of them: which travels more, dedup decides."""
+    items = Items(8, np.array([3, 5]), np.array([3, 1]), np.array([3, 9]))
+    presence, table = Presence({"t": items}, 1, 4, 8, np.zeros(0)), TableSpec("t", 8, 4, Adam())
+    plan = Plan({"t": (Segment("row_wise"),)})
+    for dedup, order, asked in ((True, [3, 5], [0.75, 0.25]), (False, [5, 3], [9 / 4, 3 / 4])):
+        found = hot.candidates(presence, [table], [table], plan, dedup, 4)
+        assert found.ids_M.tolist() == order and found.asked_M.tolist() == asked
 
 
 def test_bytes_by_hand() -> None:
