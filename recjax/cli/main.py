@@ -122,6 +122,18 @@ def _step(text: str) -> int | str:
     return text if text == "newest" else int(text)
 
 
+def _numbers(kind: type) -> Callable[[str], list[Any]]:
+    """The values of an option with commas between them."""
+
+    def parse(text: str) -> list[Any]:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between them") from None
+
+    return parse
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = usage.Parser(
         prog="recjax",
@@ -284,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = verb(names, "bench", verbs.bench, "measure the training step and its parts, or against another library",
                  "bench bench_kaggle16 --against torchrec")  # fmt: skip
-    bench.add_argument("preset", help=preset)
+    bench.add_argument("preset", help=f"{preset}; with --serve an export or a run folder")
     bench.set_defaults(tunables=True)
     overrides(bench)
     bench.add_argument("--against", choices=("torchrec", "torch"),
@@ -294,6 +306,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces there")
+
+    bench.add_argument("--serve", action="store_true", help="measure the answers of a service instead, under load that "
+                       "comes at random times: --qps, --candidates, --seconds, --http")  # fmt: skip
+    bench.add_argument("--qps", type=_numbers(float), default=[20, 50, 100], metavar="A,B", help="requests a second")
+    bench.add_argument("--candidates", type=_numbers(int), default=[1, 64, 512], metavar="A,B", help="of a request")
+    bench.add_argument("--seconds", type=float, default=10, metavar="S", help="of each measurement (default: 10)")
+    bench.add_argument("--http", action="store_true", help="also over HTTP, to a server in a process of its own")
 
     check = verb(names, "preflight", verbs.preflight, "check devices, mesh, versions, config and data of all processes",
                  "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip

@@ -95,24 +95,25 @@ def serve(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     with listener, tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
-        service, example = server.opened(served(options, Path(folder) / "exported"), config)
+        how = (options.step, options.quantize, options.user)
+        service, example = server.opened(served(options.folder, Path(folder) / "exported", *how), config)
         server.serve(service, listener, ready)
 
 
-def served(options: argparse.Namespace, out: Path) -> Path:
+def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user: str = "") -> Path:
     """The export that is meant: the folder itself, or one that is made of a run folder in `out`."""
     from recjax.serving.export import export
 
-    folder, user = options.folder, [name for name in options.user.split(",") if name]
+    users = [name for name in user.split(",") if name]
     if (folder / "manifest.json").exists():
-        if options.quantize or user or options.step is not None:
+        if quantize or users or step is not None:
             raise ConfigError(
                 f"{folder} is an export already: --quantize, --user and --step are for run folders. Leave them out, or "
                 "export the run once more."
             )
-        return Path(folder)
+        return folder
     print(f"{folder} is a run folder: exporting its model first", file=sys.stderr)
-    made = export(folder, out, (), options.step, options.quantize or "none", ("cpu", "cuda", "tpu"), user=user)
+    made = export(folder, out, (), step, quantize or "none", ("cpu", "cuda", "tpu"), user=users)
     return Path(made["out"])
 
 
@@ -250,7 +251,10 @@ def calibrate(options: argparse.Namespace) -> None:
 
 
 def bench(options: argparse.Namespace) -> None:
-    """Measures the step."""
+    """Measures the step, or a service."""
+    if options.serve:
+        bench_serve(options)
+        return
     from recjax.bench import report
     from recjax.bench.run import Options, bench
     from recjax.config import presets
@@ -259,6 +263,27 @@ def bench(options: argparse.Namespace) -> None:
     how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
     result = bench(config, how)
     write_result(options, result, lambda: report.to_text(result))
+
+
+def bench_serve(options: argparse.Namespace) -> None:
+    """Measures how long a service takes to answer."""
+    import tempfile
+
+    from recjax.bench.machine_load import Others
+    from recjax.serving import load, server
+    from recjax.serving.service import ServiceConfig
+
+    server.require()
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: bench --serve takes no settings, but an export or a run folder.")
+    how = load.LoadConfig(options.qps, options.candidates, options.seconds, options.http)
+    config = ServiceConfig(max(512, *options.candidates))
+    with tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
+        export = served(expanded(options.preset), Path(folder) / "exported")
+        others = Others([])
+        lines = load.measure(export, how, config)
+        result = {"serve": lines, "seconds": how.seconds, "queue": config.queue, "others_share": others.share()}
+    write_result(options, result, lambda: load.to_text(result))
 
 
 def preflight(options: argparse.Namespace) -> None:
