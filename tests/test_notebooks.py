@@ -20,7 +20,12 @@ def code(notebook):
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["01_quickstart", "02_sharded_lookup", "03_look_into_tables"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_quickstart",
+        "02_sharded_lookup",
+        "03_look_into_tables",
+        "04_export_and_serve",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
