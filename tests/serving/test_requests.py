@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tables
 from support.shop import Reader, prepare_shop, rows
 
+import recjax
 from recjax.data.batch import Schema
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.ids import Hash
+from recjax.data.storage.blocks import open_prepared
 from recjax.errors import DataError
 from recjax.serving.export import _signature
 from recjax.serving.faults import RowFaults
 from recjax.serving.program import input_shapes
-from recjax.serving.requests import BadRequestError, EncodedColumns, IdColumns, RequestReader
-from recjax.serving.rows import json_lines
+from recjax.serving.requests import BadRequestError, EncodedColumns, IdColumns, RequestReader, TableColumns
+from recjax.serving.rows import json_lines, json_lines_of_table
 
 
 def signature(schema: Schema, user=()):
@@ -179,3 +182,30 @@ def test_ids_where_the_data_know_no_values():
             reader.read(asked([{"d": 1, "z": [], **rest} | wrong]))
     with pytest.raises(BadRequestError, match="the key 'x' is missing; the row has d"):
         reader.read(asked([{"d": 1}]))
+
+
+def test_rows_of_a_table_of_ones_own(tmp_path):
+    """Ids, lists, numbers and vectors: as files of such rows are read."""
+    recjax.prepare(tables.clicks(), label="clicked", out=tmp_path / "out", columns="auto,when:skip,paid:weight")
+    source, encoder = open_prepared(tmp_path / "out"), open_encoder(tmp_path / "out")
+    made = tables.clicks(40, seed=1).drop_columns(["clicked", "when", "paid"]).to_pylist()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    (found,) = json_lines_of_table(tmp_path / "rows.jsonl", source.about["table"], RowFaults())
+    columns = TableColumns(encoder, source.about["table"])
+    reader = RequestReader(columns, signature(source.schema, ["user"]), 40)
+    assert_same(reader.read(asked(made)), encoder.encode(found.chunk))
+    assert set(reader.columns) == set(made[0]) and reader.user == ["user"]
+    names = list(made[0])
+    user = {name: made[3][name] for name in names[::2]}
+    candidates = [{name: row[name] for name in names[1::2]} for row in made]
+    whole = RequestReader(columns, signature(source.schema), 40)
+    assert_same(whole.read(asked(candidates, user)), whole.read(asked([row | user for row in made])))
+    for wrong, words in (
+        ({"user": [1]}, r"candidates\[1\]: 'user' is \[1\], not one value"),
+        ({"item_id": "x"}, r"candidates\[1\]: column 'item_id' is 'x', not an integer of 64 bits. Correct"),
+    ):
+        with pytest.raises(BadRequestError, match=words):
+            reader.read(asked([made[0], made[1] | wrong]))
+    for name in names:
+        with pytest.raises(BadRequestError, match=f"user: the key {name!r}|0.: the key {name!r} is missing"):
+            reader.read(asked([{n: value for n, value in made[0].items() if n != name}]))

@@ -12,14 +12,21 @@ import time
 
 import numpy as np
 import pytest
+from support import tables
 from support.commands import SMALL, assert_refused, inside, start
 from support.serving import ask, export_shop, running
 from support.shop import rows
 
+import recjax
+from recjax.data.prepare.encoder import open_encoder
 from recjax.errors import ConfigError
 from recjax.serving import loader, server
 from recjax.serving.example_rows import Examples
+from recjax.serving.export import write
+from recjax.serving.faults import RowFaults
+from recjax.serving.rows import json_lines_of_table
 from recjax.serving.service import Service, ServiceConfig
+from recjax.train.trainer import build_trainer
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -176,6 +183,32 @@ def test_examples_are_requests(exported):
     given = service.reader.read(json.dumps(made[0]).encode())
     assert given.size == 5 and given.users == 1 and (given.bags["user"].ids > 0).all()
     assert np.abs(given.dense).max() < 10, "numbers are like those that trained"
+
+
+@pytest.mark.full
+def test_several_labels_and_a_table_of_ones_own(tmp_path):
+    """From the table to the answer; the truth is `predict`."""
+    table = tables.clicks()
+    recjax.prepare(table, label="clicked,when:number", out=tmp_path / "data", columns="auto")
+    data = ["data=prepared", f"data.path={tmp_path / 'data'}", "mesh.devices=1", "model=shared_bottom", "plan=auto"]
+    trainer = build_trainer(recjax.load("synthetic", [*data, "embedding.dim=4"]))
+    state = trainer.init_state()
+    write(trainer, state, 0, tmp_path / "exported", data=trainer.source.path)
+    service = Service(tmp_path / "exported", CONFIG)
+    assert service.about["scores"] == ["clicked.logit", "clicked.probability", "when.prediction"]
+    request = Examples(service).request(np.random.default_rng(0), 4)
+    scores = json.loads(service.answer_now(json.dumps(request).encode()))["scores"]
+    batch = batch_of(trainer, [row | request["user"] for row in request["candidates"]], tmp_path)
+    (found,) = [x for _, x in trainer.predict(state, trainer.inputs_of([batch], 4))]
+    np.testing.assert_allclose(scores["clicked.logit"], found[:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores["when.prediction"], found[:, 1], rtol=1e-5, atol=1e-6)
+
+
+def batch_of(trainer, made, folder):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    described = trainer.source.about["table"]
+    (part,) = json_lines_of_table(folder / "rows.jsonl", described, RowFaults())
+    return open_encoder(trainer.source.path).encode(part.chunk)
 
 
 def test_refusals(exported, tmp_path, monkeypatch):
