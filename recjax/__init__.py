@@ -219,6 +219,7 @@ def export(
     quantize: Literal["none", "bfloat16", "int8", "int4"] = "none",
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
     user: str | Sequence[str] = (),
+    disk: str | Sequence[str] = (),
     trust_code: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -235,12 +236,13 @@ def export(
       quantize: how rows of tables are written; "none": as they are held.
       platforms: where StableHLO is to run: some of "cpu", "cuda" and "tpu".
       user: features that all candidates of a request have in common: they are looked up once for all of them.
+      disk: tables that stay on disk, of which the loader keeps rows in a cache; or "all".
       trust_code: as for `evaluate`.
       **settings: overrides as keywords.
 
     Returns:
-      {"out", "step", "format", "quantize", "platforms", "user", "tables", "table_bytes", "bytes"}: "tables" is how many
-      there are.
+      {"out", "step", "format", "quantize", "platforms", "user", "on_disk", "tables", "table_bytes", "bytes"}, of which
+      "tables" is how many there are, and "on_disk" how many of them stay there.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
@@ -252,9 +254,9 @@ def export(
     for name, value in (("run", run), ("out", out)):
         if not isinstance(value, (str, Path)):
             raise ConfigError(f"export needs the path of a folder as {name}, not {short(value)}.")
-    users, where = ([x] if isinstance(x, str) else list(x) for x in (user, platforms))
+    users, where, on_disk = ([x] if isinstance(x, str) else list(x) for x in (user, platforms, disk))
     changes = texts(*overrides, **settings)
-    return export(run, out, changes, step, quantize, where, format, users, trust_code=trust_code)
+    return export(run, out, changes, step, quantize, where, format, users, on_disk, trust_code=trust_code)
 
 
 def open_run(out: Path | str, step: int | Literal["newest"] | None = None, *, trust_code: bool = False) -> OpenedRun:

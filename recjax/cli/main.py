@@ -235,6 +235,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="how rows of tables are written (default: none, as they are)")  # fmt: skip
     export.add_argument("--user", default="", metavar="A,B", help="features that all candidates of a request have in "
                         "common: they are looked up once for all of them")  # fmt: skip
+    export.add_argument("--disk", default="", metavar="A,B", help="tables that stay on disk (or `all`): a few rows of "
+                        "them are kept in memory, and each has a checksum")  # fmt: skip
     export.add_argument("--platforms", default="cpu,cuda,tpu", metavar="A,B",
                         help="where StableHLO is to run (default: cpu,cuda,tpu)")  # fmt: skip
     checkpoint(export)
@@ -251,6 +253,8 @@ def _parser() -> argparse.ArgumentParser:
                        "ones are refused with status 503 (default: 128)")  # fmt: skip
     serve.add_argument("--window-ms", type=float, default=1.0, metavar="MS", help="time that a request waits for "
                        "others that are under way, to be scored together (default: 1)")  # fmt: skip
+    serve.add_argument("--cache-mib", type=float, default=64, metavar="MIB", help="of memory for the rows of each "
+                       "table that stays on disk (default: 64)")  # fmt: skip
     serve.add_argument(
         "--quantize", choices=("none", "bfloat16", "int8", "int4"), help="of a run folder: as for export"
     )

@@ -64,8 +64,9 @@ def export(options: argparse.Namespace) -> None:
     """Writes a model that runs without recjax."""
     from recjax.serving.export import export
 
-    user = [name for name in options.user.split(",") if name]
-    how = (options.overrides, options.step, options.quantize, options.platforms.split(","), options.format, user)
+    user, disk = ([name for name in text.split(",") if name] for text in (options.user, options.disk))
+    platforms = options.platforms.split(",")
+    how = (options.overrides, options.step, options.quantize, platforms, options.format, user, disk)
     made = export(options.run_folder, options.out, *how, trust_code=options.trust_code)
     write_result(
         options,
@@ -85,7 +86,8 @@ def serve(options: argparse.Namespace) -> None:
     from recjax.serving.service import ServiceConfig
 
     server.require()
-    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms)
+    cache_bytes = int(options.cache_mib * 2**20)
+    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, cache_bytes=cache_bytes)
     listener = server.listening(options.host, options.port)
 
     def ready(url: str) -> None:

@@ -4,6 +4,7 @@
     OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples; JAX runs it
     OUT/program.onnx        or the same as ONNX, with its parameters; onnxruntime runs it
     OUT/tables/0000.npy     the rows of a table, by id: arguments of the program, not constants in it
+    OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.serving.records`
     OUT/parameters.npz      beside StableHLO the dense parameters, and what else the module holds (as BatchNorm does)
     OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
     OUT/loader.py           reads and runs all that: `recjax.serving.loader`
@@ -36,7 +37,7 @@ from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.serving import loader, onnx_program, outputs
+from recjax.serving import loader, onnx_program, outputs, records
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.train import state as states
 from recjax.train.run.open_run import KEPT, open_run
@@ -61,6 +62,7 @@ def export(
     platforms: Sequence[str] = PLATFORMS,
     format: Format = "stablehlo",
     user: Sequence[str] = (),
+    disk: Sequence[str] = (),
     *,
     trust_code: bool = False,
 ) -> dict[str, Any]:
@@ -76,23 +78,25 @@ def export(
       platforms: some of "cpu", "cuda" and "tpu"; of StableHLO.
       format: "stablehlo" for JAX, or "onnx" for onnxruntime on CPUs.
       user: features that all candidates of a request have in common, which are then looked up once for all of them.
+      disk: tables that stay on disk, of which the loader keeps rows in a cache; or "all". So do those that share a
+        feature with them.
       trust_code: as for `main.evaluate`.
 
     Returns:
-      {"out", "step", "format", "quantize", "platforms", "user", "tables", "table_bytes", "bytes"}.
+      {"out", "step", "format", "quantize", "platforms", "user", "on_disk", "tables", "table_bytes", "bytes"}.
 
     Raises:
-      ConfigError: no run or checkpoint, flatbuffers or onnx is not installed, a folder that is in use, a feature that
-        the data have not, or a model that cannot be exported.
+      ConfigError: no run or checkpoint, flatbuffers or onnx is not installed, a folder that is in use, a feature or
+        table that the run has not, or a model that cannot be exported.
       DataError: what the run kept of its data is damaged.
       TrainingError: `out` cannot be written, or no intact checkpoint.
     """
     run, out = located(run), expanded(out)
-    _check(out, quantize, platforms, format)
+    _check(out, quantize, platforms, format, disk)
     source = run_snapshot.open_kept(run / KEPT)
     trainer, state, step = open_run(run, overrides, (), step, _note, source=source, trust_code=trust_code)
     kept = None if source is None else source.path
-    sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user)
+    sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user, disk)
     tables = [size for file, size in sizes.items() if file.startswith("tables/")]
     return {
         "out": str(out),
@@ -101,6 +105,7 @@ def export(
         "quantize": quantize,
         "platforms": list(platforms) if format == "stablehlo" else ["cpu"],
         "user": list(user),
+        "on_disk": len([file for file in sizes if file.endswith(".records")]),
         "tables": len(tables),
         "table_bytes": sum(tables),
         "bytes": sum(sizes.values()),
@@ -117,6 +122,7 @@ def write(
     data: Path | None = None,
     format: Format = "stablehlo",
     user: Sequence[str] = (),
+    disk: Sequence[str] = (),
 ) -> dict[str, int]:
     """`export` of a state in memory; gives the bytes of each file.
 
@@ -130,6 +136,7 @@ def write(
       data: what the run kept of its data; None: it has no files.
       format: as for `export`.
       user: likewise.
+      disk: likewise.
 
     Raises:
       ConfigError, TrainingError: as for `export`.
@@ -143,11 +150,16 @@ def write(
     arrays = states.one_version(trainer.export(state))
     rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}
     leaves = {part: arrays.get(part, {}) for part in ("dense", "module")}
-    inputs = input_shapes(schema, user)
+    on_disk = _on_disk(disk, list(rows), features)
+    inputs = input_shapes(schema, user, on_disk)
     stored = {name: _encoded(lazy.shape, held[name]) for name, lazy in rows.items()}
-    files = {name: f"tables/{number:04}.npy" for number, name in enumerate(rows)}
+    ends = {name: "records" if name in on_disk else "npy" for name in rows}
+    files = {name: f"tables/{number:04}.{ends[name]}" for number, name in enumerate(rows)}
     if format == "stablehlo":  # before anything is written: it may be refused
-        arguments = (stored, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
+        seen = {
+            n: jax.ShapeDtypeStruct((inputs.rows.get(n, x.shape[0]), x.shape[1]), x.dtype) for n, x in stored.items()
+        }
+        arguments = (seen, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
         program, result = serialise(make_program(trainer, held, user), arguments, platforms)
     unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
@@ -162,7 +174,8 @@ def write(
         (unfinished / loader.PROGRAMS[format]).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
-        shutil.copyfile(loader.__file__, unfinished / "loader.py")
+        for module in (loader, *([records] if on_disk else [])):
+            shutil.copyfile(str(module.__file__), unfinished / Path(str(module.__file__)).name)
         manifest: dict[str, Any] = {
             "format": loader.FORMAT,
             "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
@@ -171,6 +184,7 @@ def write(
             "parameters": {part: list(each) for part, each in leaves.items()},
             "tables": {
                 name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
+                | {"on_disk": name in on_disk}
                 | _array(stored[name])
                 for name, lazy in rows.items()
             },
@@ -190,11 +204,15 @@ def write(
     return {name: entry["bytes"] for name, entry in manifest["files"].items()}
 
 
-def _check(out: Path, quantize: str, platforms: Sequence[str], format: str) -> None:
+def _check(out: Path, quantize: str, platforms: Sequence[str], format: str, disk: Sequence[str]) -> None:
     if format not in get_args(Format):
         raise ConfigError(f"format is {format!r}; choose one of {', '.join(get_args(Format))}.")
     if format == "onnx":
         onnx_program.require()
+        if disk:
+            raise ConfigError(
+                "--disk is for --format stablehlo; onnxruntime maps the tables' files into memory anyway."
+            )
     elif importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError(
             "recjax export writes its program by jax.export, which needs the package flatbuffers, and that is not "
@@ -209,6 +227,20 @@ def _check(out: Path, quantize: str, platforms: Sequence[str], format: str) -> N
         )
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not an empty folder. Name a folder that does not exist.")
+
+
+def _on_disk(disk: Sequence[str], tables: Sequence[str], features: Sequence[FeatureSpec]) -> list[str]:
+    """The tables that stay on disk: those named, and those that share a feature with them, whose ids change there."""
+    if list(disk) == ["all"]:
+        return list(tables)
+    if strange := [name for name in disk if name not in tables]:
+        raise ConfigError(f"--disk: the model has no table {strange[0]!r}. {nearest_names(strange[0], list(tables))}")
+    found, before = set(disk), -1
+    while len(found) > before:
+        before = len(found)
+        reads = {feature.reads for feature in features if feature.table in found}
+        found |= {feature.table for feature in features if feature.reads in reads}
+    return [name for name in tables if name in found]
 
 
 def _held(table: TableSpec, quantize: Quantize) -> Held:
@@ -235,7 +267,11 @@ def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeS
     """Writes the rows of a table by id, of which they are stored in another order, a part at a time."""
     V, D = rows.shape
     order = RowOrder(V)
-    written = np.lib.format.open_memmap(file, "w+", stored.dtype, stored.shape)
+    writer = None
+    if file.suffix == ".records":
+        writer = records.RecordWriter(file, V, stored.shape[1] * stored.dtype.itemsize)
+    else:
+        written = np.lib.format.open_memmap(file, "w+", stored.dtype, stored.shape)
     each = max(1, PART_BYTES // max(1, D * rows.dtype.itemsize))
     for start in range(0, V, each):
         stop = min(start + each, V)
@@ -244,8 +280,15 @@ def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeS
             encoded = part.astype(np.float32, copy=False)
         else:
             encoded = np.asarray(encode(jnp.asarray(part), held))
-        written[order.row(np.arange(start, stop))] = encoded
-    written.flush()
+        ids = order.row(np.arange(start, stop))
+        if writer is None:
+            written[ids] = encoded
+        else:
+            writer.write(ids, np.ascontiguousarray(encoded).view(np.uint8))
+    if writer is None:
+        written.flush()
+    else:
+        writer.close()
 
 
 def _signature(schema: Schema, inputs: dict[str, Any], user: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ itself.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import sys
@@ -44,27 +45,47 @@ class InputError(ValueError):
     """Samples that the model cannot score; one paragraph."""
 
 
-def load(folder: Path | str, device: Any = None, verify: bool = True) -> Model:
+def load(folder: Path | str, device: Any = None, verify: bool = True, cache_bytes: int = 64 << 20) -> Model:
     """Opens an export.
 
     Args:
       folder: what `recjax export` wrote.
       device: a `jax.Device`; None takes JAX's first one. onnxruntime always takes the CPU.
       verify: compare the files of tables with their checksums, which reads them whole; all others are always compared.
+        Tables on disk have a checksum for each row, which is compared whenever one is read; these are not read whole.
+      cache_bytes: of memory for the rows of each table on disk.
 
     Raises:
       ExportError: a file is missing, damaged or of another kind, or the export is not for this device.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    large = {entry["file"] for entry in manifest["tables"].values()}
+    on_disk = {name: entry for name, entry in manifest["tables"].items() if entry["on_disk"]}
+    large = {entry["file"] for entry in manifest["tables"].values() if entry["on_disk"] or not verify}
     for name in manifest["files"]:
-        if verify or name not in large:
+        if name not in large:
             check_file(folder, name, manifest["files"][name])
-    mapped = {name: _mapped(folder, entry) for name, entry in manifest["tables"].items()}
+    mapped = {name: _mapped(folder, entry) for name, entry in manifest["tables"].items() if name not in on_disk}
     if manifest["program"]["format"] == "onnx":
-        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False)
-    return Model(manifest, _by_jax(folder, manifest, mapped, device), padded=True)
+        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False, stores={})
+    run, stores = _by_jax(folder, manifest, mapped, device), {}
+    if on_disk:
+        records = _beside("records")
+        stores = {
+            n: records.CachedRows(records.RecordFile(folder / e["file"]), cache_bytes) for n, e in on_disk.items()
+        }
+        lookups = [(lookup["feature"], lookup["table"]) for lookup in manifest["lookups"]]
+        run = records.with_rows(run, lookups, stores, {n: np.dtype(e["dtype"]) for n, e in on_disk.items()})
+    return Model(manifest, run, padded=True, stores=stores)
+
+
+def _beside(name: str) -> Any:
+    """The module that lies beside this file, wherever that is."""
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _by_jax(folder: Path, manifest: Mapping[str, Any], mapped: Any, device: Any) -> Callable[[Any], np.ndarray]:
@@ -83,7 +104,13 @@ def _by_jax(folder: Path, manifest: Mapping[str, Any], mapped: Any, device: Any)
     held = [[x for name, x in leaves.items() if name.startswith(kind)] for kind in ("dense.", "module.")]
     call = jax.jit(_program(folder / PROGRAMS["stablehlo"]).call)
     tables, *parameters = jax.device_put((mapped, *held), device)
-    return lambda inputs: np.asarray(call(tables, *parameters, jax.device_put(inputs, device)))
+
+    def run(inputs: Mapping[str, Any]) -> np.ndarray:
+        rows, given = jax.device_put((inputs.get("tables", {}), inputs), device)
+        given.pop("tables", None)
+        return np.asarray(call(tables | rows, *parameters, given))
+
+    return run
 
 
 def _by_onnxruntime(file: Path) -> Callable[[Any], np.ndarray]:
@@ -200,11 +227,12 @@ class Model:
       manifest: all that the export says of itself.
       run: takes "dense", "ids", "lengths", "weights" and "user" as the signature has them, unchecked, and gives logits.
       padded: whether a program is compiled for each shape, so that arrays should be padded to few of them.
+      stores: of the tables on disk, by name.
     """
 
-    def __init__(self, manifest: dict[str, Any], run: Callable[[Any], np.ndarray], padded: bool) -> None:
+    def __init__(self, manifest: dict[str, Any], run: Callable[[Any], np.ndarray], padded: bool, stores: Any) -> None:
         """See `load`."""
-        self.manifest, self.run, self.padded = manifest, run, padded
+        self.manifest, self.run, self.padded, self.stores = manifest, run, padded, stores
         self.signature = {key: manifest[key] for key in ("inputs", "outputs")}
 
     def __call__(

@@ -40,20 +40,24 @@ class Shapes:
       inputs: "dense", "ids", "lengths" (of jagged features), "weights" (of weighted ones), the last three by feature;
         and, where there are features of users, "user".
       symbols: name of a symbol -> what it counts.
+      rows: table on disk -> the symbol for the rows of it that a batch needs.
     """
 
     inputs: dict[str, Any]
     symbols: dict[str, str]
+    rows: dict[str, Any]
 
 
-def input_shapes(schema: Schema, user: Collection[str] = ()) -> Shapes:
+def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[str] = ()) -> Shapes:
     """Inputs of a program for samples of these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged.
 
     Those of the features `user` have a bag for each of u users instead, and "user", int32 [b], is the user of each
-    sample: what many samples of one user have in common is looked up once.
+    sample: what many samples of one user have in common is looked up once. Of the tables `on_disk` the program sees
+    only some rows, and ids count those.
     """
     jagged = [f.name for f in schema.features if f.bag is None]
     names = ["b", *(["u"] if user else []), *(f"l{number}" for number in range(len(jagged)))]
+    names += (of_rows := [f"r{number}" for number in range(len(on_disk))])
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
     bags = {f.name: sizes["u" if f.name in user else "b"] for f in schema.features}
     of = {name: f"l{number}" for number, name in enumerate(jagged)}
@@ -68,7 +72,11 @@ def input_shapes(schema: Schema, user: Collection[str] = ()) -> Shapes:
             "weights": {f.name: like(at[f.name], jnp.float32) for f in schema.features if f.weighted},
         }
         | ({"user": like((sizes["b"],), jnp.int32)} if user else {}),
-        {"b": "samples"} | ({"u": "users"} if user else {}) | {of[name]: f"ids of {name}" for name in jagged},
+        {"b": "samples"}
+        | ({"u": "users"} if user else {})
+        | {of[name]: f"ids of {name}" for name in jagged}
+        | {symbol: f"rows of {name}" for symbol, name in zip(of_rows, on_disk, strict=True)},
+        {name: sizes[symbol] for symbol, name in zip(of_rows, on_disk, strict=True)},
     )
 
 

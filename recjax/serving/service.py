@@ -20,6 +20,7 @@ from recjax.serving import loader, outputs
 from recjax.serving.requests import RequestReader, Scorable, columns_of
 from recjax.serving.scoring import Scorer
 
+_Waiting = tuple[Scorable, "asyncio.Future[np.ndarray]"]  # with what becomes its logits
 _THREADS = 2  # that read requests and write answers
 
 
@@ -33,6 +34,7 @@ class ServiceConfig:
       window_ms: time that a request waits for others which are under way, to be scored together.
       most_bytes: of a request's text.
       read_s: time that a client may take to send it.
+      cache_bytes: of memory for the rows of each table that stays on disk.
     """
 
     most_candidates: int = 512
@@ -40,9 +42,10 @@ class ServiceConfig:
     window_ms: float = 1.0
     most_bytes: int = 4 << 20
     read_s: float = 10.0
+    cache_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        for name in ("most_candidates", "queue", "most_bytes"):
+        for name in ("most_candidates", "queue", "most_bytes", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
         if not 0 <= self.window_ms < 10_000 or not 0 < self.read_s < 10_000:
@@ -69,6 +72,8 @@ class Metrics:
         self.candidates = client.Counter("recjax_candidates", "Candidates that were scored", **here)
         self.in_flight = client.Gauge("recjax_requests_in_flight", "Requests that are under way", **here)
         self.programs = client.Gauge("recjax_programs", "Shapes that programs were compiled for", **here)
+        self.rows_cached = client.Gauge("recjax_rows_cached", "Rows on disk that the cache had", ["table"], **here)
+        self.rows_read = client.Gauge("recjax_rows_read", "Rows that were read from disk", ["table"], **here)
         times = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
         self.seconds = client.Histogram(
             "recjax_request_seconds", "Time from a request's arrival to its answer", buckets=times, **here
@@ -107,11 +112,12 @@ class Service:
           DataError: it is damaged.
         """
         try:
-            model = loader.load(folder)
+            model = loader.load(folder, cache_bytes=config.cache_bytes)
         except loader.ExportError as error:
             raise ConfigError(str(error)) from error
         columns, self.source = columns_of(folder, model.signature["inputs"])
         self.config, self.metrics, self.draining, self.answered = config, Metrics(), False, 0
+        self._stores = model.stores
         self.reader = RequestReader(columns, model.signature["inputs"], config.most_candidates)
         self.scorer = Scorer(model, config.most_candidates)
         self.signature, described = model.signature, model.signature["outputs"]
@@ -125,7 +131,7 @@ class Service:
             "scores": list(outputs.names(self._tasks)),
             "most_candidates": config.most_candidates,
         }
-        self._waiting: collections.deque[tuple[Scorable, asyncio.Future[np.ndarray]]] = collections.deque()
+        self._waiting: collections.deque[_Waiting] = collections.deque()
         self._under_way = 0
         self._reading = ThreadPoolExecutor(_THREADS, "requests")
         self._scoring = ThreadPoolExecutor(1, "model")
@@ -203,23 +209,38 @@ class Service:
             started = time.perf_counter()
             try:
                 found = await loop.run_in_executor(self._scoring, self.scorer, [request for request, _ in batch])
-            except Exception as error:  # of the model: each of these requests is told
-                for _, logits in batch:
-                    if not logits.done():
-                        logits.set_exception(TrainingError(f"the model failed: {' '.join(str(error).split())[:300]}"))
+            except Exception as error:  # of the model, or of a table on disk
+                await self._score_one_by_one(batch, error)
                 continue
             self.metrics.model_seconds.observe(time.perf_counter() - started)
             self.metrics.batches.observe(len(batch))
             self.metrics.candidates.inc(sum(request.size for request, _ in batch))
             self.metrics.programs.set(self.scorer.compiled)
+            for table, store in self._stores.items():
+                self.metrics.rows_cached.labels(table).set(store.hits)
+                self.metrics.rows_read.labels(table).set(store.misses)
             for (_, logits), scored in zip(batch, found, strict=True):
                 if not logits.done():  # its client may have left
                     logits.set_result(scored)
 
+    async def _score_one_by_one(self, batch: list[_Waiting], error: Exception) -> None:
+        """Tells those whose scores cannot be had, and scores the others, after an error in a batch of several."""
+        loop = asyncio.get_running_loop()
+        for request, logits in batch:
+            try:
+                if len(batch) == 1:
+                    raise error
+                (found,) = await loop.run_in_executor(self._scoring, self.scorer, [request])
+                if not logits.done():
+                    logits.set_result(found)
+            except Exception as own:
+                if not logits.done():
+                    logits.set_exception(TrainingError(f"the model failed: {' '.join(str(own).split())[:300]}"))
+
     def _full(self) -> bool:
         return sum(request.size for request, _ in self._waiting) >= self.scorer.most
 
-    def _taken(self) -> list[tuple[Scorable, asyncio.Future[np.ndarray]]]:
+    def _taken(self) -> list[_Waiting]:
         """The requests that have waited longest, as many as fit."""
         taken, room = [], self.scorer.most
         while self._waiting and self._waiting[0][0].size <= room:

@@ -304,7 +304,9 @@ assert not [name for name in sys.modules if name.partition(".")[0] in sys.argv[4
 def test_a_run_without_recjax_gives_what_predict_gives(tmp_path, preset, overrides):
     run, out = tmp_path / "run", tmp_path / "exported"
     assert inside("train", preset, "mesh.devices=1", *overrides, "--out", run).status == 0
-    result = inside("export", run, "--out", out, "--json").result
+    disk = ("--disk", "all") if preset == "synthetic_multihot" else ()
+    result = inside("export", run, "--out", out, "--json", *disk).result
+    assert (out / "records.py").exists() == bool(disk) and result["on_disk"] == (result["tables"] if disk else 0)
     manifest = json.loads((out / "manifest.json").read_text())
     assert result["bytes"] == sum(entry["bytes"] for entry in manifest["files"].values())
     trainer, state, step = open_run(run, (), (), None, print)
@@ -351,3 +353,48 @@ def test_vocabularies_go_along(tmp_path, preset):
     np.testing.assert_allclose(found[-100:], truth, rtol=1e-5, atol=1e-6)  # the test split
     assert_refused(inside("export", tmp_path / "run", "--out", tmp_path / "out"), 2, "not an empty folder")
     assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("quantize", "disk"), [("none", "all"), ("int8", "sparse_2"), ("bfloat16", "sparse_0")])
+def test_tables_on_disk_give_the_same_bits(tmp_path, quantize, disk):
+    """Whatever the cache holds, of bags of all kinds; and a damaged row is named, and spoils no other."""
+    trainer, state = untrained("model=deepfm", "embedding.pooling=mean")
+    _, given = rows_of(trainer)
+    truth = exported(trainer, state, tmp_path / "memory", quantize, user=["sparse_1"])(**given)
+    write(trainer, state, 0, tmp_path / "disk", quantize, user=["sparse_1"], disk=[disk])
+    on_disk = {n: e for n, e in loader.read_manifest(tmp_path / "disk")["tables"].items() if e["on_disk"]}
+    assert len(on_disk) == (8 if disk == "all" else 2), "with first-order weights, which the same feature reads"
+    for cache_bytes in (1, 400, 2**20):
+        model = loader.load(tmp_path / "disk", cache_bytes=cache_bytes)
+        for _ in range(2):
+            np.testing.assert_array_equal(model(**given), truth)
+        hits = sum(store.hits for store in model.stores.values())
+        assert (hits == 0) == (cache_bytes == 1)
+    name = "sparse_0" if disk == "all" else disk
+    entry = on_disk[name]
+    row = int(given["ids"][name].ravel()[7])
+    file = tmp_path / "disk" / entry["file"]
+    damaged = bytearray(file.read_bytes())
+    damaged[4096 + 64 * row + 3] ^= 1
+    file.write_bytes(damaged)
+    model = loader.load(tmp_path / "disk")
+    with pytest.raises(Exception, match=rf"record {row} of .*{entry['file']} is damaged"):
+        model(**given)
+    whole = [at for at in range(50) if row not in given["ids"][name][at]] if name != "sparse_1" else []
+    assert whole
+    apart = {k: given["ids"][k][whole[:1]] for k in given["ids"] if given["lengths"].get(k) is None}
+    one = {k: int(given["lengths"][k][whole[0]]) for k in given["lengths"]}
+    starts = {k: int(given["lengths"][k][: whole[0]].sum()) for k in given["lengths"]}
+    ids = apart | {k: given["ids"][k][starts[k] : starts[k] + one[k]] for k in one}
+    weights = {k: x[starts[k] : starts[k] + one[k]] if k in one else x[whole[:1]] for k, x in given["weights"].items()}
+    found = model(ids, {k: np.array([n]) for k, n in one.items()}, weights, given["dense"][whole[:1]])
+    np.testing.assert_allclose(found, truth[whole[:1]], rtol=1e-5)
+
+
+def test_mistakes_in_tables_on_disk(tmp_path):
+    trainer, state = untrained()
+    with pytest.raises(ConfigError, match="the model has no table 'sparse_9'. Did you mean sparse_3"):
+        write(trainer, state, 0, tmp_path / "made", disk=["sparse_9"])
+    with pytest.raises(ConfigError, match="--disk is for --format stablehlo|by the package onnx"):
+        recjax.export(tmp_path / "run", tmp_path / "made", format="onnx", disk="all")

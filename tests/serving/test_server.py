@@ -175,6 +175,29 @@ def test_a_model_that_fails_is_said(exported):
     assert second[0] == 500 and "is not finite" in second[2]["error"] and third[0] == 200 and left == 0
 
 
+@pytest.mark.full
+def test_a_damaged_row_on_disk_spoils_the_requests_that_need_it_alone(tmp_path):
+    exported = export_shop(tmp_path, disk=["user"])
+    entry = loader.read_manifest(exported)["tables"]["user"]
+    service = Service(exported, CONFIG)
+    ids = service.reader.read(request_of(range(6))).bags["user"].ids.ravel().tolist()
+    row = next(id_ for id_ in ids if ids.count(id_) < 6)
+    damaged = bytearray((exported / entry["file"]).read_bytes())
+    damaged[4096 + 64 * row] ^= 1
+    (exported / entry["file"]).write_bytes(damaged)
+
+    async def act(service, ask):
+        found = await asyncio.gather(*(ask("/score", request_of([at])) for at in range(4)))
+        found += await asyncio.gather(*(ask("/score", request_of([at])) for at in (4, 5)))
+        return found, (await ask("/metrics"))[2]
+
+    found, metrics = run(exported, dataclasses.replace(CONFIG, window_ms=50), act)
+    assert [status for status, _, _ in found] == [500 if id_ == row else 200 for id_ in ids]
+    wrong = found[ids.index(row)][2]["error"]
+    assert f"record {row} of " in wrong and entry["file"] in wrong and "is damaged" in wrong
+    assert 'recjax_rows_read{table="user"}' in metrics
+
+
 def test_examples_are_requests(exported):
     service = Service(exported, CONFIG)
     drawn = Examples(service)

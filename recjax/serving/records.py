@@ -1,0 +1,303 @@
+"""Tables on disk that are larger than memory, read row by row: records with a checksum each, and a cache of rows.
+
+Needs NumPy alone, and is copied beside the loader of an export that has such tables.
+
+    file     4 KiB: JSON that says how many records of how many bytes there are; then the records
+    record   the row's bytes, zeros, and 8 bytes of checksum: 64 bytes, or a power of two times as many up to 4 KiB, or
+             a multiple of 4 KiB, so that no record lies in more blocks of the disk than it must
+
+A record is read with its number, which enters the checksum: one that is damaged, or stands in another's place, is named
+and not given out. Reads go around the page cache (O_DIRECT) where the file system lets them, for the cache of rows is
+ours: what it holds is chosen by rows, not by blocks of which one row is wanted.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = "recjax-records/1"
+_BLOCK = 4096
+_THREADS = 16  # that wait for the disk
+_RUN = 16  # blocks at most that one read takes in
+_LEAST = 32  # blocks for which another thread is worth it
+
+
+class CorruptRecordError(Exception):
+    """A record that is not what was written: names the file and the record; one paragraph."""
+
+
+def record_bytes(row_bytes: int) -> int:
+    """Bytes of a record of a row."""
+    needed = row_bytes + 8
+    return max(64, 1 << (needed - 1).bit_length()) if needed <= _BLOCK else -(-needed // _BLOCK) * _BLOCK
+
+
+def checksums(payload: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Checksums of records, uint64 [n]: sums of their 32-bit words and numbers, each times an odd number of its own.
+
+    A change of any bits of one word, or of the number, always changes it; other changes do but for one in 2^64 or so
+    (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
+
+    Args:
+      payload: uint8 [n, P], P a multiple of 4.
+      numbers: of the records, [n].
+    """
+    words = np.ascontiguousarray(payload).view("<u4").astype(np.uint64)
+    odd = _splitmix(np.arange(words.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+    return (words * odd[1:]).sum(axis=1, dtype=np.uint64) + (numbers.astype(np.uint64) + np.uint64(1)) * odd[0]
+
+
+def _splitmix(x: np.ndarray) -> np.ndarray:
+    """Well mixed 64 bits for each number (Steele et al. 2014)."""
+    x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class RecordWriter:
+    """Writes the records of one file, in any order; `close` completes it."""
+
+    def __init__(self, file: Path, rows: int, row_bytes: int) -> None:
+        """Makes a file for so many rows of so many bytes; OSError if it cannot."""
+        self._bytes, self._row_bytes = record_bytes(row_bytes), row_bytes
+        about = {"format": FORMAT, "records": rows, "row_bytes": row_bytes, "record_bytes": self._bytes}
+        size = _BLOCK + -(-rows * self._bytes // _BLOCK) * _BLOCK
+        with file.open("xb") as opened:
+            opened.write(json.dumps(about).encode().ljust(_BLOCK))
+            opened.truncate(size)
+        mapped = np.memmap(file, np.uint8, "r+", _BLOCK)
+        self._records = mapped[: rows * self._bytes].reshape(rows, self._bytes)
+        self._mapped = mapped
+
+    def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows, uint8 [n, row_bytes], as the records of these numbers."""
+        record = np.zeros((len(rows), self._bytes), np.uint8)
+        record[:, : self._row_bytes] = rows
+        record[:, -8:] = checksums(record[:, :-8], numbers).astype("<u8").view(np.uint8).reshape(-1, 8)
+        self._records[numbers] = record
+
+    def close(self) -> None:
+        """Has all of it on the disk."""
+        self._mapped.flush()
+
+
+class RecordFile:
+    """Reads records by their numbers, from several threads at once.
+
+    Attributes:
+      records: how many there are.
+      row_bytes: of each row.
+      direct: whether reads go around the page cache.
+      blocks_read: of 4 KiB, so far.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Opens a file; CorruptRecordError if it is none, OSError if it cannot be read."""
+        self._file = file
+        with file.open("rb") as opened:
+            head = opened.read(_BLOCK)
+        try:
+            about: dict[str, Any] = json.loads(head)
+            self.records, self.row_bytes, self._bytes = (
+                int(about[k]) for k in ("records", "row_bytes", "record_bytes")
+            )
+            if about["format"] != FORMAT or self._bytes != record_bytes(self.row_bytes) or self.records < 0:
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise CorruptRecordError(
+                f"{file} is no file of records, or its first block is damaged. Copy it again."
+            ) from None
+        self.direct, self.blocks_read = hasattr(os, "O_DIRECT"), 0
+        try:
+            self._descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        except OSError:  # a file system that has no such reads
+            self.direct, self._descriptor = False, os.open(file, os.O_RDONLY)
+        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "records")
+        self._lock = threading.Lock()
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows of records, uint8 [n, row_bytes], in their order; each block is read once.
+
+        Args:
+          numbers: int [n], from 0 to below `records`.
+
+        Raises:
+          CorruptRecordError: naming the first record that is damaged.
+        """
+        if not len(numbers):
+            return np.zeros((0, self.row_bytes), np.uint8)
+        starts = numbers.astype(np.int64) * self._bytes
+        first, each = starts // _BLOCK, -(-self._bytes // _BLOCK)
+        blocks = np.unique((first[:, None] + np.arange(each)).ravel())
+        held = np.empty((len(blocks), _BLOCK), np.uint8)
+        parts = max(1, min(_THREADS, len(blocks) // _LEAST))
+        edges = np.linspace(0, len(blocks), parts + 1).astype(int).tolist()
+        tasks = [self._pool.submit(self._fill, held, blocks, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        for task in tasks:
+            task.result()
+        with self._lock:
+            self.blocks_read += len(blocks)
+        at = np.searchsorted(blocks, first)[:, None] * _BLOCK + (starts % _BLOCK)[:, None] + np.arange(self._bytes)
+        records = held.reshape(-1)[at]
+        found = records[:, -8:].copy().view("<u8")[:, 0]
+        wrong = np.flatnonzero(found != checksums(records[:, :-8], numbers))
+        if len(wrong):
+            raise CorruptRecordError(
+                f"record {numbers[wrong[0]]} of {self._file} is damaged: its checksum differs"
+                + (f", and so do {len(wrong) - 1} more of {len(numbers)}" if len(wrong) > 1 else "")
+                + ". Copy the file again."
+            )
+        return records[:, : self.row_bytes]
+
+    def _fill(self, held: np.ndarray, blocks: np.ndarray, start: int, stop: int) -> None:
+        """Reads some blocks, those that follow each other together."""
+        with mmap.mmap(-1, _RUN * _BLOCK) as aligned:  # O_DIRECT writes to whole pages alone
+            for a, b in _runs(blocks[start:stop]):
+                length = (b - a) * _BLOCK
+                got = os.preadv(self._descriptor, [memoryview(aligned)[:length]], (1 + int(blocks[start + a])) * _BLOCK)
+                if got != length:
+                    raise CorruptRecordError(f"{self._file} ends too early: it was cut off. Copy it again.")
+                held[start + a : start + b] = np.frombuffer(aligned, np.uint8, length).reshape(-1, _BLOCK)
+
+    def close(self) -> None:
+        """Ends the threads, and closes the file."""
+        self._pool.shutdown()
+        os.close(self._descriptor)
+
+
+def _runs(blocks: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(first, end) of blocks that follow each other, `_RUN` at most."""
+    ends = [*(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+    start = 0
+    for end in ends:
+        for a in range(start, end, _RUN):
+            yield a, min(a + _RUN, end)
+        start = end
+
+
+class CachedRows:
+    """Rows of a file of records behind a cache of some bytes, which holds whole rows (CLOCK; Corbato 1968).
+
+    The directory takes 4 bytes for each row of the table, the cache 5 beside each of its rows. Of one caller at a time.
+
+    Attributes:
+      hits: rows that were found in the cache.
+      misses: rows that were read.
+    """
+
+    def __init__(self, file: RecordFile, cache_bytes: int) -> None:
+        """A cache of as many rows as fit into so many bytes."""
+        self.file, self.hits, self.misses = file, 0, 0
+        size = min(file.records, cache_bytes // (file.row_bytes + 5))
+        self._slot_of = np.full(file.records, -1, np.int32)
+        self._row_of = np.full(size, -1, np.int32)
+        self._used = np.zeros(size, bool)
+        self._slab = np.zeros((size, file.row_bytes), np.uint8)
+        self._hand = 0
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows of these distinct numbers, uint8 [n, row_bytes]; CorruptRecordError as `RecordFile.read`."""
+        slots = self._slot_of[numbers]
+        here = slots >= 0
+        found = np.empty((len(numbers), self.file.row_bytes), np.uint8)
+        found[here] = self._slab[slots[here]]
+        self._used[slots[here]] = True
+        absent = numbers[~here]
+        found[~here] = read = self.file.read(absent)
+        self._keep(absent, read)
+        self.hits += int(here.sum())
+        self.misses += len(absent)
+        return found
+
+    def _keep(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        numbers, rows = numbers[: len(self._used)], rows[: len(self._used)]
+        slots = self._victims(len(numbers))
+        before = self._row_of[slots]
+        self._slot_of[before[before >= 0]] = -1
+        self._row_of[slots], self._slot_of[numbers], self._slab[slots] = numbers, slots, rows
+        self._used[slots] = False  # until they are asked for once more
+
+    def _victims(self, count: int) -> np.ndarray:
+        """The next slots that were not used since the hand passed, which takes their marks from the others."""
+        chosen: list[np.ndarray] = []
+        size = len(self._used)
+        taken = np.zeros(size if count else 0, bool)
+        while count:
+            ahead = (self._hand + np.arange(min(size, max(64, 2 * count)))) % size
+            free = np.flatnonzero(~self._used[ahead] & ~taken[ahead])[:count]
+            passed = ahead if len(free) < count else ahead[: free[-1] + 1]
+            self._used[passed] = False
+            self._hand = int(passed[-1] + 1) % size
+            taken[ahead[free]] = True
+            chosen.append(ahead[free])
+            count -= len(free)
+        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+
+def components(lookups: Sequence[tuple[str, str]], tables: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Tables on disk with the features that read them, such that no two groups share any.
+
+    Within a group ids are replaced alike, so a feature's tables are all in one group, and a table's features too.
+
+    Args:
+      lookups: (feature, table) of each lookup.
+      tables: those on disk.
+    """
+    groups: list[tuple[set[str], set[str]]] = []
+    for feature, table in lookups:
+        if table not in tables:
+            continue
+        touched = [group for group in groups if feature in group[0] or table in group[1]]
+        groups = [group for group in groups if group not in touched]
+        features, on_disk = ({x for group in touched for x in group[side]} for side in (0, 1))
+        groups.append((features | {feature}, on_disk | {table}))
+    return [(sorted(features), sorted(on_disk)) for features, on_disk in groups]
+
+
+def with_rows(
+    run: Callable[[Any], np.ndarray],
+    lookups: Sequence[tuple[str, str]],
+    stores: Mapping[str, CachedRows],
+    dtypes: Mapping[str, Any],
+) -> Callable[[Any], np.ndarray]:
+    """What runs a program whose tables are on disk: it gets the rows that a batch needs, and ids that say which.
+
+    It gets as many rows as there are ids, zeros behind those that are needed, so that their number makes no new shape.
+
+    Args:
+      run: runs the program, with "tables" among its inputs.
+      lookups: as for `components`.
+      stores: table -> its rows.
+      dtypes: table -> that of its encoded rows.
+    """
+    groups = components(lookups, list(stores))
+
+    def call(inputs: Mapping[str, Any]) -> np.ndarray:
+        ids, tables = dict(inputs["ids"]), {}
+        for features, names in groups:
+            flat = np.concatenate([ids[name].ravel() for name in features])
+            numbers, places = np.unique(flat, return_inverse=True)
+            for name in names:
+                known = numbers[numbers < stores[name].file.records]  # all that this table is asked for
+                rows = stores[name].rows(known)
+                whole = np.zeros((max(1, len(flat)), rows.shape[1]), np.uint8)
+                whole[: len(rows)] = rows
+                tables[name] = whole.view(dtypes[name])
+            start = 0
+            for name in features:
+                stop = start + ids[name].size
+                ids[name] = places[start:stop].reshape(ids[name].shape).astype(np.int32)
+                start = stop
+        return run({**inputs, "ids": ids, "tables": tables})
+
+    return call
