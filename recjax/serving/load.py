@@ -127,8 +127,15 @@ class Http:
 
     async def post(self, body: bytes, path: str = "/score") -> int:
         """Posts a request, reads the answer to its end, and gives its status."""
+        while self._free:  # the server may have closed one that nobody used
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                return await self._exchange(*self._free.pop(), body, path)
         host, _, port = self._address.rpartition(":")
-        reader, writer = self._free.pop() if self._free else await asyncio.open_connection(host, int(port))
+        return await self._exchange(*await asyncio.open_connection(host, int(port)), body, path)
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, path: str
+    ) -> int:
         head = f"POST {path} HTTP/1.1\r\nHost: {self._address}\r\nContent-Length: {len(body)}\r\n\r\n"
         try:
             writer.write(head.encode() + body)

@@ -30,6 +30,7 @@ from recjax.serving.requests import BadRequestError
 from recjax.serving.service import OverloadedError, Service, ServiceConfig
 
 _STOP_S = 30  # time for what is under way, once the server is asked to end
+_IDLE_S = 75  # that a connection may be idle: longer than proxies keep theirs, which would meet a closed one
 _LAST_S = 0.25  # time for requests to come on connections that were there then
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "flatbuffers")
 
@@ -177,6 +178,7 @@ def serve(service: Service, listener: socket.socket, ready: Callable[[str], None
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_STOP_S,
+        timeout_keep_alive=_IDLE_S,
     )
     host, port = listener.getsockname()[:2]
     heard: list[int] = []
