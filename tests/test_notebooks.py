@@ -25,6 +25,10 @@ def test_there_are_notebooks():
         "02_sharded_lookup",
         "03_look_into_tables",
         "04_export_and_serve",
+        "05_own_table",
+        "06_compare_models",
+        "07_own_module",
+        "08_several_tasks",
     ]
 
 
