@@ -21,7 +21,7 @@ from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.train.agreement import gather, never
 from recjax.train.metrics import calibration
-from recjax.train.metrics.binned import Binned, Exact
+from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather
 from recjax.train.metrics.slices import Groups, Slices, find_feature
@@ -110,13 +110,13 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
       `positive_share`, `ece`, `calibration_curve`, `predictions`, `samples`) that of these.
 
     Raises:
-      ConfigError: no such feature, one that does not group samples, or tasks, of which there is no `by` and `group`.
+      ConfigError: no such feature, one that does not group samples, or tasks, of which there is no `group`.
       DataError, TrainingError: as for `metrics.evaluate`.
     """
-    if trainer.tasks and (details.by or details.group):
+    if trainer.tasks and details.group:
         raise ConfigError(
-            "slices by feature (--by, --group) are of one binary label, and these data have tasks of their own: "
-            f"{', '.join(task.name for task in trainer.tasks)}. Leave them out."
+            "the AUC within groups (--group) is of one binary label, and these data have tasks of their own: "
+            f"{', '.join(task.name for task in trainer.tasks)}. Leave it out; --by has the measures of each task."
         )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
     grouped = find_feature(schema, details.group) if details.group else None
@@ -132,16 +132,15 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         size, workers = trainer.config.train.eval_batch_size, trainer.config.train.workers
         stream = batches(trainer.source, split, size, workers=workers, **where)
         name = meaning(trainer.source, feature).name
-        slices[feature.name] = Slices(feature, stream, details.top, exact, name, together)
+        measures = functools.partial(_measures, trainer.tasks, exact, SLICE_BINS)
+        slices[feature.name] = Slices(feature, stream, details.top, measures, name, together)
     whole = _measured(trainer, state, split, exact, (*slices.values(), *groups))
     result: dict[str, Any] = {**whole.result(), "auc_method": "exact" if exact else "binned"}
     if isinstance(whole, ByTask):
         of = {name: (kept, result[f"{name}.samples"]) for name, kept in whole.binary().items()}
-        return {
-            **result,
-            "tasks": {name: _calibrated(kept, details) | {"samples": n} for name, (kept, n) in of.items()},
-        }
-    result |= _calibrated(whole, details)
+        result["tasks"] = {name: _calibrated(kept, details) | {"samples": n} for name, (kept, n) in of.items()}
+    else:
+        result |= _calibrated(whole, details)
     if slices:
         result["by"] = {name: part.result() for name, part in slices.items()}
     if groups:
@@ -169,9 +168,7 @@ def _measured(
     parts: Sequence[_Part],
     stop: Callable[[], int] = never,
 ) -> Exact | Binned | ByTask:
-    whole: Exact | Binned | ByTask = Exact() if exact else Binned()
-    if trainer.tasks:
-        whole = ByTask(trainer.tasks, exact)
+    whole = _measures(trainer.tasks, exact)
     for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop)):
         if not batch.size:
             continue
@@ -184,6 +181,15 @@ def _measured(
             joined.join(functools.partial(gather, trainer.mesh))
         watchdog.phase("report")
     return whole
+
+
+def _measures(tasks: Tasks, exact: bool, bins: int = BINS) -> Exact | Binned | ByTask:
+    """What takes samples: all of them where that is `exact`, else `bins` of a histogram."""
+
+    def kept() -> Exact | Binned:
+        return Exact() if exact else Binned(bins)
+
+    return ByTask(tasks, kept) if tasks else kept()
 
 
 def _is_exact(trainer: Trainer, split: str, exact_rows: int) -> bool:
@@ -218,7 +224,10 @@ def to_text(result: Mapping[str, Any]) -> str:
                 f"or missing, {grouped['shared_share']:.1%})"
             )
         for feature, rows in part.get("by", {}).items():
-            names = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
+            names: Sequence[str] = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
+            if "tasks" in part:
+                of_task = (".auc", ".mae", ".accuracy")
+                names = ("value", "samples", "loss", *(name for name in rows[0] if name.endswith(of_task)))
             lines = [[str(row[name]) if name == "value" else _number(row[name]) for name in names] for row in rows]
             blocks.append(f"{split} by {feature}:\n" + "\n".join(aligned([names, *lines])))
     return "\n\n".join(blocks)

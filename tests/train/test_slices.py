@@ -1,5 +1,6 @@
 """Slices and groups against the same measures of hand-picked samples, and grouped AUC against all pairs."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import between
 from recjax.errors import ConfigError
 from recjax.train.metrics import measures
+from recjax.train.metrics.binned import SLICE_BINS, Binned, Exact
 from recjax.train.metrics.slices import Groups, Slices, find_feature
 
 # A sample: label, logit, weight, the ids of a jagged bag, the id of a bag of one.
@@ -56,7 +58,9 @@ def values(row, feature):
 @given(samples, st.sampled_from([JAGGED, SINGLE]), st.integers(1, 7), st.integers(0, 40), st.booleans())
 def test_a_slice_has_the_measures_of_its_samples(rows, feature, top, cut, exact):
     batches = parts(rows, cut)
-    slices = Slices(feature, [batch for batch, _ in batches], top, exact)
+    slices = Slices(
+        feature, [batch for batch, _ in batches], top, Exact if exact else functools.partial(Binned, SLICE_BINS)
+    )
     for batch, logits in batches:
         slices.add(batch, logits)
     result = slices.result()

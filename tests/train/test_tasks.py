@@ -32,6 +32,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.models.mmoe import MMoEConfig
 from recjax.settings import override
 from recjax.settings.named import Named
+from recjax.train.metrics.binned import Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.tasks import choice_of, outputs_for, tasks_of
 
@@ -172,7 +173,7 @@ def test_a_model_of_one_logit_is_refused_for_several() -> None:
 
 def test_measures_by_hand() -> None:
     config = RunConfig(tasks=Named({"rating": TaskConfig(AbsoluteError(), 0.5)}))
-    measured = ByTask(tasks_of(config, SCHEMA), exact=True)
+    measured = ByTask(tasks_of(config, SCHEMA), kept=Exact)
     labels = np.array([[1, 2.0, 0], [0, 3.0, 4], [1, 9.0, 1], [0, 1.0, 1]], np.float32)
     weights = np.array([[1, 1, 1], [1, 3, 1], [1, 0, 2], [0, 0, 0]], np.float32)
     outputs = np.zeros((4, 7))
@@ -197,14 +198,14 @@ def test_measures_by_hand() -> None:
 
 def test_counts_are_not_negative() -> None:
     config = RunConfig(tasks=Named({"rating": TaskConfig(Poisson())}))
-    measured = ByTask(tasks_of(config, dataclasses.replace(SCHEMA, labels=SCHEMA.labels[1:2])), exact=True)
+    measured = ByTask(tasks_of(config, dataclasses.replace(SCHEMA, labels=SCHEMA.labels[1:2])), kept=Exact)
     measured.add(np.array([[-1.0]]), np.zeros((1, 1)), np.zeros((1, 1)))  # masked
     with pytest.raises(DataError, match=r"label 'rating' of sample 6 is -2, and tasks\.rating\.loss=poisson"):
         measured.add(np.array([[1.0], [-2.0]]), np.zeros((2, 1)), np.ones((2, 1)), 5)
 
 
 def test_a_task_without_weight_adds_nothing() -> None:
-    measured = ByTask(tasks_of(RunConfig(), dataclasses.replace(SCHEMA, labels=SCHEMA.labels[:2])), exact=True)
+    measured = ByTask(tasks_of(RunConfig(), dataclasses.replace(SCHEMA, labels=SCHEMA.labels[:2])), kept=Exact)
     assert math.isnan(measured.result()["loss"])
     measured.add(np.ones((1, 2)), np.array([[0.0, 0.0]]), np.array([[1.0, 0.0]]))
     assert measured.result()["loss"] == pytest.approx(math.log(2)) and math.isnan(measured.result()["rating.loss"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,18 @@ def test_a_run_resumes_on_another_mesh_and_ends_alike(tmp_path: Path) -> None:
     assert {k: result[k] for k in whole.result["eval"]} == pytest.approx(whole.result["eval"], rel=1e-9)
     assert set(result["tasks"]) == {"label_0", "label_3"}
     assert (tmp_path / "whole" / "calibration.png").stat().st_size > 1000
-    assert_refused(inside("eval", tmp_path / "whole", "--by", "sparse_0"), 2, "--by.*label_0, label_1")
+    # The slices of a feature with one value a sample make up the whole, label by label.
+    by = inside("eval", tmp_path / "whole", "mesh.devices=1", "--by", "sparse_0", "--top", "4", "--json").result
+    rows = by["by"]["sparse_0"]
+    assert len(rows) == 5 and rows[-1]["value"] == "rest"
+    assert sum(row["samples"] for row in rows) == by["samples"]
+    for name in ("label_0.logloss", "label_1.mse", "label_2.accuracy", "label_3.loss"):
+        counts = [row[f"{name.partition('.')[0]}.samples"] for row in rows]
+        mean = np.average([row[name] if n else 0.0 for row, n in zip(rows, counts, strict=True)], weights=counts)
+        assert mean == pytest.approx(by[name], rel=1e-9)
+    text = inside("eval", tmp_path / "whole", "mesh.devices=1", "--by", "sparse_0").out
+    assert re.search(r"value +samples +loss +label_0.auc +label_1.mae +label_2.accuracy +label_3.auc", text)
+    assert_refused(inside("eval", tmp_path / "whole", "--group", "sparse_0"), 2, "--group.*label_0, label_1")
 
 
 def test_from_a_table_to_scores(tmp_path: Path) -> None:

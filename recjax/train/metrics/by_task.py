@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from recjax.train.tasks import Task, total
 class ByTask:
     """Takes the place of `Exact` or `Binned` where there are tasks."""
 
-    def __init__(self, tasks: Sequence[Task], exact: bool) -> None:
-        """Without samples; `exact` keeps every sample of binary tasks, for their AUC."""
-        self._of = {task.name: _OneTask(task, exact) for task in tasks}
+    def __init__(self, tasks: Sequence[Task], kept: Callable[[], Exact | Binned]) -> None:
+        """Without samples; `kept` makes what keeps those of a binary task, for its AUC."""
+        self._of = {task.name: _OneTask(task, kept) for task in tasks}
         self._tasks = tuple(tasks)
         self._samples = 0
 
@@ -73,11 +73,9 @@ class ByTask:
 class _OneTask:
     """Sums over the samples of one task."""
 
-    def __init__(self, task: Task, exact: bool) -> None:
+    def __init__(self, task: Task, kept: Callable[[], Exact | Binned]) -> None:
         self._task = task
-        self.kept: Exact | Binned | None = None
-        if task.label.kind == "binary":
-            self.kept = Exact() if exact else Binned()
+        self.kept = kept() if task.label.kind == "binary" else None
         self._sums = {name: ExactSum() for name in ("weight", "loss", *_SUMS[task.label.kind])}
         self._samples = 0
 

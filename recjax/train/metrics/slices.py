@@ -13,8 +13,11 @@ import numpy as np
 from recjax.data.batch import Batch, Feature, Schema
 from recjax.errors import ConfigError
 from recjax.train.metrics import auc
-from recjax.train.metrics.binned import SLICE_BINS, Binned, Exact
+from recjax.train.metrics.binned import Binned, Exact
+from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather, alone
+
+Measures = Exact | Binned | ByTask
 
 
 def find_feature(schema: Schema, name: str) -> Feature:
@@ -40,7 +43,7 @@ class Slices:
         feature: Feature,
         batches: Iterable[Batch],
         top: int,
-        exact: bool,
+        measures: Callable[[], Measures],
         name: Callable[[int], str] = str,
         gather: Gather = alone,
     ) -> None:
@@ -50,11 +53,11 @@ class Slices:
           feature: whose values make the slices.
           batches: this process's of the split, checked.
           top: so many values get a slice of their own; the others share one.
-          exact: keep every sample (see `binned`).
+          measures: makes what takes the samples of a slice.
           name: id -> the value as text.
           gather: from all processes.
         """
-        self._feature, self._exact, self._name = feature, exact, name
+        self._feature, self._measures, self._name = feature, measures, name
         counts = np.zeros(feature.rows, np.int64)
         for batch in batches:
             _, values = _members(batch, feature, np.arange(feature.rows))
@@ -65,12 +68,12 @@ class Slices:
         self._rest, self._none = len(self._values), len(self._values) + 1
         self._slice_of = np.full(feature.rows, self._rest, np.int64)
         self._slice_of[self._values] = np.arange(len(self._values))
-        self._parts: dict[int, Exact | Binned] = {}
+        self._parts: dict[int, Measures] = {}
 
     def add(self, batch: Batch, logits_B: np.ndarray) -> None:
         """Takes the samples of a batch in."""
         rows, slices = _members(batch, self._feature, self._slice_of)
-        empty = np.setdiff1d(np.flatnonzero(batch.weights), rows)
+        empty = np.setdiff1d(np.flatnonzero(_counted(batch)), rows)
         rows, slices = np.append(rows, empty), np.append(slices, np.full(len(empty), self._none))
         order = np.argsort(slices, kind="stable")
         rows, slices = rows[order], slices[order]
@@ -78,9 +81,9 @@ class Slices:
         for number, members in zip(slices[cuts].tolist(), np.split(rows, cuts)[1:], strict=True):
             self._part(number).add(batch.labels[members], logits_B[members], batch.weights[members], batch.position)
 
-    def _part(self, number: int) -> Exact | Binned:
+    def _part(self, number: int) -> Measures:
         if number not in self._parts:
-            self._parts[number] = Exact() if self._exact else Binned(SLICE_BINS)
+            self._parts[number] = self._measures()
         return self._parts[number]
 
     def join(self, gather: Gather) -> None:
@@ -99,7 +102,8 @@ class Slices:
         for number, part in sorted(self._parts.items()):
             id = None if number in others else int(self._values[number])
             value = others[number] if id is None else self._name(id)
-            rows.append({"value": value, "id": id, "positive_share": part.positives(), **part.result()})
+            share = {} if isinstance(part, ByTask) else {"positive_share": part.positives()}
+            rows.append({"value": value, "id": id, **share, **part.result()})
         return [row for row in rows if row["samples"]]
 
 
@@ -110,12 +114,17 @@ def _members(batch: Batch, feature: Feature, label_of: np.ndarray) -> tuple[np.n
         rows = np.repeat(np.arange(batch.size), bags.ids.shape[1])
     else:
         rows = np.repeat(np.arange(batch.size), bags.lengths)
-    counted = batch.weights[rows] > 0
+    counted = _counted(batch)[rows]
     rows, labels = rows[counted], label_of[bags.ids.ravel()[counted]]
     if feature.bag == 1:
         return rows, labels
     kinds = len(label_of) + 1  # labels are below it
     return np.divmod(np.unique(rows * kinds + labels), kinds)
+
+
+def _counted(batch: Batch) -> np.ndarray:
+    """Returns which samples have weight, of several labels in any of them: bool [n]."""
+    return np.asarray(batch.weights.reshape(batch.size, -1).any(axis=1))
 
 
 class Groups:
