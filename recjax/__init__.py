@@ -70,7 +70,7 @@ def override(config: RunConfig, *overrides: Overrides, **settings: Any) -> RunCo
 
 def prepare(
     data: Any,
-    label: str,
+    label: str | Sequence[str],
     out: Path | str,
     *overrides: Overrides,
     validation: Any = None,
@@ -87,7 +87,7 @@ def prepare(
       data: whatever has `__arrow_c_stream__` (pandas, polars, DuckDB, HF datasets, tables and readers of pyarrow); a
         dict from column names to NumPy arrays, [n], or [n, width] for a vector; or the path of Parquet, ORC, CSV or
         Arrow.
-      label: column of the label.
+      label: column of the label, or several, each perhaps with a kind and a weight: ["clicked", "stars:class"].
       out: the folder to make.
       *overrides: changes to the settings of `recjax.data.datasets.own_table.Table`, see above.
       validation: another such table, whose rows validate; None takes rows of `data`.
@@ -99,10 +99,14 @@ def prepare(
       RecjaxError: see recjax.errors for the kinds.
     """
     from recjax.data import catalog
-    from recjax.settings.from_python import texts
+    from recjax.errors import ConfigError
+    from recjax.settings.from_python import short, texts
 
+    names = [label] if isinstance(label, str) else label
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"prepare needs the name of a column as label, or a list of names, not {short(label)}.")
     more = {"validation": validation, "test": test, "overwrite": overwrite}
-    return catalog.prepare_object(data, label, out, texts(*overrides, **settings), **more)
+    return catalog.prepare_object(data, ",".join(names), out, texts(*overrides, **settings), **more)
 
 
 def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides, **settings: Any) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def example(annotation: Any) -> str | None:
         return str(typing.get_args(member)[0])
     if typing.get_origin(member) is tuple:
         item = typing.get_args(member)[0]
-        return "512-256-64" if item is int else f"{example(item)},{example(item)}"
+        words = typing.get_args(item)[:2] if typing.get_origin(item) is Literal else [example(item)] * 2
+        return "512-256-64" if item is int else ",".join(map(str, words))
     return _LEAVES[member][1] if member in _LEAVES else kind(member)
 
 

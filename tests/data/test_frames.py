@@ -14,7 +14,7 @@ from support import tables
 
 import recjax
 from recjax.data.prepare.encoder import open_encoder
-from recjax.errors import DataError
+from recjax.errors import ConfigError, DataError
 
 OPTIONS = {"columns": "auto,when:skip"}
 ROWS = int(os.environ.get("RECJAX_TEST_ROWS", "2000"))  # 100000 as well, by hand
@@ -164,3 +164,13 @@ def test_what_no_table_can_be_used_for(table, message, tmp_path):
     with pytest.raises(DataError, match=message):
         recjax.prepare(table, "y", tmp_path / "out", columns="user:id")
     assert not (tmp_path / "out").exists()
+
+
+def test_labels_may_be_a_list(tmp_path):
+    table = small(z=[1, 0, 1, 1, 0, 0])
+    several = recjax.prepare(table, ["y", "z"], tmp_path / "several", columns="user:id")
+    as_text = recjax.prepare(table, "y,z", tmp_path / "text", columns="user:id")
+    assert several["fingerprint"] == as_text["fingerprint"]
+    for wrong in ([], 3, [3], None):
+        with pytest.raises(ConfigError, match="needs the name of a column as label"):
+            recjax.prepare(table, wrong, tmp_path / "wrong")
