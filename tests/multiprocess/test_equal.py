@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.commands import write_preset
+from support.commands import lines_of, write_preset
 from support.processes import assert_equal, train_together
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
@@ -62,3 +62,35 @@ def test_four_processes_of_two_devices(alone: Path, tmp_path: Path) -> None:
     overrides = [*COMMON, *SPREAD, "mesh.devices=8", "mesh.hosts=4", "mesh.replicas=2"]
     train_together(4, tmp_path / "run", write_preset(tmp_path), overrides)
     assert_equal(alone, tmp_path / "run", 1e-9)
+
+
+TASKS = [
+    "compute_dtype=float64",
+    "data.labels=binary,number,class",
+    "data.masked=true",
+    "model=mmoe",
+    "model.experts=2",
+    "model.expert=8",
+    "model.tower=4",
+    "model.batch_norm=true",
+    "model.dropout=0.2",
+    "train.steps=6",
+    "train.checkpoint_every=0",
+    "train.eval_every=3",
+    "mesh.devices=2",
+]
+
+
+def test_several_tasks_with_state_by_two_processes_as_by_one(tmp_path: Path) -> None:
+    """Masks, statistics of the whole batch, dropped values, and the measures of each task."""
+    preset = write_preset(tmp_path)
+    for processes in (1, 2):
+        train_together(processes, tmp_path / f"by {processes}", preset, TASKS)
+    assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
+    for split in ("validation", "test"):
+        one, two = (lines_of(tmp_path / f"by {processes}", split) for processes in (1, 2))
+        assert [line.keys() for line in one] == [line.keys() for line in two] and {"label_1.mse"} <= one[0].keys()
+        for mine, other in zip(one, two, strict=True):
+            assert {k: v for k, v in mine.items() if k != "split"} == pytest.approx(
+                {k: v for k, v in other.items() if k != "split"}, rel=1e-9
+            )
