@@ -143,7 +143,7 @@ from torch_rechub.models.ranking import DCNv2, DeepFM, WideDeep
 from torch_rechub.trainers import CTRTrainer
 from torch_rechub.utils.data import DataGenerator
 arrays, seeds, rate = np.load(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 def split(name):
     return {str(f): arrays[f"{name}.{f}"] for f in arrays["names"]}, arrays[f"{name}.labels"]
 features = [
