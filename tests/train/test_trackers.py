@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ READERS = {"wandb": of_wandb, "mlflow": of_mlflow}
 
 def shown(name, run):
     """Every (step, measure, value) that a tracker holds, sorted; a repeated one would stand twice."""
+    end = time.monotonic() + 20  # W&B's own process writes the last rows when the run has ended
+    while not (rows := _shown(name, run)) == expected(run) and time.monotonic() < end:
+        time.sleep(0.1)
+    return rows
+
+
+def _shown(name, run):
     return sorted((step, key, value) for step, row in READERS[name](run) for key, value in row.items())
 
 

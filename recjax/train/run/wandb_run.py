@@ -80,5 +80,5 @@ class WandbRun:
             raise failed("W&B", self._folder, error) from error
 
     def close(self) -> None:
-        """Ends the run; waits until it is on the disk."""
+        """Ends the run; W&B's own process writes what it still holds a moment later."""
         self._run.finish()
