@@ -284,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
     plan.add_argument("--out", type=expanded, metavar="DIR", help="with --predict: also write prediction.json, "
                       "prediction.png and trace.json (for ui.perfetto.dev) there; with --devices offers.json and "
-                      "offers.png")  # fmt: skip
+                      "offers.png; with planner.machine=FILE choice.json and choice.png")  # fmt: skip
     plan.set_defaults(tunables=True)
 
     calibrate = verb(names, "calibrate", verbs.calibrate, "measure what this machine can do, for plan --predict",

@@ -155,11 +155,17 @@ def plan(options: argparse.Namespace) -> None:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
     if options.measure and not options.predict:
         raise ConfigError("--measure belongs to --predict: give that too.")
-    if not options.predict and not options.devices and (options.machine or options.out):
-        raise ConfigError("--machine and --out belong to --predict or --devices: give one of these too.")
+    if options.machine and not options.predict and not options.devices:
+        raise ConfigError(
+            "--machine belongs to --predict or --devices: give one of these too. With planner.machine=FILE plan=auto "
+            "chooses by a machine."
+        )
     if options.price is not None and not options.devices:
         raise ConfigError("--price belongs to --devices: give that too.")
     config = presets.load(options.preset, options.overrides)
+    planner_asked = config.plan == "auto" and config.planner.machine
+    if options.out and not (options.predict or options.devices or planner_asked):
+        raise ConfigError("--out belongs to --predict, --devices or planner.machine=FILE: give one of these too.")
     if options.devices:
         if options.predict or options.compile or options.save:
             raise ConfigError("--devices compares numbers of devices, and --predict, --compile and --save are about "
@@ -189,6 +195,14 @@ def plan(options: argparse.Namespace) -> None:
     if chosen is not None:
         found = planned.figures(chosen)
         result, texts = result | {"chosen": found}, [*texts, planned.to_text(found)]
+        if options.out:
+            from recjax.planning.draw_choice import picture
+            from recjax.utils.files import write_json, write_whole
+
+            options.out.mkdir(parents=True, exist_ok=True)
+            write_json(options.out / "choice.json", found)
+            write_whole(options.out / "choice.png", picture(found))
+            texts.append(f"wrote choice.json and choice.png to {options.out}")
     if hot is not None:
         from recjax.planning.hot import describe_hot, hot_table
 

@@ -316,6 +316,7 @@ def _reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
                 "step_ms": own,
                 "sent_bytes": {"rows": rows, "pooled": vectors, "copy": 0.0}[way],
                 "alike": len(tables),
+                "class": number,
                 "next": following,
                 "next_step_ms": after if after < math.inf else None,
                 "next_fits": after < math.inf,

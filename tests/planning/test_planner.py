@@ -155,8 +155,11 @@ def slow_machine():
     return dataclasses.replace(MACHINE, shared=False, platform="gpu", kernels={}, rates=MACHINE.rates | links)
 
 
-def test_plan_explains_what_it_chose_and_without_a_machine_nothing_changes(preset):
-    done = inside("plan", preset, f"planner.machine={preset.parent / 'slow.json'}", "mesh.devices=2")
+def test_plan_explains_what_it_chose_and_without_a_machine_nothing_changes(preset, tmp_path):
+    machine = f"planner.machine={preset.parent / 'slow.json'}"
+    done = inside("plan", preset, machine, "mesh.devices=2", "--out", tmp_path / "plan")
+    assert (tmp_path / "plan/choice.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "plan/choice.json").read_text())["tables"].keys() == {f"sparse_{n}" for n in range(3)}
     for text in (
         "chosen for a machine: ",
         "the plain rule's plan",

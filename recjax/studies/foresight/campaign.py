@@ -88,22 +88,27 @@ def run(
             file.write(json.dumps(record) + "\n")
             file.flush()
 
-        for number in range(-1, passes):  # -1: predictions
+        for number in range(passes):
             for place, case in enumerate(cases, 1):
-                if (case.name, number) in done:
-                    continue
-                if minutes and time.monotonic() - began > 60 * minutes:
-                    return False
-                doing = "predicting" if number < 0 else f"pass {number + 1} of {passes},"
-                tell(f"{doing} case {place} of {len(cases)}: {case.name}")
-                try:
-                    found = (
-                        measure.foreseen(case.config, machine) if number < 0 else measure.measured(case.config, seconds)
-                    )
-                except RecjaxError as error:
-                    found = {"refused": str(error)}
-                keep({"case": case.name, "pass": number, **found})
+                for turn in (-1, 0) if number == 0 else (number,):  # -1: a prediction, before what it is compared with
+                    if (case.name, turn) in done:
+                        continue
+                    if minutes and time.monotonic() - began > 60 * minutes:
+                        return False
+                    doing = "predicting" if turn < 0 else f"pass {turn + 1} of {passes},"
+                    tell(f"{doing} case {place} of {len(cases)}: {case.name}")
+                    keep({"case": case.name, "pass": turn, **_figures(case, machine, turn, seconds)})
     return True
+
+
+def _figures(case: Case, machine: Machine, turn: int, seconds: float) -> dict[str, Any]:
+    """What a prediction or a pass gives, or why it was refused."""
+    try:
+        if turn < 0:
+            return dict(measure.foreseen(case.config, machine))
+        return measure.measured(case.config, seconds)
+    except RecjaxError as error:
+        return {"refused": str(error)}
 
 
 def found(folder: Path, cases: Sequence[Case]) -> tuple[list[Found], dict[str, str]]:

@@ -1,0 +1,80 @@
+"""A chosen plan as a picture: its step beside those of other plans, the way of each table, and a device's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, plain, png
+
+_WAYS = {"copy": ("a copy on each device", GREY), "rows": ("rows spread over devices", BLUE),
+         "pooled": ("whole with one device, which pools", GREEN)}  # fmt: skip
+_GIB = 2**30
+_MOST = 24  # tables that have a bar
+
+
+def picture(found: dict[str, Any]) -> bytes:
+    """The PNG of `recjax.train.planned.figures`."""
+    tables = _ranked(found["tables"])
+    with literal():
+        drawn = figure(12, max(4.2, 1.6 + 0.2 * len(tables)))
+        plans, ways, memory = drawn.subplots(1, 3, width_ratios=(1.1, 1.6, 0.6))
+        kind = "" if found["measured_machine"] else ", from data sheets"
+        drawn.suptitle(f"chosen for {found['machine']}{kind}: {found['step_ms']:.3g} ms a step predicted", fontsize=11)
+        _plans(plans, found)
+        _ways(ways, tables, len(found["tables"]))
+        below = 0.0
+        for part, colour in (("tables", BLUE), ("dense", GREEN), ("batch", GREY), ("temporaries", ORANGE)):
+            size = found["memory_bytes"][part] / _GIB
+            memory.bar(["a device"], [size], bottom=below, color=colour, label=part, width=0.5)
+            below += size
+        plain(memory)
+        memory.set_xlim(-0.6, 0.6)
+        memory.set_title("memory, GiB", fontsize=10)
+        memory.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.06))
+        return png(drawn)
+
+
+def _plans(panel: Any, found: dict[str, Any]) -> None:
+    plain(panel, "x")
+    bars = {"chosen": found["step_ms"], "the plain rule": found["plain_step_ms"]}
+    for choice in found["choices"]:
+        if choice["next"] is not None:
+            words = {"plan": "{}", "bucket": "buckets of {:g} MiB", "routing": "routing by the {}"}
+            name = words[choice["what"]].format(choice["next"])
+            bars[name] = choice["next_step_ms"]
+    drawn = panel.barh(list(bars), list(bars.values()), color=[GREEN, *[GREY] * (len(bars) - 1)])
+    panel.bar_label(drawn, [f" {ms:,.4g}" for ms in bars.values()], fontsize=8)
+    panel.set_xlim(0, 1.15 * max(bars.values()))
+    panel.invert_yaxis()
+    panel.tick_params(axis="y", labelsize=8)
+    panel.set_xlabel("predicted ms a step; within 5% the simpler one wins")
+    panel.set_title("the whole step", fontsize=10)
+
+
+def _ranked(tables: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The tables whose next best way would cost most, of those that are alike the first."""
+    first = {of["class"]: (name, of) for name, of in reversed(tables.items()) if of["next"] is not None}
+    ranked = sorted(first.values(), key=lambda item: (item[1]["step_ms"] - (item[1]["next_step_ms"] or 1e30), item[0]))
+    return ranked[:_MOST]
+
+
+def _ways(panel: Any, tables: list[tuple[str, dict[str, Any]]], count: int) -> None:
+    plain(panel, "x")
+    names = [name if of["alike"] == 1 else f"{name} (and {of['alike'] - 1} alike)" for name, of in tables]
+    costs = [max(0.0, (of["next_step_ms"] or of["step_ms"]) - of["step_ms"]) for _, of in tables]
+    panel.barh(names, costs, color=[_WAYS[of["way"]][1] for _, of in tables])
+    for row, (_, of) in enumerate(tables):
+        text = {"copy": "as copies", "rows": "as rows", "pooled": "pooled"}.get(of["next"], "")
+        text = text if of["next_fits"] or not text else f"{text}: does not fit"
+        panel.text(costs[row], row, f" {text}", va="center", fontsize=7, color="#444444")
+    for words, colour in _WAYS.values():
+        panel.barh([0], [0], color=colour, label=words)
+    panel.set_xlim(0, 1.25 * max([*costs, 1e-9]))
+    panel.invert_yaxis()
+    panel.tick_params(axis="y", labelsize=7)
+    panel.set_xlabel("ms that the step would be longer with the next best way")
+    shown = sum(of["alike"] for _, of in tables)
+    more = f", {shown} of {count}: those that weigh most" if shown < count else ""
+    panel.set_title(f"the way of each table (colour){more}", fontsize=10)
+    low = -0.13 * 4.2 / panel.figure.get_figheight()
+    panel.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, low), ncols=2)
