@@ -198,28 +198,28 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
     Gradients of parameters come in the order in which the backward pass makes them.
     """
     b, item = write.sizes.samples, write.sizes.item_bytes
-    waits = list(after)
+    waits, parts = list(after), dense.accumulate
     if dense.sharded:
         waits.append(write.collective("all_gather", "dense_gather", 4.0 * dense.values, []))
     last = write.kernel("concatenate", "dense_forward", [_pass("elementwise", 2.0 * b * dense.columns * item)], waits)
     if dense.pairs:
-        last = write.kernel("interaction", "dense_forward", [_pairs(dense, b, "nt")], [last], launches=3)
+        last = write.kernel("interaction", "dense_forward", [_pairs(dense, b, "nt")], [last], launches=3 * parts)
     for k, n in dense.layers:
         works = [_product(b, n, k, "nn", dense), _pass("elementwise", 2.0 * b * n * item)]
-        last = write.kernel(f"layer {k}x{n}", "dense_forward", works, [last], launches=2)
-    last = write.kernel("loss", "loss", [_pass("elementwise", 32.0 * b)], [last], launches=8)
+        last = write.kernel(f"layer {k}x{n}", "dense_forward", works, [last], launches=2 * parts)
+    last = write.kernel("loss", "loss", [_pass("elementwise", 32.0 * b)], [last], launches=8 * parts)
     gradients = []
     for k, n in reversed(dense.layers):
         passed = write.kernel(f"layer {k}x{n}", "dense_backward",
                               [_product(b, k, n, "nt", dense), _pass("elementwise", 3.0 * b * k * item)], [last],
-                              launches=2)  # fmt: skip
+                              launches=2 * parts)  # fmt: skip
         works = [_product(k, n, b, "tn", dense), _pass("reduce.columns", 1.0 * b * n * item)]
-        made = write.kernel(f"layer {k}x{n}", "dense_backward", works, [last], launches=2)
+        made = write.kernel(f"layer {k}x{n}", "dense_backward", works, [last], launches=2 * parts)
         gradients.append((made, 4 * (k * n + n)))
         last = passed
     if dense.pairs:
         works = [_pairs(dense, b, "nn"), _pass("elementwise", 4.0 * b * dense.columns * item)]
-        last = write.kernel("interaction", "dense_backward", works, [last], launches=4)
+        last = write.kernel("interaction", "dense_backward", works, [last], launches=4 * parts)
     return last, gradients
 
 

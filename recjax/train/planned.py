@@ -154,8 +154,11 @@ def smallest(asked: Question, ways: Any) -> dict[str, float]:
 def _changes(config: RunConfig) -> tuple[list[str], list[str]]:
     """Changes that change no number, and others."""
     devices, batch = math.prod(config.mesh.shape), config.train.batch_size
-    same = [f"mesh.devices={devices * times}" for times in (2, 4, 8, 16)]
-    return [*_SAME_NUMBERS, *same], [text.format(half=batch // 2) for text in _OTHER_NUMBERS]
+    hosts = config.mesh.hosts
+    more = [f"mesh.devices={devices * times}" for times in (2, 4, 8, 16)]
+    if hosts > 1:
+        more = [f"{text} mesh.hosts={hosts * times}" for text, times in zip(more, (2, 4, 8, 16), strict=True)]
+    return [*_SAME_NUMBERS, *more], [text.format(half=batch // 2) for text in _OTHER_NUMBERS]
 
 
 def _cheapest(
@@ -165,7 +168,7 @@ def _cheapest(
     found: list[tuple[float, int, str, float, int]] = []
     for change in changes:
         try:
-            changed = settings.override(config, [change])
+            changed = settings.override(config, change.split())
             asked = question(changed, source, machine)
         except ConfigError:  # not for this model
             continue

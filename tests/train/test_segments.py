@@ -20,11 +20,14 @@ from support.problems import Placed, Problem, Result, by_row, compare, run_oracl
 from recjax.comms.compiled import collectives
 from recjax.config.train import DenseAdagrad
 from recjax.embedding.optim import PartialRowWiseAdam, RowWiseAdagrad
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.routing.ordered import SlotLookup
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.planning.assign import Demand, Way, as_plan
+from recjax.planning.loads import Workload
+from recjax.planning.profile import Profile, TableUse
 from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
@@ -117,6 +120,20 @@ def test_tables_in_several_segments_equal_the_oracle(devices: int, first: int, h
     plan = split_plan(devices // how.get("replicas", 1), first)
     with jax.enable_x64(True):
         result = run_sharded(make(), devices, plan, np.float64, **how)
+        compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
+
+
+def test_ways_that_a_planner_mixes_equal_the_oracle() -> None:
+    """A table whose rows travel, one whose owner pools, and one that every device copies."""
+    ways: dict[str, Way] = {"adagrad": "rows", "adam": "pooled", "every_row": "copy"}
+    uses = {name: TableUse(2.0, V / 2) for name in OPTIMIZERS}
+    demand = Demand(make().tables, make().features, Workload(Profile(uses, "a test"), B, 4), Exchange(kind="auto"))
+    plan = as_plan(demand, ways, dict.fromkeys(ways, "a reason"))
+    kinds = {name: (segments[0].placement, segments[0].exchange.kind) for name, segments in plan.tables.items()}
+    assert kinds == {"adagrad": ("row_wise", "rows"), "adam": ("table_wise", "pooled"),
+                     "every_row": ("data_parallel", "rows")}  # fmt: skip
+    with jax.enable_x64(True):
+        result = run_sharded(make(), 4, plan, np.float64)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
