@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from recjax.bench import compile_report
+from recjax.bench import compile_report, targets
 from recjax.bench.breakdown import part_of, scopes
 from recjax.bench.run import Options, bench
 from recjax.config.run import RunConfig
@@ -30,15 +30,22 @@ from recjax.utils.text import aligned
 ROUNDS, STEPS = 5, 20  # of --measure
 
 
-def predicted(config: RunConfig, machine: Machine) -> Prediction:
+def predicted(config: RunConfig, machine: Machine, target: str = "") -> Prediction:
     """The training step of a config on a machine.
 
+    Args:
+      config: of the run.
+      machine: to predict it on.
+      target: device that the program is compiled for, see `recjax.bench.targets`; "": the one that is here.
+
     Raises:
-      ConfigError, DataError, DeviceError: as `build_trainer`.
+      ConfigError, DataError, DeviceError: as `build_trainer`, or nothing here compiles for the target.
     """
     trainer = build_trainer(config, splits=("train",), weights=False)
     _tell("counting distinct rows")
     found = compile_report.sample(trainer)
+    if target:
+        trainer = targets.moved(trainer, target)
     _tell(f"compiling for {trainer.bound.all_devices} device(s)")
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
     text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
@@ -64,7 +71,9 @@ def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: An
     )
 
 
-def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | None) -> dict[str, Any]:
+def on_machine(
+    config: RunConfig, machine: Machine, measure: bool, out: Path | None, target: str = ""
+) -> dict[str, Any]:
     """Predicts, measures if that is asked for, and draws.
 
     Args:
@@ -72,6 +81,7 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
       machine: to predict it on.
       measure: whether to train here, as `recjax bench` does, and compare.
       out: folder for prediction.json, prediction.png and trace.json; None writes nothing.
+      target: as for `predicted`.
 
     Returns:
       JSON values: those of `recjax.planning.predict.figures`; "devices", "batch_size"; "compiled_for" and
@@ -82,11 +92,11 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
     Raises:
       ConfigError, DataError, DeviceError: as `build_trainer`.
     """
-    prediction = predicted(config, machine)
+    prediction = predicted(config, machine, target)
     result = figures(prediction) | {
         "devices": prediction.host.devices,
         "batch_size": prediction.host.samples,
-        "compiled_for": jax.default_backend() if config.mesh.platform == "auto" else config.mesh.platform,
+        "compiled_for": targets.PLATFORM.get(target) or _platform(config),
         "predicted_for": machine.platform,
     }
     if measure:
@@ -98,6 +108,10 @@ def on_machine(config: RunConfig, machine: Machine, measure: bool, out: Path | N
         write_whole(out / "prediction.png", draw.picture(prediction, result))
         result["out"] = str(out)
     return result
+
+
+def _platform(config: RunConfig) -> str:
+    return jax.default_backend() if config.mesh.platform == "auto" else config.mesh.platform
 
 
 def _measured(config: RunConfig, predicted_ms: float) -> dict[str, Any]:

@@ -160,6 +160,8 @@ def plan(options: argparse.Namespace) -> None:
             "--machine belongs to --predict or --devices: give one of these too. With planner.machine=FILE plan=auto "
             "chooses by a machine."
         )
+    if options.target and not options.predict:
+        raise ConfigError("--target belongs to --predict: give that too.")
     if options.price is not None and not options.devices:
         raise ConfigError("--price belongs to --devices: give that too.")
     config = presets.load(options.preset, options.overrides)
@@ -218,7 +220,7 @@ def plan(options: argparse.Namespace) -> None:
         from recjax.planning.machine import open_machine
 
         machine = open_machine(options.machine or config.planner.machine or "machine.json")
-        foreseen = prediction.on_machine(config, machine, options.measure, options.out)
+        foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     write_result(options, result, lambda: "\n\n".join(texts))
 

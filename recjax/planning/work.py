@@ -187,7 +187,9 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
 
 
 def _called(instruction: Instruction, operands: list[Instruction]) -> Work | None:
-    """A product by recjax-kernels; None for any other call."""
+    """A product by recjax-kernels or a GPU's library; None for any other call."""
+    if 'custom_call_target="__cublas$' in instruction.attributes:
+        return _library_product(operands[0].arrays[0], operands[1].arrays[0], instruction)
     target = re.search(r'custom_call_target="(\w+)"', instruction.attributes)
     places = _DENSE.get(target.group(1)) if target else None
     if places is None:
@@ -197,6 +199,19 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
     k, n = weights.dims
     m = batch.dims[0]
     return matmul(m, n, k, 1, weights.dtype, "nn", sum(array.bytes for array in arrays))
+
+
+def _library_product(left: Array, right: Array, instruction: Instruction) -> Work:
+    """A product of matrices by cuBLAS, of whose operands the text does not say which dimensions are summed over.
+
+    Each of m, n and k is a dimension of two of the three matrices: the product of their sizes is (m n k)^2.
+    """
+    result = instruction.arrays[0]
+    batch = math.prod(result.dims[:-2])
+    m, n = result.dims[-2:] if len(result.dims) > 1 else (result.size, 1)
+    k = max(1, round(math.sqrt(left.size * right.size / max(1, m * n)) / batch))
+    moved = left.bytes + right.bytes + result.bytes
+    return matmul(m, n, k, batch, left.dtype, "nn", moved)
 
 
 def _product(instruction: Instruction, left: Array, right: Array) -> Work:

@@ -158,3 +158,28 @@ def test_a_lookup_that_xla_compiled_gathers_as_many_rows_as_there_are_ids(rows):
     ]
     assert sum(w.sizes.get("rows", 1) for w in moved) >= rows
     assert sum(w.bytes for w in moved) < 5000 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "sizes"),
+    [
+        ("64,32", "32,16", "64,16", {"m": 64, "n": 16, "k": 32}),
+        ("32,64", "32,16", "64,16", {"m": 64, "n": 16, "k": 32}),  # the left one lies transposed
+        ("8,27,16", "8,27,16", "8,27,27", {"batch": 8, "m": 27, "n": 27, "k": 16}),
+    ],
+)
+def test_products_of_a_gpus_library_are_told_from_the_sizes_of_three_matrices(left, right, result, sizes):
+    text = f"""
+HloModule jit_train_step, is_scheduled=true
+
+ENTRY %main (x: f32[{left}], w: f32[{right}]) -> f32[{result}] {{
+  %x = f32[{left}] parameter(0)
+  %w = f32[{right}] parameter(1)
+  %call = (f32[{result}], s8[4194304]{{0}}) custom-call(%x, %w), custom_call_target="__cublas$gemm"
+  ROOT %got = f32[{result}] get-tuple-element(%call), index=0
+}}
+"""
+    graph = read_graph(text, 1)
+    (work,) = graph.nodes[0].works
+    assert dict(work.sizes) == sizes and not graph.unknown
+    assert work.flops == 2 * sizes.get("batch", 1) * sizes["m"] * sizes["n"] * sizes["k"]

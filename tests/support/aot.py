@@ -1,120 +1,28 @@
-"""Programs compiled for accelerators that nobody here has: what these are, and what a compiled program consists of.
-
-Compiling for a GPU takes JAX's CUDA plugin and NVIDIA's compilers, for a TPU libtpu: the extra `aot`. Neither needs a
-device, a driver or a machine that has one.
-"""
+"""Programs compiled for accelerators that nobody here has, and what a compiled program consists of."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib.util
-import os
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from recjax.bench.compile_report import sample
+from recjax.bench.targets import devices, moved
 from recjax.config.run import RunConfig
 from recjax.embedding.bind import bind
 from recjax.embedding.routing import device
-from recjax.parallel.mesh import AXES, sharded
+from recjax.parallel.mesh import sharded
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.hlo import Instruction, Program, read_program
 
 DEVICES = 8
-_WHEELS = {
-    "h200": ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc", "nvidia.nvjitlink"),
-    "v6e": ("libtpu",),
-}
-
-
-def missing(target: str) -> str:
-    """Returns why nothing can be compiled for a target, "" if it can."""
-    lacking = [name for name in _WHEELS[target] if not _found(name)]
-    return f"{', '.join(lacking)} not installed: pip install -e '.[aot]'" if lacking else ""
-
-
-def _found(module: str) -> bool:
-    with contextlib.suppress(ModuleNotFoundError):
-        return importlib.util.find_spec(module) is not None
-    return False
-
-
-def h200() -> str:
-    """The description of an NVIDIA H200 that XLA takes in place of a device: figures of NVIDIA's data sheets.
-
-    A stream_executor.GpuTargetConfigProto as text. Versions are those of the libraries that the compiler may count on.
-    """
-    limits = {
-        "threads_per_block_limit": 1024,
-        "threads_per_warp": 32,
-        "shared_memory_per_block": 48 * 1024,
-        "shared_memory_per_core": 228 * 1024,
-        "shared_memory_per_block_optin": 227 * 1024,
-        "threads_per_core_limit": 2048,
-        "core_count": 132,
-        "fpus_per_core": 128,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 2**16 - 1,
-        "block_dim_limit_z": 2**16 - 1,
-        "thread_dim_limit_x": 1024,
-        "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64,
-        "registers_per_core_limit": 2**16,
-        "registers_per_block_limit": 2**16,
-        "memory_bandwidth": 4800 * 10**9,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.98,
-        "device_memory_size": 141 * 2**30,
-        "device_address_bits": 64,
-    }
-    # With the links between GPUs XLA makes small all-reduces itself; JAX 0.10 knows no such field.
-    newer = "device_interconnect_info { active_links: 18 }" if jax.__version_info__ >= (0, 12) else ""
-    lines = "\n".join(f"  {name}: {value}" for name, value in limits.items())
-    return textwrap.dedent("""
-        gpu_device_info {{
-        {lines}
-          cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
-          device_vendor: "NVIDIA Corporation"
-          platform_version: "Compute Capability 9.0a"
-          name: "NVIDIA H200"
-          driver_version: "13.0.0"
-          runtime_version: "12.8.0"
-          compile_time_toolkit_version: "12.8.0"
-          dnn_version: "9.10.0"
-          {newer}
-        }}
-        platform_name: "CUDA"
-        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-        device_description_str: "NVIDIA H200"
-    """).format(lines=lines, newer=newer)
-
-
-@functools.cache
-def devices(target: str) -> tuple[Any, ...]:
-    """DEVICES devices of a target, for which programs can be compiled and nothing else."""
-    if target == "h200":
-        found = topologies.get_topology_desc("gpu", "cuda", topology=f"1x1x{DEVICES}", target_config=h200())
-    else:
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no machine to ask what it is
-        found = topologies.get_topology_desc("v6e:2x4", "tpu")
-    return tuple(found.devices)
-
-
-def moved(trainer: Trainer, target: str) -> Trainer:
-    """The trainer on as many devices of the target as its mesh has; nothing of it can run."""
-    there = np.array(devices(target)[: trainer.mesh.devices.size]).reshape(trainer.mesh.devices.shape)
-    return dataclasses.replace(trainer, mesh=Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +76,7 @@ def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) ->
 
 def compiled_alone(function: Callable[..., Any], target: str, *shapes: jax.ShapeDtypeStruct) -> Program:
     """A function of arrays for one device of a target; the first array is donated."""
-    one = SingleDeviceSharding(devices(target)[0])
+    one = SingleDeviceSharding(devices(target, DEVICES)[0])
     given = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one) for x in shapes]
     return read_program(jax.jit(function, donate_argnums=0).lower(*given).compile().as_text() or "")
 
