@@ -189,7 +189,11 @@ def _pooled_forward(write: _Writer, v: Vectors) -> int:
         works = [_rows_gather(ids, g.buffer.value_bytes, g.buffer.rows), _add(ids, row_bytes, N * sizes.samples),
                  _pass("elementwise", 24 * ids)]  # fmt: skip
         summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=26))
-    return write.all_to_all("pooled_exchange", N * sizes.samples * v.vector_bytes, summed)
+    vectors = (
+        N * sizes.samples * v.vector_bytes
+    )  # of all devices: set to zero, and put in the order in which they leave
+    placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * vectors)], summed, launches=2)
+    return write.all_to_all("pooled_exchange", vectors, [placed])
 
 
 def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
