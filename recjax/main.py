@@ -60,6 +60,7 @@ def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     require_config(config, RunConfig, "fit")
     for tracker in config.train.all_trackers:
         require(tracker)
+    planned.require_asked(config)
     if (note := left_aside(config.mesh)) is not None:
         _note(note)
     with watchdog.from_python():

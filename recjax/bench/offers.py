@@ -22,7 +22,7 @@ from recjax.planning.predict import Prediction
 from recjax.planning.resolve import resolve_plan
 from recjax.train.planned import does_not_fit, question
 from recjax.train.table_specs import specs
-from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, plain, png
+from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, logarithmic, plain, png
 from recjax.utils.text import aligned
 
 
@@ -96,7 +96,7 @@ def _offer(
     else:
         exact = exact_sizes(asked.demand, plain_plan)
         prediction, memory = Planner(asked).predicted(exact), needed(exact, asked.dense)
-        plan = dict(Counter(s[0].placement for s in plain_plan.tables.values()))
+        plan = dict(Counter("+".join(dict.fromkeys(s.placement for s in own)) for own in plain_plan.tables.values()))
         if memory["total"] > asked.budget_bytes:
             why = f"plan={config.plan} needs {memory['total'] / GIB:.3g} GiB a device"
             return row | {"fits": False, "why": f"{why}, and {asked.budget_bytes / GIB:.3g} can be used"}
@@ -180,7 +180,7 @@ def picture(result: dict[str, Any]) -> bytes | None:
         ideal = [first["samples_per_s"] * row["devices"] / first["devices"] / 1e6 for row in rows]
         speed.plot(names, ideal, color=GREY, linestyle="--", label="if it scaled perfectly")
         speed.plot(names, [row["samples_per_s"] / 1e6 for row in rows], color=BLUE, marker="o", label="predicted")
-        speed.set_yscale("log")
+        logarithmic(speed, ["y"])
         speed.set_title("million samples a second", fontsize=10)
         speed.legend(fontsize=8, frameon=False)
         exposed = [row["exposed_ms"] for row in rows]

@@ -165,7 +165,8 @@ def plan(options: argparse.Namespace) -> None:
     if options.price is not None and not options.devices:
         raise ConfigError("--price belongs to --devices: give that too.")
     config = presets.load(options.preset, options.overrides)
-    planner_asked = config.plan == "auto" and config.planner.machine
+    planned.require_asked(config)
+    planner_asked = config.planner.machine
     if options.out and not (options.predict or options.devices or planner_asked):
         raise ConfigError("--out belongs to --predict, --devices or planner.machine=FILE: give one of these too.")
     if options.devices:

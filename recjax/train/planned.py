@@ -86,6 +86,15 @@ def by_machine(config: RunConfig) -> bool:
     return config.plan == "auto" and bool(config.planner.machine)
 
 
+def require_asked(config: RunConfig) -> None:
+    """Refuses a planner's machine in a config whose plan is not for a planner to choose (ConfigError)."""
+    if config.planner.machine and config.plan != "auto":
+        raise ConfigError(
+            f"planner.machine={config.planner.machine} chooses where tables live, but plan={config.plan} has said so "
+            "already. Set plan=auto, or leave planner.machine out."
+        )
+
+
 def question(
     config: RunConfig, source: BlockSource, machine: Machine, shape: tuple[int, int, int] | None = None
 ) -> Question:

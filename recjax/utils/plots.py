@@ -10,7 +10,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +46,15 @@ def plain(panel: Axes, grid: Any = "y") -> None:
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis=grid, color="#dddddd", linewidth=0.7)
     panel.set_axisbelow(True)
+
+
+def logarithmic(panel: Axes, axes: Sequence[Literal["x", "y"]]) -> None:
+    """Makes axes logarithmic, with plain numbers: in `literal` powers of ten would not be drawn as such."""
+    for name in axes:
+        axis = panel.xaxis if name == "x" else panel.yaxis
+        panel.set(**{f"{name}scale": "log"})
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axis.set_minor_formatter(lambda value, _: "")
 
 
 def legend_below(panel: Axes, columns: int = 2, size: float = 8, handles: Sequence[Any] | None = None) -> None:

@@ -174,6 +174,12 @@ def test_plan_explains_what_it_chose_and_without_a_machine_nothing_changes(prese
     assert plain == again and "chosen" not in plain
 
 
+def test_a_machine_to_plan_by_is_refused_where_the_plan_is_given(preset, tmp_path):
+    given = (preset, "planner.machine=h200", "plan=row_wise")
+    assert_refused(inside("plan", *given), 2, "plan=row_wise has said so already. Set plan=auto")
+    assert_refused(inside("train", *given, "--out", tmp_path / "run"), 2, "plan=row_wise has said so already")
+
+
 def test_what_does_not_fit_is_refused_with_the_cheapest_change_that_would(preset):
     why = inside("plan", preset, "planner.machine=h200", "planner.memory_gib=0.00004", "mesh.devices=2")
     paragraph = assert_refused(why, 2, "no plan fits a device", "cheapest change", r"changes? no number")

@@ -8,7 +8,7 @@ from typing import Any
 
 from recjax.studies.foresight.analysis import Found
 from recjax.utils.files import write_whole
-from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, PALETTE, figure, literal, plain, png
+from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, PALETTE, figure, literal, logarithmic, plain, png
 
 
 def figures(result: dict[str, Any], found: Sequence[Found], out: Path) -> list[str]:
@@ -40,9 +40,8 @@ def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
             name = f"{devices} device{'s' if devices > 1 else ''}"
             scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=18,
                             color=colour, label=name, zorder=3)  # fmt: skip
-        scatter.set(
-            xscale="log", yscale="log", xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step"
-        )
+        logarithmic(scatter, ["x", "y"])
+        scatter.set(xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step")
         scatter.set_title("each point is a random model", fontsize=10)
         scatter.legend(fontsize=8, frameon=False)
         names = {"step_ms": "full prediction", "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
