@@ -124,8 +124,9 @@ def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_pat
 
 @pytest.mark.full
 def test_a_step_is_measured_and_predicted(tmp_path):
-    config = min(cases.configs(12, 1, 0, "cpu"), key=lambda config: len(config.data.rows))
-    small = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=256))
+    _, config = next(cases.workloads(1, "cpu"))
+    train = dataclasses.replace(config.train, batch_size=256)
+    small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
     taken = measure.measured(small, 0.05)
     assert taken["steps"] >= 5 and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
     foreseen = measure.foreseen(small, MACHINE)
