@@ -54,8 +54,9 @@ def test_rankings_say_how_good_the_planners_choice_is():
 def test_signs_count_only_what_is_beyond_the_noise():
     base = found("base", 10.0, 10.0, 11.0)
     changes = [("right", 20.0, 25.0), ("wrong", 20.0, 5.0), ("noise", 20.0, 10.2)]
-    of = signs([base, *(found(n, p, m, kind="change", base="base") for n, p, m in changes)])
+    of = signs([base, *(found(n, p, m, m, kind="change", base="base") for n, p, m in changes)])
     assert (of["right"], of["wrong"], of["within_noise"]) == (1, 1, 1)
+    assert signs([base, found("once", 20.0, 25.0, kind="change", base="base")])["within_noise"] == 1  # not repeated
 
 
 def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():

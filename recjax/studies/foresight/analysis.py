@@ -131,7 +131,8 @@ def signs(found: Sequence[Found]) -> dict[str, Any]:
 
     Returns:
       "changes", each with "change", "predicted" and "measured", time of a step over that of its base, "noise", the
-      product of both repeat errors, and "right", None where the measured effect is within the noise; "right", "wrong"
+      product of both repeat errors, and "right", None where the measured effect is within the noise, or was not
+      repeated; "right", "wrong"
       and "within_noise", counts.
     """
     bases = {one.name: one for one in found if one.kind == "config"}
@@ -142,7 +143,8 @@ def signs(found: Sequence[Found]) -> dict[str, Any]:
             continue
         predicted = one.predicted["step_ms"] / base.predicted["step_ms"]
         measured, noise = one.measured() / base.measured(), one.repeat * base.repeat
-        decided = max(measured, 1 / measured) > noise
+        repeated = min(len(one.passes), len(base.passes)) > 1
+        decided = repeated and max(measured, 1 / measured) > noise
         right = (predicted > 1) == (measured > 1) if decided else None
         rows.append({"change": one.name, "predicted": predicted, "measured": measured, "noise": noise, "right": right})
     counts = {name: sum(row["right"] is value for row in rows)
