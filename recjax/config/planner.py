@@ -1,4 +1,4 @@
-"""What `plan=auto` plans by."""
+"""Settings of the planner: what `plan=auto` plans by."""
 
 from __future__ import annotations
 

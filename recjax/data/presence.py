@@ -155,7 +155,7 @@ class _Counter:
 
 
 def describe(presence: Presence) -> dict[str, Any]:
-    """What was counted, as JSON values.
+    """Returns the counts as JSON values.
 
     Returns:
       "batches", "batch_size"; "tables": a list of name, rows, items (those seen), ids (look-ups), and for each of

@@ -42,7 +42,7 @@ class Band:
 
     @property
     def members(self) -> int:
-        """How many rows it has."""
+        """Number of its rows."""
         if self.chosen is None:
             return self.rows
         return self.rows - len(self.chosen) if self.inverted else len(self.chosen)

@@ -12,7 +12,7 @@ from recjax.parallel.mesh import MODEL_AXES
 
 
 class Extents(NamedTuple):
-    """How many of the C entries of each block travel, where blocks are not sent with their padding.
+    """Lengths of blocks: how many of the C entries of each travel, where blocks are not sent with their padding.
 
     Attributes:
       sent_N: int32 [N], of the block for each device.
@@ -24,7 +24,7 @@ class Extents(NamedTuple):
 
     @property
     def back(self) -> Extents:
-        """Those of the way back."""
+        """Extents of the way back."""
         return Extents(self.received_N, self.sent_N)
 
 

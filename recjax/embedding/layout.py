@@ -270,7 +270,7 @@ class Group(_InReplicas):
 
     @functools.cached_property
     def listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
-        """What `routing/hot.py` keeps: table, first column and numbers of segments -> an integer for each id, [V]."""
+        """Kept by `routing/hot.py`: table, first column and numbers of segments -> an integer for each id, [V]."""
         return {}
 
     def slots(self) -> dict[str, SlotSpec]:
@@ -350,7 +350,7 @@ class BoundPlan(_InReplicas):
 
     @property
     def listing(self) -> tuple[Group, ...]:
-        """Those of `fetching` of which devices list the rows that they fetch."""
+        """Groups of `fetching` of which devices list the rows that they fetch."""
         return tuple(group for group in self.fetching if group.listed)
 
     @property

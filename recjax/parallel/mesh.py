@@ -207,7 +207,7 @@ class Share:
 
     @classmethod
     def of_all(cls, mesh: Mesh) -> list[Share]:
-        """Those of all processes, each of which has devices that stand side by side."""
+        """Shares of all processes, each of which has devices that stand side by side."""
         processes = [device.process_index for device in mesh.devices.flat]
         return [
             cls(len(processes), processes.index(process), processes.count(process))

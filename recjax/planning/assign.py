@@ -137,7 +137,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
 
 
 def _fullest(of_table_T: np.ndarray, devices: int) -> float:
-    """What the owner that has most of it has: of a buffer with fewer tables than devices that of one of them."""
+    """Load of the owner that has most of it: of a buffer with fewer tables than devices that of one of them."""
     return max(float(of_table_T.sum()) / devices * _UNEVEN, float(of_table_T.max()))
 
 
@@ -182,7 +182,7 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
 
 
 def _placement(table: TableSpec, way: Way) -> str | None:
-    """What `balance` is to take a table for; it splits only what it may place, and copies small tables unless told."""
+    """Returns the spec that `balance` takes for a table: it splits what it may place, and else copies small tables."""
     small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
     return {"copy": "data_parallel", "rows": "row_wise", "pooled": "table_wise" if small else None}[way]
 

@@ -47,7 +47,7 @@ def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
 
 
 def _lanes(line: Any, prediction: Prediction) -> None:
-    """When a device does what; neighbours of one part are one block, which is named if there is room."""
+    """Blocks of a device's timeline; neighbours of one part are one block, which is named if there is room."""
     rows = _rows(prediction)
     plain(line, "x")
     whole = prediction.schedule.end_us / 1e3

@@ -152,7 +152,7 @@ def hot_rows(
 
 
 def may_be_hot(segments: Sequence[Segment]) -> bool:
-    """Whether some rows of a table can be hot: it has no copies already, and is not split by rows into sets."""
+    """True if some rows of a table can be hot: it has no copies already, and is not split by rows into sets."""
     return all(s.rows == "all" and s.placement not in COPIED for s in segments)
 
 

@@ -45,7 +45,7 @@ BUCKETS_MIB = (0.0, 1.0, 4.0, 16.0, 64.0)
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is to be planned.
+    """A question to the planner.
 
     Attributes:
       demand: of the tables.
@@ -123,11 +123,11 @@ class Planner:
         return predict(graph, q.machine, host, self._costs)
 
     def cost(self, ways: Assignment) -> float:
-        """What an assignment costs, us: the price of its step; infinite if it does not fit."""
+        """Cost of an assignment, us: the price of its step; infinite if it does not fit."""
         return self._costed(ways)[0]
 
     def step_us(self, ways: Assignment) -> float:
-        """How long the step of an assignment takes; infinite if it does not fit."""
+        """Time of an assignment's step, us; infinite if it does not fit."""
         return self._costed(ways)[1]
 
     def _costed(self, ways: Assignment) -> tuple[float, float]:
@@ -144,7 +144,7 @@ class Planner:
 
 
 def price(prediction: Prediction) -> float:
-    """What plans are compared by, us: the step, and a little of what hides behind it."""
+    """Price by which plans are compared, us: the step, and a little of what hides behind it."""
     return prediction.step_us + _HIDDEN * prediction.bounds[DEVICES]
 
 
@@ -168,7 +168,7 @@ def allowed(demand: Demand, table: TableSpec) -> tuple[Way, ...]:
 
 
 def plain_ways(demand: Demand) -> Assignment:
-    """Those of the plain rule: copies of small tables, else rows."""
+    """Ways of the plain rule: copies of small tables, else rows."""
     found: dict[str, Way] = {}
     for table in demand.tables:
         ways = allowed(demand, table)
@@ -371,7 +371,7 @@ def _bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tuple[flo
 def _routing(
     planner: Planner, exact: StepSizes, chosen: Prediction, bucket: float
 ) -> tuple[str, Prediction, dict[str, Any]]:
-    """Who routes: the host, or the devices."""
+    """The one who routes: "host" or "device"."""
     given = "host" if exact.host_routes else "device"
     machine = planner.question.machine
     kernel = machine.kernel("host_route")

@@ -37,7 +37,7 @@ _LATEST_S = 30.0  # after the last request was due
 
 @dataclasses.dataclass(frozen=True)
 class LoadConfig:
-    """What load to measure under.
+    """A load to measure under.
 
     Attributes:
       qps: rates of requests, one after the other.
@@ -114,7 +114,7 @@ class Http:
     """A client that keeps its connections, and opens one more where none is free."""
 
     def __init__(self, address: str) -> None:
-        """Of a server at HOST:PORT; to be opened by `async with`."""
+        """Connects to a server at HOST:PORT; to be opened by `async with`."""
         self._address = address
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 

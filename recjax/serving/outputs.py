@@ -74,7 +74,7 @@ def classes_of(source: BlockSource) -> dict[str, list[str]]:
 
 
 def described(trainer: Trainer) -> dict[str, Any]:
-    """What `columns` needs beside outputs, as JSON values."""
+    """Returns all that `columns` needs beside outputs, as JSON values."""
     tasks = [
         {"name": t.name, "kind": t.label.kind, "loss": t.loss.kind, "first": t.first, "outputs": t.outputs}
         for t in trainer.tasks

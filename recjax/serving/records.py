@@ -270,7 +270,7 @@ def with_rows(
     stores: Mapping[str, CachedRows],
     dtypes: Mapping[str, Any],
 ) -> Callable[[Any], np.ndarray]:
-    """What runs a program whose tables are on disk: it gets the rows that a batch needs, and ids that say which.
+    """Runs a program whose tables are on disk: it gets the rows that a batch needs, and ids that say which.
 
     It gets as many rows as there are ids, zeros behind those that are needed, so that their number makes no new shape.
 

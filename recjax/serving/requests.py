@@ -307,7 +307,7 @@ def _number(at: int, value: Any, what: str) -> float:
 
 
 def columns_of(folder: Path, inputs: Object) -> tuple[Columns, PreparedSource | None]:
-    """What reads the columns of an export's data, and these, where the export has any.
+    """Returns the reader of the columns of an export's data, and these, where the export has any.
 
     Args:
       folder: the export.

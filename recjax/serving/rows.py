@@ -259,7 +259,7 @@ class RowReader:
     """Takes objects apart: values for each feature, and numbers for dense columns."""
 
     def __init__(self, encoder: Encoder, unknown: Mapping[str, int], only: Collection[str] | None = None) -> None:
-        """Of all raw columns of an encoder's data, or those in `only`; for `unknown` see `json_lines`."""
+        """Reads all raw columns of an encoder's data, or those in `only`; for `unknown` see `json_lines`."""
         self._features = [f for f in encoder.features if only is None or f.name in only]
         self._dense = [name for name in encoder.dense if only is None or name in only]
         self._unknown = unknown

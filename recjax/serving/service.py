@@ -26,7 +26,7 @@ _THREADS = 2  # that read requests and write answers
 
 @dataclasses.dataclass(frozen=True)
 class ServiceConfig:
-    """How requests are taken.
+    """Settings of a service: how it takes requests.
 
     Attributes:
       most_candidates: of a request, and that are scored at once.
@@ -57,7 +57,7 @@ class OverloadedError(Exception):
 
 
 class Metrics:
-    """What a service counts, for Prometheus."""
+    """Counters of a service, for Prometheus."""
 
     def __init__(self) -> None:
         """Everything at 0."""

@@ -19,7 +19,7 @@ Read = tuple[Mapping[str, Column | Coded], dict[str, np.ndarray]]
 def whole_columns(
     objects: Sequence[Mapping[str, Any]], features: Sequence[RawFeature], dense: Sequence[str]
 ) -> Read | None:
-    """What `rows.RowReader` makes of objects: columns of features, and float64 [n] of dense ones.
+    """Returns what `rows.RowReader` makes of objects: columns of features, and float64 [n] of dense ones.
 
     Returns:
       None if any of the values is missing, of another type than most are, or at fault: then row by row it must be.

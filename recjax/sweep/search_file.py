@@ -62,7 +62,7 @@ class Dimension:
 
     @property
     def whole(self) -> bool:
-        """Whether its values are integers."""
+        """True if its values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int) and not isinstance(self.step, float)
 
     def suggest(self, trial: Any) -> str:
@@ -85,7 +85,7 @@ class Dimension:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What a search file says.
+    """Content of a search file.
 
     Attributes:
       file: its path.
@@ -115,7 +115,7 @@ class Search:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must stay the same for one study, as JSON."""
+        """All that must stay the same for one study, as JSON."""
         return {
             "preset and overrides": presets.run_hash(self.base),
             "search": [dataclasses.asdict(dimension) | {"choices": list(dimension.choices)}

@@ -173,7 +173,7 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
 
 
 def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
-    """When a device of a machine does what, in ns from the beginning of the step."""
+    """Returns when a device of a machine does what, in ns from the beginning of the step."""
     devices = trainer.bound.all_devices
     graph = read_graph(text, devices, hosts=trainer.config.mesh.hosts)
     found = schedule(graph, Costs(machine), machine.cores / devices if machine.shared else math.inf)

@@ -184,7 +184,7 @@ def _measured(
 
 
 def _measures(tasks: Tasks, exact: bool, bins: int = BINS) -> Exact | Binned | ByTask:
-    """What takes samples: all of them where that is `exact`, else `bins` of a histogram."""
+    """Returns an accumulator: of all samples if `exact`, else of `bins` of a histogram."""
 
     def kept() -> Exact | Binned:
         return Exact() if exact else Binned(bins)

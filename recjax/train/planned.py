@@ -82,7 +82,7 @@ def plan_of(
 
 
 def by_machine(config: RunConfig) -> bool:
-    """Whether a planner chooses the plan."""
+    """True if a planner chooses the plan."""
     return config.plan == "auto" and bool(config.planner.machine)
 
 
@@ -98,7 +98,7 @@ def require_asked(config: RunConfig) -> None:
 def question(
     config: RunConfig, source: BlockSource, machine: Machine, shape: tuple[int, int, int] | None = None
 ) -> Question:
-    """What a planner is asked about a run.
+    """Returns the question about a run.
 
     Args:
       config: of the run, as it is for so many rows.

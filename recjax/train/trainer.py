@@ -176,7 +176,7 @@ class Trainer:
     def train_reader(
         self, stop: Callable[[], int] = never, save: Callable[[], int] = never
     ) -> Callable[[int], Iterator[InFlight]]:
-        """What gives the batches of a training from a position on, as `routed_batches`."""
+        """Returns the function that gives the batches of a training from a position on, as `routed_batches`."""
         return functools.partial(self.routed_batches, stop=stop, save=save)
 
     def first_inputs(self, capacities: Mapping[str, int]) -> StepInputs:

@@ -65,7 +65,7 @@ def spoiled(rng, body):
 
 
 def alike(text, truth):
-    """Whether logits are the same up to rounding, which depends on how many others were scored together."""
+    """True if logits are the same up to rounding, which depends on how many others were scored together."""
     found, wanted = (json.loads(each)["scores"]["logit"] for each in (text, truth))
     return all(abs(x - y) <= 1e-5 * abs(y) for x, y in zip(found, wanted, strict=True))
 

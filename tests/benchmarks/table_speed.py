@@ -1,4 +1,4 @@
-"""How fast is a table of one's own prepared, and how much memory does that take?
+"""Speed and memory of preparing a table of one's own.
 
     python tests/benchmarks/table_speed.py [--rows 10000000] [--folder DIR] [--columns named|auto]
 

@@ -50,7 +50,7 @@ def run(preset, tmp_path_factory):
 
 
 def evaluated(run, log, processes, *options):
-    """What `recjax eval` of so many processes says; each notes in the file `log` what it reads."""
+    """Returns what `recjax eval` of so many processes says; each notes in the file `log` what it reads."""
     port, started = free_port(), []
     for process in range(processes):
         before = NOTED.replace("LOG", repr(str(log)))

@@ -12,6 +12,7 @@ from recjax.serving.export import write
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+pytestmark = pytest.mark.full  # as all that needs an extra
 
 from recjax.serving.onnx_graph import OPSET, Graph, add_module  # noqa: E402  # needs onnx
 
@@ -51,7 +52,7 @@ def test_models_and_encodings(tmp_path, quantize, overrides):
 
 
 def run(function, *arrays):
-    """What onnxruntime makes of a function of arrays whose first axis is that of samples."""
+    """Returns what onnxruntime makes of a function of arrays whose first axis is that of samples."""
     from onnx import TensorProto, helper
 
     (b,) = jax.export.symbolic_shape("b")

@@ -121,7 +121,7 @@ def test_requests_and_files_are_read_alike(shop, made):
 
 
 def test_hashed_hexadecimal_values(tmp_path):
-    """Of the forms that ids may have the rarest: as integers of base 16, in capitals or not."""
+    """The rarest form of ids: as integers of base 16, in capitals or not."""
     from recjax.data.prepare.chunk import RawFeature
     from recjax.serving.whole_columns import whole_columns
 

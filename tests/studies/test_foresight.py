@@ -73,7 +73,7 @@ def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():
 
 @pytest.fixture
 def told(monkeypatch):
-    """What would be measured and predicted, without doing it."""
+    """Returns what would be measured and predicted, without doing it."""
     calls = []
 
     def fake(config, *_):

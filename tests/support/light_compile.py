@@ -11,22 +11,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import pytest
 from jax._src import compiler
+
+_PLAIN = compiler.get_compile_options
+
+
+def _options(*args: Any, **kwargs: Any) -> Any:
+    made = _PLAIN(*args, **kwargs)
+    made.executable_build_options.debug_options.xla_backend_optimization_level = 0
+    return made
+
+
+def stay() -> None:
+    """Compiles so from now on: for a process of its own."""
+    compiler.get_compile_options = _options
 
 
 @contextlib.contextmanager
 def light() -> Iterator[None]:
     """Compiles so what is compiled meanwhile, and forgets it in the end."""
-    plain = compiler.get_compile_options
-
-    def options(*args: Any, **kwargs: Any) -> Any:
-        made = plain(*args, **kwargs)
-        made.executable_build_options.debug_options.xla_backend_optimization_level = 0
-        return made
-
     jax.clear_caches()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", options)
+    stay()
+    try:
         yield
-    jax.clear_caches()
+    finally:
+        compiler.get_compile_options = _PLAIN
+        jax.clear_caches()

@@ -18,6 +18,7 @@ from support import forked
 from support.commands import arrays, lines_of
 
 PROGRAM = "import sys; from recjax.cli.main import main; sys.exit(main())"
+_LIGHT = f"from support import light_compile; light_compile.stay(); {PROGRAM}"
 
 
 def environment(processes: int, process: int, port: int, limit_s: int = 60) -> dict[str, str]:
@@ -42,7 +43,7 @@ def free_port() -> int:
 
 
 class Job:
-    """`recjax train` in several processes; every process has a log."""
+    """`recjax train` in several processes, each of which compiles for itself, lightly; every process has a log."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Job:
                 *before,
                 sys.executable,
                 "-c",
-                PROGRAM,
+                _LIGHT,
                 "train",
                 str(preset),
                 *overrides,

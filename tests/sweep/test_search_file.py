@@ -1,4 +1,4 @@
-"""What a search file says, and every mistake in one."""
+"""Search files, and every mistake in one."""
 
 import sys
 

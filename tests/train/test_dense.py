@@ -32,7 +32,7 @@ from recjax.train.step import StepOptions
 from recjax.train.step_inputs import StepInputs
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 KIB = 1 / 1024  # MiB
 # Numbers in the kernels and biases of the top and bottom MLP, between which one row is multiplied with one vector.

@@ -40,6 +40,8 @@ FEATURES: dict[str, tuple[str, str, Any]] = {  # table, data feature, pooling
 }
 SETS = [(0, 3, 30), (0,), tuple(range(V)), (), tuple(range(V - 9))]
 
+pytestmark = pytest.mark.light_compile
+
 
 def hot_plan(devices: int, first: int, pooled: bool = False) -> Plan:
     """Hot sets of all sizes, the rest in any way; `first` says which table has which."""

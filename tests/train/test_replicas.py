@@ -38,7 +38,7 @@ from recjax.train.step import StepOptions
 from recjax.train.trainer import build_trainer
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 B, D = 44, 8
 ADAGRAD = RowWiseAdagrad(0.1)

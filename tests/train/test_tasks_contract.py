@@ -33,7 +33,7 @@ from recjax.train.step import StepOptions
 from recjax.train.tasks import Task
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 STEPS, B, V, D, SEED = 4, 21, 31, 4, 7
 RATE, DECAY, EPSILON = 0.3, 0.8, 1e-3

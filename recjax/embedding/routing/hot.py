@@ -15,7 +15,7 @@ class Devices:
     """The devices that the ids of a batch are of."""
 
     def __init__(self, batch: Batch, b: int, devices: int) -> None:
-        """Of b samples each; nothing is found yet."""
+        """Begins with b samples for each device; nothing is found yet."""
         self.number, self._batch, self._b = devices, batch, b
         self._found: dict[tuple[int | str, int], np.ndarray] = {}
 

@@ -32,7 +32,7 @@ from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 
 
 class _SlotSharding(RowSharding):
-    """How the slots of hot rows lie: by ranges, and alike in replica groups that hold the same."""
+    """Layout of the slots of hot rows: by ranges, and alike in replica groups that hold the same."""
 
     def partition_axes(self, synchronous: bool, independent: bool) -> tuple[str, ...]:
         """As the rows of the buffer: what they are made of is known to be alike."""

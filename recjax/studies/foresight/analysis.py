@@ -88,7 +88,7 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """How plans of each workload are ranked.
+    """Returns how plans of each workload are ranked.
 
     Returns:
       for each workload and number of devices "workload"; "plans", each with "plan", "predicted_ms", "sketch_ms",
@@ -127,7 +127,7 @@ def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def signs(found: Sequence[Found]) -> dict[str, Any]:
-    """Whether the effects of changes have the predicted sign.
+    """Compares the signs of predicted and measured effects of changes.
 
     Returns:
       "changes", each with "change", "predicted" and "measured", time of a step over that of its base, "noise", the

@@ -102,7 +102,7 @@ def run(
 
 
 def _figures(case: Case, machine: Machine, turn: int, seconds: float) -> dict[str, Any]:
-    """What a prediction or a pass gives, or why it was refused."""
+    """Result of a prediction or a pass, or why it was refused."""
     try:
         if turn < 0:
             return dict(measure.foreseen(case.config, machine))

@@ -1,4 +1,4 @@
-"""What the study measures of one way to hold the tables: bytes, balance, and CPU time by turns."""
+"""Measures of one way to hold the tables: bytes, balance, and CPU time by turns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Contestant:
         self.state: Any = self.trainer.init_state()
 
     def bytes(self) -> dict[str, float]:
-        """What a device sends in a step for the tables: "padded" as compiled, "useful" of it, and each phase padded.
+        """Bytes that a device sends for the tables in a step: "padded", "useful" of these, and each phase padded.
 
         The all-reduce of small replicated tables may be joined with that of the dense part, so that it is calculated.
         """

@@ -34,7 +34,7 @@ LONG_BAG = 4  # ids of a bag from which pooled vectors take part
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to compare.
+    """Settings of the study: what to compare.
 
     Attributes:
       rows: K, numbers of hot rows.

@@ -22,7 +22,7 @@ class ExactSum:
     """
 
     def __init__(self) -> None:
-        """Of no terms."""
+        """Begins without terms."""
         self._units = 0  # of 2**-_LEAST
         self._infinite = 0.0
 
