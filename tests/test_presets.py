@@ -61,6 +61,7 @@ def test_a_config_shows_what_is_not_the_default() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.wide
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_model_and_dimension_can_be_chosen_in_every_preset(preset: str) -> None:
     """As a sweep over `model` and `embedding.dim` does."""

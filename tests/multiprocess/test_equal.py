@@ -50,6 +50,7 @@ def test_two_processes_of_two_devices(how: str, alone: Path, tmp_path: Path) -> 
     assert_equal(alone, tmp_path / "run", 1e-9)
 
 
+@pytest.mark.wide
 def test_groups_that_average_are_saved_by_two_processes_as_by_one(tmp_path: Path) -> None:
     preset, overrides = write_preset(tmp_path), [*COMMON, *AVERAGED, *SPREAD[:4]]
     for processes in (1, 2):
@@ -57,6 +58,7 @@ def test_groups_that_average_are_saved_by_two_processes_as_by_one(tmp_path: Path
     assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
 
 
+@pytest.mark.wide
 def test_four_processes_of_two_devices(alone: Path, tmp_path: Path) -> None:
     """Two replica groups of two hosts each."""
     overrides = [*COMMON, *SPREAD, "mesh.devices=8", "mesh.hosts=4", "mesh.replicas=2"]

@@ -34,7 +34,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("processes", "how"), [(2, ["mesh.hosts=2"]), (4, ["mesh.replicas=2"])], ids=["two hosts", "two replica groups"]
+    ("processes", "how"),
+    [pytest.param(2, ["mesh.hosts=2"], marks=pytest.mark.wide), (4, ["mesh.replicas=2"])],
+    ids=["two hosts", "two replica groups"],
 )
 def test_they_get_the_numbers_of_one(processes: int, how: list[str], alone: Path, tmp_path: Path) -> None:
     preset, plan = write_preset(tmp_path), tmp_path / "plan.json"

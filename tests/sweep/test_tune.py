@@ -132,6 +132,7 @@ def test_a_hopeless_trial_is_given_up_at_an_evaluation(written, forks, tmp_path)
     assert list((out / "trial-0005/checkpoints").glob("[0-9]*"))  # it was told, and has saved
 
 
+@pytest.mark.wide
 def test_two_that_share_a_study_do_each_trial_once(written, forks, tmp_path):
     out = tmp_path / "study"
     search = read_search(written(20, 4), out)

@@ -90,7 +90,8 @@ def check(
 
 @pytest.mark.parametrize(
     ("plan", "devices"),
-    [(plan, 3) for plan in ON_ONE_HOST] + [("row_wise", 1), ("column_wise", 8)],
+    [pytest.param(plan, 3, marks=[] if plan == "row_wise" else pytest.mark.wide) for plan in ON_ONE_HOST]
+    + [pytest.param("row_wise", 1, marks=pytest.mark.wide), ("column_wise", 8)],
 )
 def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
     check(make(), devices, plan)

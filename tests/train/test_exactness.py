@@ -75,6 +75,7 @@ def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
     compare(result, truth, loss_rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("data", "plan", "devices"), cases(FLOAT32))
 def test_float32_losses_equal_the_oracle(data: str, plan: str, devices: int) -> None:
     truth = oracle(data, np.float32)

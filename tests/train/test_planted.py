@@ -8,7 +8,9 @@ import recjax
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("preset", "devices"), [("synthetic", 8), ("synthetic_multihot", 2)])
+@pytest.mark.parametrize(
+    ("preset", "devices"), [pytest.param("synthetic", 8, marks=pytest.mark.wide), ("synthetic_multihot", 2)]
+)
 def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(preset: str, devices: int, tmp_path: Path) -> None:
     summary = recjax.fit(recjax.load(preset, f"mesh.devices={devices}"), tmp_path / "run")
     best = summary["references"]["best possible"]
