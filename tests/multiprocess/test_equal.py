@@ -83,6 +83,7 @@ TASKS = [
 ]
 
 
+@pytest.mark.wide
 def test_several_tasks_with_state_by_two_processes_as_by_one(tmp_path: Path) -> None:
     """Masks, statistics of the whole batch, dropped values, and the measures of each task."""
     preset = write_preset(tmp_path)
