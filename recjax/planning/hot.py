@@ -287,7 +287,7 @@ def refuse_twice(plan: Plan, source: str) -> None:
     sets = any(s.placement == HOT for segments in plan.tables.values() for s in segments)
     raise ConfigError(
         f"embedding.hot.rows is set, but plan={source} is a file, which says itself which rows are hot"
-        f"{' (it has some)' if sets else ''}. Leave that to the file (embedding.hot.rows=0), or let recjax plan anew: "
+        f"{' (it has some)' if sets else ''}. Leave that to the file (embedding.hot.rows=0), or let recjax plan again: "
         "`recjax plan PRESET plan=auto embedding.hot.rows=auto --save FILE`."
     )
 

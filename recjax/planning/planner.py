@@ -144,7 +144,7 @@ class Planner:
 
 
 def price(prediction: Prediction) -> float:
-    """Price by which plans are compared, us: the step, and a little of what hides behind it."""
+    """Price by which plans are compared, us: the step, and a little of the work that it hides."""
     return prediction.step_us + _HIDDEN * prediction.bounds[DEVICES]
 
 

@@ -36,7 +36,7 @@ class OpenedRun:
     """A run folder, of which each part is read when it is asked for. Nothing is written to it; it may still train.
 
     Config, tables and the model that predicts are those of the moment when they were first asked for, the rest is read
-    anew each time. The model stays in the devices' memory as long as this object lives.
+    again each time. The model stays in the devices' memory as long as this object lives.
 
     Attributes:
       path: the folder.

@@ -130,7 +130,7 @@ class Scorer:
 
 
 def _to(array: np.ndarray, size: int) -> np.ndarray:
-    """An array with zeros behind it, `size` long."""
+    """An array, filled up with zeros to `size` entries."""
     if len(array) == size:
         return array
     out = np.zeros((size, *array.shape[1:]), array.dtype)

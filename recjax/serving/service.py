@@ -224,7 +224,7 @@ class Service:
                     logits.set_result(scored)
 
     async def _score_one_by_one(self, batch: list[_Waiting], error: Exception) -> None:
-        """Tells those whose scores cannot be had, and scores the others, after an error in a batch of several."""
+        """Scores requests one by one after an error in a batch of them; those that fail get the error."""
         loop = asyncio.get_running_loop()
         for request, logits in batch:
             try:

@@ -194,6 +194,6 @@ def train_apart(
 
 
 def note(text: str) -> None:
-    """Says a line on standard error."""
+    """Prints a line on standard error."""
     with contextlib.suppress(OSError, ValueError):  # training goes on when nobody listens any more
         print(text, file=sys.stderr, flush=True)

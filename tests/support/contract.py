@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -11,9 +12,12 @@ import numpy as np
 from flax import nnx
 
 from recjax.config.schedule import Polynomial
+from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.pooling import Sequence
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.step import StepOptions
+from support.problems import Problem
 
 STEPS, B, V = 5, 21, 31
 # Data features by name: ids a bag (None: jagged) and whether they are weighted.
@@ -64,3 +68,13 @@ def make_batch(step: int) -> Batch:
         )
     labels, weights = (rng.random(size) < 0.4).astype(np.float32), rng.integers(0, 3, size).astype(np.float32)
     return Batch(rng.normal(size=(size, 2)).astype(np.float32), bags, labels, weights)
+
+
+def problem_of(tables: tuple[TableSpec, ...], features: Mapping[str, tuple[str, str, Any]]) -> Problem:
+    """Training of `Net` on these tables; a feature is given by its table, its data feature and its pooling."""
+    specs = (
+        FeatureSpec(name, table, DATA[source][0], pooling, DATA[source][1], source)
+        for name, (table, source, pooling) in features.items()
+    )
+    batches, tx = [make_batch(step) for step in range(STEPS)], DenseAdagrad(0.1, l2=0.01, weight_decay=0.1).build()
+    return Problem(batches, B, tables, tuple(specs), Net(), 2, tx, options=OPTIONS)

@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
+from support.contract import OPTIONS, V, problem_of
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.comms.compiled import collectives
-from recjax.config.train import DenseAdagrad
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import TableSpec
 from recjax.utils.lazy_arrays import load
 
 D = 4
@@ -65,19 +64,8 @@ def hot_plan(devices: int, first: int, pooled: bool = False) -> Plan:
 
 @functools.cache
 def make() -> Problem:
-    return Problem(
-        [make_batch(step) for step in range(STEPS)],
-        B,
-        tuple(TableSpec(name, V, D, optimizer) for name, optimizer in OPTIMIZERS.items()),
-        tuple(
-            FeatureSpec(name, table, DATA[source][0], pooling, DATA[source][1], source)
-            for name, (table, source, pooling) in FEATURES.items()
-        ),
-        Net(),
-        2,
-        DenseAdagrad(0.1, l2=0.01, weight_decay=0.1).build(),
-        options=OPTIONS,
-    )
+    tables = tuple(TableSpec(name, V, D, optimizer) for name, optimizer in OPTIMIZERS.items())
+    return problem_of(tables, FEATURES)
 
 
 @functools.cache

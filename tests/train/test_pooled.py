@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
+from support.contract import OPTIONS, Net, V, problem_of
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.bench.roofline import wire_bytes
@@ -89,19 +89,8 @@ def plan(devices: int, first: int) -> Plan:
 
 @functools.cache
 def make() -> Problem:
-    return Problem(
-        [make_batch(step) for step in range(STEPS)],
-        B,
-        tuple(TableSpec(name, V, dim, optimizer) for name, (dim, optimizer) in TABLES.items()),
-        tuple(
-            FeatureSpec(name, table, DATA[source][0], pooling, DATA[source][1], source)
-            for name, (table, source, pooling) in FEATURES.items()
-        ),
-        Net(),
-        2,
-        DenseAdagrad(0.1, l2=0.01, weight_decay=0.1).build(),
-        options=OPTIONS,
-    )
+    tables = tuple(TableSpec(name, V, dim, optimizer) for name, (dim, optimizer) in TABLES.items())
+    return problem_of(tables, FEATURES)
 
 
 @functools.cache

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.commands import SMALL, assert_refused, inside
-from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
+from support.contract import STEPS, V, problem_of
 from support.problems import Placed, Problem, trainer_of
 
-from recjax.config.train import DenseAdagrad
 from recjax.embedding.optim import PartialRowWiseAdam, RowWiseAdagrad
 from recjax.embedding.plan import Exchange, Plan, Segment
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import TableSpec
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
@@ -27,19 +26,8 @@ FEATURES: dict[str, tuple[str, str, Any]] = {"one": ("rows", "one", "sum"), "seq
 
 @functools.cache
 def make() -> Problem:
-    return Problem(
-        [make_batch(step) for step in range(STEPS)],
-        B,
-        (TableSpec("rows", V, 4, RowWiseAdagrad(0.2)), TableSpec("vectors", V, 6, PartialRowWiseAdam(0.05))),
-        tuple(
-            FeatureSpec(name, table, DATA[source][0], pooling, DATA[source][1], source)
-            for name, (table, source, pooling) in FEATURES.items()
-        ),
-        Net(),
-        2,
-        DenseAdagrad(0.1).build(),
-        options=OPTIONS,
-    )
+    tables = (TableSpec("rows", V, 4, RowWiseAdagrad(0.2)), TableSpec("vectors", V, 6, PartialRowWiseAdam(0.05)))
+    return problem_of(tables, FEATURES)
 
 
 def plan(placement: str) -> Plan:

@@ -21,7 +21,7 @@ class MlflowRun:
     """One run of MLflow, of the experiment `recjax`.
 
     A line of metrics.jsonl {"step": 7, "split": "train", "loss": 0.5} becomes the metric train/loss at step 7. The run
-    is made anew whenever training resumes, from the lines that were kept, and the older one is deleted: MLflow cannot
+    is made again whenever training resumes, from the lines that were kept, and the older one is deleted: MLflow cannot
     take a value back. Settings that differ from the defaults are params.
     """
 

@@ -16,7 +16,7 @@ class EventFile:
     """One event file in a run folder, as `tensorboard --logdir` finds it.
 
     A line of metrics.jsonl {"step": 7, "split": "train", "loss": 0.5} becomes the scalar train/loss at step 7. The
-    file is written anew whenever it is opened, so a resumed run has every step once. The times in it are those of
+    file is rewritten whenever it is opened, so a resumed run has every step once. The times in it are those of
     writing.
     """
 
