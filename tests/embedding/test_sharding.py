@@ -49,6 +49,13 @@ class Counting:
 jit_coalesce = functools.partial(jax.jit, static_argnums=(2, 3))(coalesce)
 
 
+@functools.partial(jax.jit, static_argnums=(2,))
+def jit_coalesce_by_segments(slots, grads, rows):
+    with pytest.MonkeyPatch.context() as patch:  # while it is traced
+        patch.setattr(segment_sums, "target_platform", lambda: "gpu")
+        return coalesce(slots, grads, rows, slots.shape[0] + 1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([(1, 1), (9, 1000), (64, 5), (64, 1000)]), st.floats(0, 1), st.integers(0, 2**32))
 @example((1, 1), 1.0, 0)
@@ -69,9 +76,7 @@ def test_coalesce_sums_equal_slots(sizes, empty, seed):
     expected = np.zeros((rows + 1, D), np.float32)
     np.add.at(expected, slots, grads)
     np.testing.assert_array_equal(sums[used], expected[unique[used]])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_sums, "target_platform", lambda: "gpu")
-        same, by_segments = jax.jit(lambda s, g: coalesce(s, g, rows, M + 1))(slots, grads)
+    same, by_segments = jit_coalesce_by_segments(slots, grads, rows)
     np.testing.assert_array_equal(same, unique)
     np.testing.assert_array_equal(by_segments[used], sums[used])
 
