@@ -74,7 +74,7 @@ def bind(
     spans = {"table_wise": 1, "table_row_wise": per_host(devices, hosts)}  # devices that hold one segment's rows
     parts = [part for table in tables for part in _parts(table, plan.tables[table.name], devices)]
     owners = _owners(parts, features, devices, spans)
-    _check_kinds(tables, parts)
+    _check_kinds(tables, features, parts)
     members: dict[tuple[Any, ...], list[_Part]] = {}
     for part in parts:
         _check_kind(part, mapped)
@@ -177,7 +177,8 @@ def _sources(
 ) -> tuple[Source, ...]:
     """The sources of a group, in the order of the features: one for each range of columns of a feature's table.
 
-    Either those of which "rows" travel, or those of which "pooled" vectors do; rows of a sequence travel in any case.
+    Either those of which "rows" travel, or those of which "pooled" vectors do; rows of a sequence travel in any case,
+    and so do those of the features that a segment names (`rows_of`).
     """
     found = []
     of_table: dict[str, list[BoundSegment]] = collections.defaultdict(list)
@@ -186,8 +187,9 @@ def _sources(
     for feature in features:
         ranges: dict[tuple[int, int], list[BoundSegment]] = collections.defaultdict(list)
         for segment in of_table[feature.table]:
-            own = plan.tables[feature.table][segment.number].exchange.kind
-            if kind != (own if devices > 1 and feature.pooling != "none" else "rows"):
+            own = plan.tables[feature.table][segment.number]
+            by_rows = devices == 1 or feature.pooling == "none" or feature.name in own.rows_of
+            if kind != ("rows" if by_rows else own.exchange.kind):
                 continue
             ranges[segment.first, segment.last].append(segment)
         for (first, last), same in ranges.items():
@@ -289,18 +291,30 @@ def _check_kind(part: _Part, mapped: bool) -> None:
         )
 
 
-def _check_kinds(tables: tuple[TableSpec, ...], parts: list[_Part]) -> None:
-    """Refuses two kinds of exchange where a row's columns have a common statistic (ConfigError)."""
+def _check_kinds(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...], parts: list[_Part]) -> None:
+    """Refuses two kinds of exchange where a row's columns have a common statistic, and names of no feature.
+
+    Raises:
+      ConfigError: one paragraph that names the table.
+    """
     of_table: dict[str, list[_Part]] = collections.defaultdict(list)
     for part in parts:
         of_table[part.spec.name].append(part)
     for table in tables:
+        looking = [f.name for f in features if f.table == table.name]
+        for name in (name for part in of_table[table.name] for name in part.segment.rows_of if name not in looking):
+            raise ConfigError(
+                f"the plan exchanges rows of table {table.name!r} for {name!r} (rows_of), but the features that look "
+                f"it up are {', '.join(looking)}. Name some of these."
+            )
         own = [part for part in of_table[table.name] if part.segment.placement not in COPIED]
         divided = any(part.last - part.first < table.dim for part in own)
-        if table.optimizer.row_wise and divided and len({part.segment.exchange.kind for part in own}) > 1:
+        kinds = {(part.segment.exchange.kind, frozenset(part.segment.rows_of)) for part in own}
+        if table.optimizer.row_wise and divided and len(kinds) > 1:
             raise ConfigError(
                 f"table {table.name!r} is split by columns, its optimizer keeps statistics of whole rows, and some of "
-                'its segments exchange rows, others pooled vectors. Give all of them the same exchange "kind".'
+                'its segments exchange rows, others pooled vectors. Give all of them the same exchange "kind", and '
+                'the same "rows_of".'
             )
 
 

@@ -13,7 +13,8 @@ Plan file:
                        {"rows": "rest", "columns": [32, 64], "placement": "row_wise", "owners": [1, 2]}]}}
 
 Keys but "placement" may be left out. An exchange may also be one precision, for both directions. Ids may stand in a
-file, whose path is relative to the plan file's: {"ids": "hot.txt", "sha256": "..."}.
+file, whose path is relative to the plan file's: {"ids": "hot.txt", "sha256": "..."}. Where the kind is "pooled",
+"rows_of": ["FEATURE", ...] names features of the table whose rows travel all the same.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Segment:
     owners: Literal["all"] | int | tuple[int, ...] = "all"
     tier: str = "device"  # memory that holds it
     exchange: Exchange = EXACT  # what travels, and its precision; exact for data_parallel, which exchanges no rows
+    rows_of: tuple[str, ...] = ()  # features whose rows travel although the exchange is one of pooled vectors
     why: str = ""  # the reason, for people
 
     def column_range(self, dim: int) -> tuple[int, int]:
@@ -123,7 +125,7 @@ class Plan:
                 segment.columns,
                 segment.owners,
                 segment.tier,
-                f"{segment.exchange.forward} / {segment.exchange.backward}, {segment.exchange.kind}",
+                f"{segment.exchange.forward} / {segment.exchange.backward}, {kind_in_words(segment)}",
                 segment.why,
             )
             for name, segments in self.tables.items()
@@ -175,6 +177,8 @@ class Plan:
 def _to_json(segment: Segment) -> dict[str, Any]:
     values: dict[str, Any] = {f.name: getattr(segment, f.name) for f in dataclasses.fields(segment)}
     values["exchange"] = dataclasses.asdict(segment.exchange)
+    if not values["rows_of"]:
+        del values["rows_of"]
     if isinstance(segment.rows, RowIds):
         kept = {"ids": segment.rows.file, "sha256": segment.rows.sha256}
         values["rows"] = kept if segment.rows.file else {"ids": segment.rows.ids}
@@ -199,12 +203,14 @@ def _segment(item: dict[str, Any], place: str, folder: Path) -> Segment:
         raise ConfigError(f"{place}: why={item['why']!r} is not a text.")
     if item.get("tier", Segment.tier) != Segment.tier:
         raise ConfigError(f"{place}: tier={item['tier']!r} is not built yet; leave it at {Segment.tier!r}.")
+    exchange = _exchange(item.get("exchange", {}), placement, place)
     return Segment(
         placement,
         _rows(item.get("rows", "all"), place, folder),
         _columns(item.get("columns", "all"), place),
         _owners(item.get("owners", "all"), placement, place),
-        exchange=_exchange(item.get("exchange", {}), placement, place),
+        exchange=exchange,
+        rows_of=_rows_of(item.get("rows_of", []), exchange, place),
         why=item.get("why", ""),
     )
 
@@ -295,6 +301,23 @@ def _exchange(value: Any, placement: str, place: str) -> Exchange:
             'table. Leave out "exchange", or place it otherwise.'
         )
     return exchange
+
+
+def _rows_of(value: Any, exchange: Exchange, place: str) -> tuple[str, ...]:
+    """Reads the names of features whose rows travel, as a plan file has them."""
+    if not isinstance(value, list) or any(type(name) is not str for name in value) or len(set(value)) < len(value):
+        raise ConfigError(f'{place}: rows_of={_short(value)} is not a list of names of features, as in ["history"].')
+    if value and exchange.kind != "pooled":
+        raise ConfigError(
+            f'{place}: "rows_of" names features whose rows travel while others have pooled vectors, but here all rows '
+            'travel. Leave it out, or give the exchange "kind": "pooled".'
+        )
+    return tuple(value)
+
+
+def kind_in_words(segment: Segment) -> str:
+    """What travels: "rows", "pooled", or "pooled but for rows of FEATURE"."""
+    return segment.exchange.kind + (f" but for rows of {', '.join(segment.rows_of)}" if segment.rows_of else "")
 
 
 def self_contained(file: Path) -> bytes:

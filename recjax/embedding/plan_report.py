@@ -9,7 +9,7 @@ import numpy as np
 
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundSegment, Group
-from recjax.embedding.plan import OWNED, Plan
+from recjax.embedding.plan import OWNED, Plan, kind_in_words
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.text import aligned
 
@@ -29,10 +29,11 @@ def describe_plan(
     Returns:
       "tables": for each its placement (those of its segments, if there are several; "segments" then lists them with
       rows, columns, owners, bytes and reasons), owner (the device of a table-wise one, the host of a table-row-wise
-      one, else None), exchange ("forward" and "backward" precision, and "kind"), rows, dim, dtype, optimizer, bytes of
-      rows and slots over all devices of one group and on the fullest one, ids looked up per step (a jagged bag counts
-      as one; "jagged" says whether there is any), and why; "devices": how many; "hosts": how many; "replicas": how many
-      groups of both; "bytes_per_device": what each holds; "buffer_bytes_per_device": what each allocates, in every
+      one, else None), exchange ("forward" and "backward" precision, and "kind"), "exchanged" (what travels, in words),
+      rows, dim, dtype, optimizer, bytes of rows and slots over all devices of one group and on the fullest one, ids
+      looked up per step (a jagged bag counts as one; "jagged" says whether there is any), and why; "devices": how many;
+      "hosts": how many; "replicas": how many groups of both;
+      "bytes_per_device": what each holds; "buffer_bytes_per_device": what each allocates, in every
       group as much as its fullest device needs; "lookups_per_device": ids per step that each answers, if all rows were
       looked up equally often, of a column-wise table in proportion to its columns; "imbalance": most bytes over mean
       bytes; "lookup_imbalance": the same of lookups; "groups": names of the groups that exchange together.
@@ -52,11 +53,12 @@ def describe_plan(
         bytes_N = bytes_N + of_table_N
         lookups_N = lookups_N + np.sum([answered for _, _, answered in parts], axis=0)
         first = plan.tables[spec.name][0]
-        exchanges = [s.exchange for s in plan.tables[spec.name] if s.placement != "data_parallel"]
+        first_spread = next((s for s in plan.tables[spec.name] if s.placement != "data_parallel"), first)
         described[spec.name] = {
             "placement": "+".join(dict.fromkeys(str(part["placement"]) for part, _, _ in parts)),
             "owner": parts[0][0]["owner"] if len(parts) == 1 else None,
-            "exchange": dataclasses.asdict(exchanges[0] if exchanges else first.exchange),
+            "exchange": dataclasses.asdict(first_spread.exchange),
+            "exchanged": kind_in_words(first_spread),
             "rows": spec.rows,
             "dim": spec.dim,
             "dtype": spec.dtype,
@@ -121,7 +123,7 @@ def plan_table(described: dict[str, Any]) -> str:
             where += f" on {'host ' if OWNED[t['placement']] == 'host' else ''}{t['owner']}"
         if {t["exchange"]["forward"], t["exchange"]["backward"]} != {"float32"}:
             where += f", {t['exchange']['forward']} / {t['exchange']['backward']}"
-        where += ", pooled" if t["exchange"]["kind"] == "pooled" else ""
+        where += f", {t['exchanged']}" if t["exchange"]["kind"] == "pooled" else ""
         cells.append([name, where, *sizes, "" if "segments" in t else t["why"]])
         for part in t.get("segments", ()):
             first, last = part["columns"]

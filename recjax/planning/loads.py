@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
-from recjax.embedding.plan import Exchange
+from recjax.embedding.plan import Exchange, ExchangeKind
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.spec import TableSpec
-from recjax.planning.profile import Profile
+from recjax.planning.profile import Profile, TableUse
 from recjax.utils.text import aligned
 
 # K loads of a device: keys of `describe_loads`, and what they are called.
@@ -63,7 +64,13 @@ class Workload:
         return dataclasses.replace(exchange, kind="pooled" if fewer_vectors else "rows")
 
     def bytes_sent(
-        self, spec: TableSpec, exchange: Exchange, columns: int, ranges: int = 1, parts: int = 1
+        self,
+        spec: TableSpec,
+        exchange: Exchange,
+        columns: int,
+        ranges: int = 1,
+        parts: int = 1,
+        use: TableUse | None = None,
     ) -> tuple[float, float]:
         """Bytes that a device has to do with for one table in a step, both ways, with ids.
 
@@ -73,11 +80,12 @@ class Workload:
           columns: how many of its columns.
           ranges: in which these are held; ids go to each.
           parts: in which its rows are held; each sends a vector.
+          use: of the table by some of its features; None: by all.
 
         Returns:
           if distinct rows travel; and if pooled vectors do, infinite if some of its bags are not pooled.
         """
-        use = self.profile.tables[spec.name]
+        use = use or self.profile.tables[spec.name]
         held_bytes = 2 if spec.dtype == "bfloat16" else self.item_bytes
         back = encoded_bytes(columns, exchange.backward, self.item_bytes)
         row = encoded_bytes(columns, exchange.forward, held_bytes) + back
@@ -87,7 +95,13 @@ class Workload:
         return use.distinct * (4 * ranges + row), vectors
 
     def of_columns(
-        self, spec: TableSpec, columns: int, exchange: Exchange, width: int = 0, parts: float = 1
+        self,
+        spec: TableSpec,
+        columns: int,
+        exchange: Exchange,
+        width: int = 0,
+        parts: float = 1,
+        use: TableUse | None = None,
     ) -> np.ndarray:
         """The loads of so many columns of a table's rows, or of one of equal parts of these.
 
@@ -101,11 +115,12 @@ class Workload:
           exchange: what travels, and its precision; the kind is not left open.
           width: columns that the buffer has, with padding; 0: no more.
           parts: of the rows.
+          use: of the table by some of its features; None: by all.
 
         Returns:
           float64 [K], in the order of `LOADS`.
         """
-        use, width = self.profile.tables[spec.name], width or columns
+        use, width = use or self.profile.tables[spec.name], width or columns
         value_bytes = 2 if spec.dtype == "bfloat16" else self.item_bytes
         slots = sum(math.prod(slot.shape) for slot in spec.optimizer.slots(width).values())
         ids = use.ids * self.batch_size / self.replicas
@@ -124,14 +139,16 @@ class Workload:
     def of_plan(self, bound: BoundPlan) -> np.ndarray:
         """The loads of each device under a plan: float64 [N, K]. All rows of a table count as equally frequent."""
         streams = [stream for exchange in bound.pooled for of_group in exchange.streams for stream in of_group]
-        pooled = {(s.spec.name, s.number, s.first) for stream in streams for s in stream.source.segments}
+        pooling: dict[tuple[str, int, int], set[str]] = {}  # features of which vectors travel
+        for stream in streams:
+            for s in stream.source.segments:
+                pooling.setdefault((s.spec.name, s.number, s.first), set()).add(stream.feature.name)
         loads_NxK = np.zeros((self.devices, len(LOADS)))
         for group in bound.groups:
             if group.spread:
                 for segment in group.segments:
-                    loads_NxK += self._of_spread(
-                        group, segment, (segment.spec.name, segment.number, segment.first) in pooled
-                    )
+                    of_vectors = pooling.get((segment.spec.name, segment.number, segment.first), set())
+                    loads_NxK += self._of_spread(group, segment, of_vectors)
                 continue
             for segment in group.segments:  # each device looks its own samples up in its copy
                 of_all_K = self.of_columns(segment.spec, group.dim, group.exchange)
@@ -139,21 +156,35 @@ class Workload:
                 loads_NxK += fraction * of_all_K * np.array([1, 1 / self.devices, 0, 0, 1 / self.devices])
         return loads_NxK
 
-    def _of_spread(self, group: Group, segment: BoundSegment, pooled: bool) -> np.ndarray:
-        """The loads of each device by a segment of which they hold different rows or columns: float64 [N, K]."""
+    def _of_spread(self, group: Group, segment: BoundSegment, pooled: Collection[str]) -> np.ndarray:
+        """The loads of each device by a segment of which they hold different rows or columns: float64 [N, K].
+
+        `pooled` names the features of which vectors travel.
+        """
         rows_N, columns_N = group.counts(segment)
-        exchange = dataclasses.replace(group.exchange, kind="pooled" if pooled else "rows")
+        all_of = self.profile.tables[segment.spec.name]
+        by_rows = [f.name for f in all_of.features if f.name not in pooled] if pooled else []
+        ways: list[tuple[ExchangeKind, TableUse]] = [
+            ("pooled" if pooled else "rows", all_of.of(pooled) if by_rows else all_of)
+        ]
+        if by_rows:
+            ways.append(("rows", all_of.of(by_rows)))
+
+        def of_part(rows: int, columns: int) -> np.ndarray:
+            found_K = np.zeros(len(LOADS))
+            for kind, use in ways if rows else ():
+                exchange = dataclasses.replace(group.exchange, kind=kind)
+                parts = segment.spec.rows / rows
+                of_way_K = self.of_columns(segment.spec, columns, exchange, group.width, parts, use)
+                of_way_K[0] -= found_K[0]  # held once
+                found_K += of_way_K
+            return found_K
+
         held = list(zip(rows_N.tolist(), columns_N.tolist(), strict=True))
-        none = np.zeros(len(LOADS))
-        of_part = {
-            (rows, columns): self.of_columns(segment.spec, columns, exchange, group.width, segment.spec.rows / rows)
-            if rows
-            else none
-            for rows, columns in set(held)
-        }
+        loads = {part: of_part(*part) for part in set(held)}
         used_K = np.full(len(LOADS), segment.band.members / segment.band.size)
         used_K[0] = 1.0  # rows that are hot have room here, too
-        return np.array([of_part[part] for part in held]) * used_K
+        return np.array([loads[part] for part in held]) * used_K
 
 
 def describe_loads(work: Workload, bound: BoundPlan) -> dict[str, Any]:

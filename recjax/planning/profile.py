@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,23 @@ MOST_IDS = 2**24  # in the samples that are read; where a block has more, nothin
 
 
 @dataclasses.dataclass(frozen=True)
+class FeatureUse:
+    """One feature's part of the demands on a table.
+
+    Attributes:
+      name: of the feature.
+      ids: of a sample, the mean over samples.
+      new: distinct rows that a device's share of a batch asks for, without those that features before it ask for.
+      pooled: False for a sequence.
+    """
+
+    name: str
+    ids: float
+    new: float
+    pooled: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class TableUse:
     """Demands of a run's samples on one table.
 
@@ -23,11 +40,25 @@ class TableUse:
       ids: ids of a sample, the mean over samples, summed over all features that look the table up.
       distinct: distinct rows that a device's share of a batch asks for.
       bags: features that look the table up; 0 if some of them are not pooled.
+      features: those features: sequences first, then others, by ids of a sample; none if all are alike.
     """
 
     ids: float
     distinct: float
     bags: int = 1
+    features: tuple[FeatureUse, ...] = ()
+
+    def ids_of(self, name: str) -> float:
+        """Ids of a bag of one feature, the mean."""
+        return next((f.ids for f in self.features if f.name == name), self.ids / max(1, self.bags))
+
+    def of(self, names: Collection[str]) -> TableUse:
+        """The demands of some of the features alone; where they are not the first, with `new` rows in place of all."""
+        own = [f for f in self.features if f.name in names]
+        if len(own) == len(self.features):
+            return self
+        ids, distinct = sum(f.ids for f in own), sum(f.new for f in own)
+        return TableUse(ids, distinct, len(own) if all(f.pooled for f in own) else 0, tuple(own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +112,21 @@ def profile_of(
 
 def _counted(table: TableSpec, features: Sequence[FeatureSpec], read: Batch, first: Batch, share: int) -> TableUse:
     """The use of a table in the samples `read`, of which the distinct rows of `first` are counted."""
-    ids = sum(read.bags[f.reads].ids.size for f in features) / read.size
-    asked = np.concatenate([first.bags[f.reads].ids.ravel() for f in features])
-    # Where fewer samples were read than a device has: in proportion, which is the most that there can be.
-    return TableUse(ids, min(len(np.unique(asked)) * share / first.size, float(table.rows)), _bags(features))
+    ids = {f.name: read.bags[f.reads].ids.size / read.size for f in features}
+    found = []
+    asked_U, before = np.zeros(0, np.int32), 0.0
+    for f in _in_order(features, ids):
+        asked_U = np.union1d(asked_U, first.bags[f.reads].ids)
+        # Where fewer samples were read than a device has: in proportion, which is the most that there can be.
+        distinct = min(len(asked_U) * share / first.size, float(table.rows))
+        found.append(FeatureUse(f.name, ids[f.name], distinct - before, f.pooling != "none"))
+        before = distinct
+    return TableUse(sum(ids.values()), before, _bags(features), tuple(found))
+
+
+def _in_order(features: Sequence[FeatureSpec], ids: Mapping[str, float]) -> list[FeatureSpec]:
+    """Those first whose rows travel rather than vectors: sequences, then the others by ids of a bag."""
+    return sorted(features, key=lambda f: (f.pooling != "none", ids[f.name]))
 
 
 def _bags(features: Sequence[FeatureSpec]) -> int:
@@ -95,7 +137,13 @@ def _of_schema(tables: Sequence[TableSpec], features: Sequence[FeatureSpec], sha
     found = {}
     for table in tables:
         own = [f for f in features if f.table == table.name]
-        ids = sum(f.bag or 1 for f in own)
-        missed = math.exp(share * ids * math.log1p(-1 / table.rows)) if table.rows > 1 else 0.0
-        found[table.name] = TableUse(float(ids), table.rows * (1 - missed), _bags(own))
+        ids = {f.name: float(f.bag or 1) for f in own}
+        uses, total, before = [], 0.0, 0.0
+        for f in _in_order(own, ids):
+            total += ids[f.name]
+            missed = math.exp(share * total * math.log1p(-1 / table.rows)) if table.rows > 1 else 0.0
+            distinct = table.rows * (1 - missed)
+            uses.append(FeatureUse(f.name, ids[f.name], distinct - before, f.pooling != "none"))
+            before = distinct
+        found[table.name] = TableUse(total, before, _bags(own), tuple(uses))
     return Profile(found, f"the schema, with all rows equally frequent and a jagged bag as one id ({why})")

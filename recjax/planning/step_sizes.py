@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import rung
@@ -230,14 +230,16 @@ def _asked(group: Group, work: Workload, samples: int) -> tuple[np.ndarray, floa
     """Rows that a device asks of each owner, float64 [O]; ids that it looks up; and vectors of a sample."""
     asked_O = np.zeros(group.owners)
     ids = 0.0
-    asking = {id(segment) for source in group.sources for segment in source.segments}
+    asking: dict[int, list[str]] = {}
     for source in group.sources:
         use = work.profile.tables[source.feature.table]
         share = sum(segment.band.size for segment in source.segments) / source.segments[0].spec.rows
-        ids += samples * use.ids / max(1, use.bags) * share
+        ids += samples * use.ids_of(source.feature.name) * share
+        for segment in source.segments:
+            asking.setdefault(id(segment), []).append(source.feature.name)
     for segment in group.segments:
         if id(segment) in asking:
-            use = work.profile.tables[segment.spec.name]
+            use = work.profile.tables[segment.spec.name].of(asking[id(segment)])
             start, stop = segment.split.bounds(np.arange(group.owners))
             asked_O += (use.distinct if work.dedup else samples * use.ids) * (stop - start) / segment.spec.rows
     return asked_O, ids, len(group.sources)
@@ -269,15 +271,17 @@ def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
     groups = []
     for number, (group, streams) in enumerate(zip(exchange.groups, exchange.streams, strict=True)):
         ids_N, rows_N = np.zeros(group.devices), np.zeros(group.devices)
-        counted: set[int] = set()
+        asking: dict[int, tuple[BoundSegment, list[str]]] = {}
         for stream in streams:
             use = work.profile.tables[stream.feature.table]
             for segment in stream.source.segments:
                 held_N = group.counts(segment)[0] / segment.spec.rows
-                ids_N += samples * use.ids / max(1, use.bags) * held_N
-                if id(segment) not in counted:
-                    rows_N += distinct_of_all(segment.spec, use.distinct, use.ids, work) * held_N
-                    counted.add(id(segment))
+                ids_N += samples * use.ids_of(stream.feature.name) * held_N
+                asking.setdefault(id(segment), (segment, []))[1].append(stream.feature.name)
+        for segment, names in asking.values():
+            use = work.profile.tables[segment.spec.name].of(names)
+            held_N = group.counts(segment)[0] / segment.spec.rows
+            rows_N += distinct_of_all(segment.spec, use.distinct, use.ids, work) * held_N
         distinct = min(list_rows(float(rows_N.max()), 1), group.rows)
         listed = list_ids(float(ids_N.max()), bool(exchange.counted))
         divided = exchange.widths[number] if group.divides_row_means else 0

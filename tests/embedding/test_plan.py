@@ -70,6 +70,15 @@ def test_the_file_holds_every_key():
     assert text.endswith("}\n")
 
 
+def test_features_whose_rows_travel_stand_in_the_file():
+    segment = Segment("table_wise", exchange=Exchange(kind="pooled"), rows_of=("a", "b"))
+    plan = Plan({"t": (segment,)})
+    text = plan.to_json()
+    assert json.loads(text)["tables"]["t"][0]["rows_of"] == ["a", "b"]
+    assert Plan.from_json(text) == plan
+    assert "pooled but for rows of a, b" in plan._repr_html_()
+
+
 def test_keys_left_out_have_their_defaults():
     assert Plan.from_json(plan_text()) == Plan({"t": (Segment("row_wise"),)})
 
@@ -256,6 +265,9 @@ def test_a_pipe_of_ids_is_refused(tmp_path):
         (plan_text(exchange={"back": "int8"}), r"exchange=\{'back': 'int8'\} is neither .* \"forward\", \"backward\""),
         (plan_text(placement="data_parallel", exchange="int8"), 'exchanges no rows, .* Leave out "exchange", or place'),
         (plan_text(why=5), "why=5 is not a text"),
+        (plan_text(rows_of="a"), "rows_of='a' is not a list of names of features"),
+        (plan_text(exchange={"kind": "pooled"}, rows_of=["a", "a"]), "is not a list of names of features"),
+        (plan_text(rows_of=["a"]), '"rows_of" names features whose rows travel .*"kind": "pooled"'),
     ],
 )
 def test_a_file_that_is_not_a_plan_is_refused(text, message):

@@ -7,7 +7,7 @@ from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.kinds import bytes_of, choose_kinds
 from recjax.planning.loads import Workload
-from recjax.planning.profile import Profile, TableUse
+from recjax.planning.profile import FeatureUse, Profile, TableUse
 
 SGD = Sgd(0.1)
 
@@ -67,3 +67,37 @@ def test_segments_of_a_table_are_of_one_kind_but_for_copies():
     plan = Plan({"t": (Segment("data_parallel", RowIds((1, 2))), Segment("table_wise", "rest"))})
     copies, rest = choose_kinds(plan, tables, features, work(5, 300)).tables["t"]
     assert (copies.exchange, rest.exchange) == (Exchange(), Exchange(kind="pooled"))
+
+
+@pytest.mark.parametrize(
+    ("features", "kind", "rows_of", "fewer"),
+    [
+        # 60 rows of "one" there and back with their ids; 100 vectors of "many", and its 4,000 ids
+        ((("one", 1, 60, True), ("many", 40, 3000, True)), "pooled", ("one",), 3060 * 132 / (60 * 132 + 28_800)),
+        # rows that a sequence asks for in any case
+        ((("history", 5, 300, False), ("one", 1, 5, True)), "rows", (), 0),
+        ((("history", 5, 300, False), ("many", 40, 2000, True)), "pooled", (), 2300 * 132 / (300 * 132 + 28_800)),
+        # a third has few rows of its own but more ids than vectors would be
+        (
+            (("history", 5, 300, False), ("one", 1, 5, True), ("many", 40, 2000, True)),
+            "pooled",
+            ("one",),
+            2305 * 132 / (305 * 132 + 28_800),
+        ),
+        ((("one", 1, 100, True), ("two", 2, 90, True)), "rows", (), 0),
+        ((("some", 4, 300, True), ("many", 40, 3000, True)), "pooled", (), 3300 * 132 / (200 * 128 + 4400 * 4)),
+    ],
+)
+def test_features_of_one_table_may_go_different_ways(features, kind, rows_of, fewer):
+    """Batches of 100 a device, rows and vectors of 16 columns: 128 bytes there and back."""
+    uses = tuple(FeatureUse(*feature) for feature in features)
+    bags = len(uses) if all(f.pooled for f in uses) else 0
+    use = TableUse(sum(f.ids for f in uses), sum(f.new for f in uses), bags, uses)
+    work = Workload(Profile({"t": use}, "by hand"), batch_size=800, devices=8)
+    specs = tuple(FeatureSpec(f.name, "t", None, "sum" if f.pooled else "none") for f in uses)
+    tables = (TableSpec("t", 10_000, 16, SGD),)
+    (chosen,) = choose_kinds(Plan({"t": (Segment("table_wise"),)}), tables, specs, work).tables["t"]
+    assert (chosen.exchange.kind, chosen.rows_of) == (kind, rows_of)
+    if fewer:
+        named = f"pooled{' but for rows of one' if rows_of else ''}: {fewer:.1f} times fewer bytes than rows"
+        assert chosen.why == named

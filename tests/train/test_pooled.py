@@ -24,6 +24,7 @@ from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import between
 from recjax.embedding import segment_sums
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.pooled.layout import IDS, ROWS
@@ -78,12 +79,14 @@ def ways(dim: int, devices: int) -> list[tuple[Segment, ...]]:
     ]
 
 
-def plan(devices: int, first: int) -> Plan:
+def plan(devices: int, first: int, rows_of: tuple[str, ...] = ()) -> Plan:
     """Tables held in different ways, beginning with `first`; columns with a common statistic travel alike."""
     found = {}
     for number, (name, (dim, optimizer)) in enumerate(TABLES.items()):
         way = (number + first) % 8
-        found[name] = ways(dim, devices)[3 if way == 6 and optimizer.row_wise else way]
+        segments = ways(dim, devices)[3 if way == 6 and optimizer.row_wise else way]
+        own = tuple(f for f in rows_of if FEATURES[f][0] == name)
+        found[name] = tuple(dataclasses.replace(s, rows_of=own) if s.exchange == POOLED else s for s in segments)
     return Plan(found)
 
 
@@ -106,15 +109,26 @@ def oracle() -> Result:
         (3, 3, {"dedup": False}),
         (4, 5, {"hosts": 2, "accumulate": 3}),
         (8, 4, {"hosts": 2, "replicas": 2}),
+        (4, 1, {"hosts": 2, "rows_of": 1}),
     ],
 )
 def test_it_equals_the_oracle(devices: int, first: int, how: dict[str, int]) -> None:
     problem, own = make(), dict(how)
+    by_rows = ("one", "weighted") if own.pop("rows_of", 0) else ()
     if parts := own.pop("accumulate", 0):
         problem = dataclasses.replace(problem, options=dataclasses.replace(OPTIONS, accumulate=parts))
     with jax.enable_x64(True):
-        result = run_sharded(problem, devices, plan(devices // how.get("replicas", 1), first), np.float64, **own)
+        placed = plan(devices // how.get("replicas", 1), first, by_rows)
+        result = run_sharded(problem, devices, placed, np.float64, **own)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
+
+
+def test_rows_of_named_features_travel_beside_vectors_of_others() -> None:
+    bound = bind(plan(4, 1, ("one", "weighted")), make().tables, make().features, 4, hosts=2)
+    of_rows = {source.feature.name for group in bound.groups if group.spread for source in group.sources}
+    of_vectors = {s.feature.name for exchange in bound.pooled for of_group in exchange.streams for s in of_group}
+    assert {"one", "sequence", "weighted"} <= of_rows and not {"one", "sequence", "weighted"} & of_vectors
+    assert {"jagged", "mean"} <= of_vectors and not {"jagged", "mean"} & of_rows
 
 
 def test_sums_by_segments_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +270,14 @@ def test_counts_of_rows_at_an_owner_are_enough_for_any_share_of_the_devices() ->
         (
             (segment("table_wise", columns=(0, 2)), Segment("row_wise", columns=(2, 4))),
             "table 'adagrad' is split by columns, .* some of its segments exchange rows, others pooled vectors",
+        ),
+        (
+            (segment("table_wise", columns=(0, 2), rows_of=("one",)), segment("table_wise", columns=(2, 4))),
+            "table 'adagrad' is split by columns, .* and the same \"rows_of\"",
+        ),
+        (
+            (segment("table_wise", rows_of=("one", "mean")),),
+            "rows of table 'adagrad' for 'mean' .* the features that look it up are one, jagged, sequence",
         ),
     ],
 )
