@@ -227,8 +227,9 @@ def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
         )
     if bags.weights is not None and (bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()):
         raise DataError(f"{place}: id weights must be finite and shaped like the ids {bags.ids.shape}.")
-    bad = (bags.ids < 0) | (bags.ids >= feature.rows)
-    if bad.any():
+    unsigned = bags.ids.view(bags.ids.dtype.str.replace("i", "u"))  # negative ones are large there: one pass for both
+    if unsigned.size and int(unsigned.max()) >= feature.rows:
+        bad = (bags.ids < 0) | (bags.ids >= feature.rows)
         flat = int(np.argmax(bad.ravel()))
         if bags.lengths is None:
             row = flat // (feature.bag or 1)

@@ -17,7 +17,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -108,18 +108,46 @@ def shares(row_counts: np.ndarray, weights: Sequence[int]) -> np.ndarray:
     return ends if few else blocks[np.searchsorted(blocks, ends)]
 
 
+class _Window(NamedTuple):
+    """Blocks of a window, and the rows of each batch in them.
+
+    Attributes:
+      blocks: those that are needed, one after the other; as one if their rows are in another order than theirs.
+      ends: of each, in rows.
+      of_batch: for each batch the rows that it has of the window: a range, or integers [n].
+    """
+
+    blocks: list[Batch]
+    ends: np.ndarray
+    of_batch: list[range | np.ndarray]
+
+    def pieces(self, batch: int) -> list[Batch]:
+        """Rows of a batch: views of blocks, or copies."""
+        rows = self.of_batch[batch]
+        if isinstance(rows, np.ndarray):
+            return [take(self.blocks[0], rows)]
+        found = []
+        starts = [0, *self.ends.tolist()]
+        for block, start, end in zip(self.blocks, starts, starts[1:], strict=False):
+            first, last = max(rows.start, start), min(rows.stop, end)
+            if first < last:
+                found.append(between(block, first - start, last - start))
+        return found or [between(self.blocks[0], 0, 0)]
+
+
 class _Windows:
     """The wanted rows of recently used windows, batch by batch; each window is read by one thread only."""
 
     def __init__(self, source: BlockSource, split: str, cuts: _Cuts, keep: int) -> None:
         self._source, self._split, self._cuts, self._order, self._keep = source, split, cuts, cuts.order, keep
         self._lock = threading.Lock()
-        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[list[Batch]]]
+        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[_Window]]
         self._recent = collections.OrderedDict()
         self.epoch = functools.lru_cache(maxsize=2)(self._order.epoch)
+        self.copies = cuts.order.shuffle  # rows that are picked one by one are copied already
 
-    def get(self, epoch: int, window: int) -> list[Batch]:
-        """What the window has of each of its batches, in their order."""
+    def get(self, epoch: int, window: int) -> _Window:
+        """The window, with what it has of each of its batches, in their order."""
         key = (epoch, window)
         with self._lock:
             first = key not in self._recent
@@ -134,7 +162,7 @@ class _Windows:
                 rows.set_exception(error)
         return rows.result()
 
-    def _read(self, epoch: int, window: int) -> list[Batch]:
+    def _read(self, epoch: int, window: int) -> _Window:
         blocks, starts = self.epoch(epoch)
         first, last = int(starts[window]), int(starts[window + 1])
         within = self._order.within(epoch, window, last - first)
@@ -155,11 +183,12 @@ class _Windows:
         needed[0] |= not len(rows)  # no rows, but of the same columns
         kept = np.where(needed, self._order.row_counts[blocks], 0)
         moved = rows - (ends - np.cumsum(kept))[block_of]  # by the blocks that are left out before each
-        whole = concatenate([self._source.read(self._split, int(i)) for i in blocks[needed]])
-        if within is not None:
-            whole, moved = take(whole, moved), np.arange(len(rows))
+        read = [self._source.read(self._split, int(i)) for i in blocks[needed]]
         by_batch = np.split(moved, np.cumsum([len(of_batch) for of_batch in wanted])[:-1])
-        return [between(whole, int(at[0]), int(at[-1]) + 1) if len(at) else between(whole, 0, 0) for at in by_batch]
+        if within is not None:
+            return _Window([concatenate(read)], np.cumsum(kept)[-1:], list(by_batch))
+        ranges = [range(int(at[0]), int(at[-1]) + 1) if len(at) else range(0) for at in by_batch]
+        return _Window(read, np.cumsum(kept[needed]), list(ranges))
 
 
 class _Batches:
@@ -187,10 +216,11 @@ class _Batches:
             first = int(starts[window])
             if first >= stop:
                 break
-            parts.append(self._windows.get(epoch, window)[(start - self._cuts.begin(epoch, first)) // self._size])
+            number = (start - self._cuts.begin(epoch, first)) // self._size
+            parts += self._windows.get(epoch, window).pieces(number)
         # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
-        position = epoch * self._rows + min(start + self._cuts.part[0], stop)
-        return dataclasses.replace(concatenate(parts), position=position)
+        whole = parts[0] if len(parts) == 1 and self._windows.copies else concatenate(parts)
+        return dataclasses.replace(whole, position=epoch * self._rows + min(start + self._cuts.part[0], stop))
 
 
 def batches(

@@ -1,13 +1,16 @@
 """Row operations against the same operations done row by row in plain Python."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.data.batch import Bags, Batch, Feature, Schema, validate
 from recjax.data.source import BLOCK_ROWS, between, concatenate, even_blocks, take
+from recjax.errors import DataError
 
 SCHEMA = Schema(
     ("a", "b"), (Feature("one", 50), Feature("fixed", 60, 3, weighted=True), Feature("bag", 70, None, weighted=True))
@@ -85,6 +88,20 @@ def test_concatenate_copies_even_a_single_batch():
     batch = make_batch(4, 0)
     concatenate([batch]).labels[:] = 7
     assert (batch.labels <= 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i2", "<i4", ">i4", "<i8", ">i8", "u2"])
+@pytest.mark.parametrize("id", [-1, 50, 100])
+def test_ids_outside_the_table_are_found_in_every_integer_type(dtype, id):
+    batch = make_batch(8, 1)
+    ids = np.zeros((8, 2), dtype)[:, ::2]  # not contiguous
+    batch.bags["one"] = Bags(ids)
+    validate(batch, SCHEMA)
+    ids[:] = 49
+    validate(dataclasses.replace(batch, bags=batch.bags | {"one": Bags(ids)}), SCHEMA)
+    ids[5] = max(id, 50) if dtype == "u2" else id
+    with pytest.raises(DataError, match=r"of feature 'one' in sample 1005 .* is out of range: the table has 50 rows"):
+        validate(dataclasses.replace(batch, bags=batch.bags | {"one": Bags(ids)}), SCHEMA)
 
 
 def test_even_blocks():
