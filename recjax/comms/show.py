@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recjax.comms import show_calls
 from recjax.comms.draw import picture
 from recjax.comms.statistics import labels
+from recjax.utils import html
 from recjax.utils.text import aligned
 from recjax.utils.units import size_text
 
@@ -178,31 +177,18 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
     """One page of HTML with everything in it: tables and pictures; it loads nothing."""
     parts = []
     if len(found) > 1:
-        parts += ["<h2>Compared</h2>", _html_table(_compared(found)), _html_picture(picture(found))]
+        parts += [html.heading("Compared"), _table(_compared(found)), _picture(found)]
     for name, one in zip(labels(found), found, strict=True):
-        below = "".join(f"<p>{html.escape(line)}</p>" for line in _below(one))
-        parts += [f"<h2>{html.escape(name)}</h2>", f"<p>{html.escape(_headline(name, one))}</p>"]
-        parts += [_html_table(_lines(one)), below, _html_picture(picture([one]))]
+        parts += [html.heading(name), html.paragraph(_headline(name, one)), _table(_lines(one))]
+        parts += [*map(html.paragraph, _below(one)), _picture([one])]
         for title, rows in (("Ranks", show_calls.ranks(one)), ("Calls", show_calls.lines(one, MOST_CALLS))):
-            parts += [f"<h3>{title}</h3>", _html_table(rows)]
-    style = (
-        "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
-        "table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}"
-        "td:first-child,th:first-child{text-align:left}img{max-width:100%}"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Communication</title>'
-        f"<style>{style}</style></head><body><h1>Communication</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+            parts += [html.heading(title, 3), _table(rows)]
+    return html.page("Communication", parts)
 
 
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = [[html.escape(cell) for cell in row] for row in rows]
-    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return html.table("", rows[0], rows[1:])
 
 
-def _html_picture(png: bytes) -> str:
-    data = base64.b64encode(png).decode()
-    return f'<img alt="message sizes, bytes by phase, balance, time" src="data:image/png;base64,{data}">'
+def _picture(found: Sequence[Mapping[str, Any]]) -> str:
+    return html.picture(picture(found), "message sizes, bytes by phase, balance, time")

@@ -1,19 +1,64 @@
-"""Plain HTML tables, which notebooks show in place of a value's text. No scripts, no styles; every text is escaped."""
+"""Plain HTML: tables, which notebooks show in place of a value's text, and pages that load nothing.
+
+No scripts; every text is escaped.
+"""
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 400  # characters of one cell
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse;margin:1em 0}caption{font-weight:600;text-align:left;padding:.2em 0}"
+    "td,th{padding:.2em .7em;text-align:right;vertical-align:top;border-bottom:1px solid #ddd}"
+    "td:first-child,th:first-child,.left td,.left th{text-align:left}img{max-width:100%}"
+)
 
 
-def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table with a caption, the heads of its columns, and rows of values."""
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
+    """A table with a caption, the heads of its columns, and rows of values; kind "left": a page aligns texts left."""
     heads = "".join(f"<th>{_text(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{_text(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return f"<table><caption>{_text(title)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    opening = f'<table class="{html.escape(kind)}">' if kind else "<table>"
+    return f"{opening}<caption>{_text(title)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def heading(text: str, level: int = 2) -> str:
+    """A heading; level 1 is the page's."""
+    return f"<h{level}>{html.escape(text)}</h{level}>"
+
+
+def paragraph(text: str) -> str:
+    """A paragraph."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def items(texts: Iterable[str]) -> str:
+    """A list with a mark before every text."""
+    return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
+
+
+def picture(png: bytes, text: str) -> str:
+    """A PNG in the page itself, with the text for who cannot see it."""
+    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole page with its style in it.
+
+    Args:
+      title: text.
+      parts: HTML, as the other functions make it.
+    """
+    body = "\n".join([heading(title, 1), *parts])
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body>{body}\n</body></html>\n"
+    )
 
 
 class Shown(dict[str, Any]):
