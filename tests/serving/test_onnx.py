@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.exports import TASKS, exported, rows_of, truth_of, untrained
+from support.exports import ROWS, TASKS, exported, rows_of, truth_of, untrained
 
+import recjax
+from recjax.data.pipeline import batches
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
+from recjax.train.trainer import build_trainer
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
@@ -49,6 +52,45 @@ def test_equals_the_oracle(tmp_path):
 )
 def test_models_and_encodings(tmp_path, quantize, overrides):
     check(tmp_path, quantize, *overrides)
+
+
+def by_hand(folder, batch):
+    """Logits of an exported DLRM in float64, from its files."""
+    manifest, file = loader.read_manifest(folder), np.load(folder / "parameters.npz")
+    leaves = {n: file[f"dense.{i:04}"].astype(np.float64) for i, n in enumerate(manifest["parameters"]["dense"])}
+
+    def mlp(name, x, layers):
+        for k in range(layers):
+            x = x @ leaves[f"{name}.layers.{k}.kernel.value"] + leaves[f"{name}.layers.{k}.bias.value"]
+            x = x if name == "top" and k == layers - 1 else np.maximum(x, 0)
+        return x
+
+    x = mlp("bottom", batch.dense.astype(np.float64), 2)
+    rows = [
+        np.load(folder / manifest["tables"][each["table"]]["file"])[batch.bags[each["feature"]].ids[:, 0]]
+        for each in manifest["lookups"]
+    ]
+    vectors = np.stack([x, *rows], axis=1)
+    i, j = np.tril_indices(vectors.shape[1], -1)
+    return mlp("top", np.concatenate([x, (vectors @ vectors.transpose(0, 2, 1))[:, i, j]], axis=1), 3)[:, 0]
+
+
+def test_logits_near_zero_are_as_exact_as_by_jax(tmp_path):
+    """A logit is a sum that cancels. Near 0 what is left of the rounding of its summands exceeds 1e-5 of it: by both."""
+    config = recjax.load("synthetic", ["data.test_rows=4096", *ROWS[:2], "mesh.devices=1"])
+    trainer = build_trainer(config)
+    (batch,) = batches(trainer.source, "test", 4096, epochs=1)
+    given = {"ids": {name: bags.ids for name, bags in batch.bags.items()}, "dense": batch.dense}
+    found = {}
+    for format in ("stablehlo", "onnx"):
+        found[format] = exported(trainer, trainer.init_state(), tmp_path / format, format=format)(**given)
+    truth = by_hand(tmp_path / "stablehlo", batch)
+    assert np.abs(truth).min() < 1e-3 and np.abs(truth).max() > 0.5, "some cancel"
+    errors = {format: np.abs(logits - truth).max() for format, logits in found.items()}
+    assert errors["onnx"] <= 2 * errors["stablehlo"] < 1e-6
+    score = {name: 1 / (1 + np.exp(-logits.astype(np.float64))) for name, logits in [*found.items(), ("", truth)]}
+    for format in found:
+        np.testing.assert_allclose(score[format], score[""], rtol=0, atol=1e-7)
 
 
 def run(function, *arrays):
