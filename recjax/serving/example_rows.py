@@ -46,13 +46,17 @@ def _makers(service: Service, ids: int) -> Mapping[str, Make]:
     for spec in specs.values():
         if spec.role == "vector":
             made[spec.name] = _vector([made.pop(name) for name in spec.dense_names])
+        elif spec.role == "part" and spec.kind != "time":
+            made[spec.column] = _number(1.7e9 * spec.per_second, 1e7 * spec.per_second)
         elif spec.kind == "time":
-            made[spec.name] = _day
+            made[spec.columns[0]] = _day
         elif spec.kind == "boolean":
             made[spec.name] = _flag
         elif spec.edges is not None:
             made[spec.name] = _number(spec.edges[0] if spec.edges else 0, 1)
     for feature, map_ in zip(encoder.features, encoder.maps, strict=True):
+        if feature.name in specs and specs[feature.name].role in ("part", "cross"):  # made of others
+            continue
         if feature.name not in specs or feature.name not in made:
             each = _value(_values(service, feature.name, feature.values, map_.table_rows))
             made[feature.name] = _bag(each, ids) if feature.jagged else each

@@ -17,6 +17,7 @@ class RowFaults(Faults):
       skip: True if rows are left out.
       count: rows left out so far.
       first: line and fault of the first few of these.
+      left_out: rows that conditions on the data leave out (see recjax.data.arrow.row_filter); they are no faults.
     """
 
     def __init__(self, skip: bool = False) -> None:
@@ -25,6 +26,7 @@ class RowFaults(Faults):
         self.skip = skip
         self.count = 0
         self.first: list[str] = []
+        self.left_out = 0
 
     def report(self, file: Path, line: int, kind: str, what: str) -> None:
         """Takes in one malformed row.

@@ -75,7 +75,8 @@ def predict(
 
     Returns:
       {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones. Of
-      several labels "mean_prediction", by label, takes the place of the last.
+      several labels "mean_prediction", by label, takes the place of the last. Of data with conditions (`where`) also
+      "left_out", the rows that do not keep to them.
 
     Raises:
       ConfigError: no run or checkpoint, a format or column that is not known, or a file that is not to be replaced.
@@ -116,9 +117,16 @@ def predict(
             if done == 0:
                 raise DataError(f"{skipped}. None is left to score.")
             _note(skipped)
+        if faults.left_out:
+            kept = f"where={','.join(_conditions(trainer))}"
+            _note(f"{faults.left_out:,} row(s) of {input} have no score: {kept} left such rows out of training too")
+            if done == 0:
+                raise DataError(f"no row of {input} keeps to {kept}, as all rows did that trained. None is scored.")
         if done == 0:
             raise DataError(f"{input} has no row. Give a file with a row a line, below the header if it has one.")
     described = {"step": step, "input": str(input), "out": str(out), "rows": done, "skipped": faults.count}
+    if _conditions(trainer):
+        described["left_out"] = faults.left_out
     if trainer.tasks:
         return described | {"mean_prediction": {name: total / done for name, total in sums.items()}}
     return described | {"mean_probability": sums[""] / done}
@@ -226,6 +234,13 @@ _ENCODE = (
     "Encode the rows as you encoded those of training, write them with recjax.data.storage.blocks.write_prepared and "
     "the same schema (as split test; labels that are not known may be 0), and give that folder as the input."
 )
+
+
+def _conditions(trainer: Trainer) -> Sequence[str]:
+    """The conditions that held in the rows of a table that trained."""
+    about = trainer.source.about if isinstance(trainer.source, PreparedSource) else {}
+    found: Sequence[str] = about.get("table", {}).get("where", {}).get("conditions", ())
+    return found
 
 
 def _tells(trainer: Trainer) -> bool:

@@ -61,19 +61,25 @@ class Columns(Protocol):
     """Reads raw columns of objects.
 
     Attributes:
-      of_features: feature -> the raw column that it comes from.
+      of_features: feature -> the raw columns that it comes from.
       names: all raw columns.
     """
 
-    of_features: Mapping[str, str]
+    of_features: Mapping[str, Sequence[str]]
     names: Sequence[str]
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
         """Ids by feature, and raw numbers by dense column, [n] (or [n, width] of a vector), of some columns.
 
+        Of features that come from several columns, those all of whose columns are among `names`.
+
         Raises:
           _Fault: in one of the objects.
         """
+        ...
+
+    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
+        """Returns the first object that is no row of these data, and why; None if all are."""
         ...
 
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
@@ -101,7 +107,8 @@ class RequestReader:
         self._features = [feature["name"] for feature in inputs["features"]]
         self._sides = {f["name"] for f in inputs["features"] if f["side"] == "user"}
         self.columns = list(columns.names)
-        self.user = [column for column in columns.names if column in {columns.of_features[f] for f in self._sides}]
+        of_users = {column for feature in self._sides for column in columns.of_features[feature]}
+        self.user = [column for column in columns.names if column in of_users]
 
     def read(self, body: bytes) -> Scorable:
         """Reads the text of a request.
@@ -122,10 +129,15 @@ class RequestReader:
             bags, raw = self._columns.read([user], shared) if shared else ({}, {})
         except _Fault as fault:
             raise BadRequestError(f"user: {fault}") from None
+        if needed := self._across(shared, own):
+            own += needed
+            candidates = [{**{name: user[name] for name in needed}, **candidate} for candidate in candidates]
         try:
             more, numbers = self._columns.read(candidates, own)
         except _Fault as fault:
             raise BadRequestError(f"candidates[{fault.at}]: {fault}") from None
+        if refused := self._columns.refused([{**user, **candidate} for candidate in candidates]):
+            raise BadRequestError(f"candidates[{refused[0]}]: {refused[1]}")
         once = bool(self._sides) and self._sides <= bags.keys()
         found = more | {name: of if once and name in self._sides else _repeated(of, n) for name, of in bags.items()}
         raw = {name: np.repeat(values, n, axis=0) for name, values in raw.items()}
@@ -136,6 +148,11 @@ class RequestReader:
             what = f"dense column {self._dense[column]!r} becomes {dense[at, column]}, as no value that trained did"
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         return Scorable(dense, {name: found[name] for name in self._features}, 1 if once else n)
+
+    def _across(self, shared: Sequence[str], own: Sequence[str]) -> list[str]:
+        """Columns under "user" that features need which also need columns of candidates."""
+        both = [set(names) for names in self._columns.of_features.values() if not set(names).isdisjoint(own)]
+        return [name for name in shared if any(name in names for names in both)]
 
     def _parts(self, body: bytes) -> tuple[Object, list[Object]]:
         try:
@@ -180,7 +197,7 @@ class EncodedColumns:
     def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
         """For `unknown` see `rows.json_lines`."""
         self._encoder, self._unknown = encoder, unknown
-        self.of_features: Mapping[str, str] = {feature.name: feature.name for feature in encoder.features}
+        self.of_features: Mapping[str, Sequence[str]] = {feature.name: (feature.name,) for feature in encoder.features}
         self.names: Sequence[str] = list(dict.fromkeys((*self.of_features, *encoder.dense)))
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
@@ -200,6 +217,10 @@ class EncodedColumns:
         columns, numbers = found
         return {name: self._encoder.bags(name, _coded(column)) for name, column in columns.items()}, numbers
 
+    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
+        """See `Columns`."""
+        return None
+
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""
         columns = [raw[name] for name in self._encoder.dense]
@@ -217,12 +238,17 @@ class TableColumns:
         """`described` is what the prepared data say of their columns."""
         self._encoder = encoder
         self._specs = {spec.name: spec for spec in table_rows.features(described)}
-        self.names: Sequence[str] = list(self._specs)
-        self.of_features: Mapping[str, str] = {feature.name: feature.name for feature in encoder.features}
+        self._conditions = table_rows.conditions_of(described)
+        self.names: Sequence[str] = table_rows.columns_of(list(self._specs.values()))
+        self.of_features: Mapping[str, Sequence[str]] = {f.name: self._columns_of(f.name) for f in encoder.features}
+
+    def _columns_of(self, feature: str) -> tuple[str, ...]:
+        spec = self._specs[feature]
+        return spec.columns + tuple(name for source in spec.sources for name in self._columns_of(source))
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
         """See `Columns`."""
-        specs = [self._specs[name] for name in names]
+        specs = [spec for name, spec in self._specs.items() if set(self._columns_of(name)) <= set(names)]
         for at, row in enumerate(objects):
             if what := table_rows.fault_of(row, specs):
                 raise _Fault(at, what)
@@ -234,6 +260,19 @@ class TableColumns:
             raise _Fault(at, f"column {fault.column!r} is {value}, {fault.what}. Correct the value.")
         bags = {name: self._encoder.bags(name, column) for name, column in found.columns.items()}
         return bags, dict(zip(chunk_columns.each(specs), found.dense.T, strict=True))
+
+    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
+        """See `Columns`."""
+        arrays = table_rows.plain_arrays_of(objects, self._conditions)
+        for condition in self._conditions:
+            if condition.column in arrays and not (holds := condition.holds(arrays[condition.column])[0]).all():
+                at = int(np.argmin(holds))
+                value = chunk_columns.shown(arrays[condition.column][at])
+                return at, (
+                    f"column {condition.column!r} is {value}, and only rows with {condition.text} trained (where), so "
+                    "it has no score. Leave it out."
+                )
+        return None
 
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""
@@ -249,7 +288,7 @@ class IdColumns:
         self._inputs = {feature["name"]: feature for feature in inputs["features"]}
         self._dense = list(inputs["dense"]["columns"])
         self.names: Sequence[str] = list(dict.fromkeys((*self._inputs, *self._dense)))
-        self.of_features: Mapping[str, str] = {name: name for name in self._inputs}
+        self.of_features: Mapping[str, Sequence[str]] = {name: (name,) for name in self._inputs}
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
         """See `Columns`."""
@@ -283,6 +322,10 @@ class IdColumns:
         shape = (-1,) if size is None else (len(objects), size)
         held = np.array(weights, np.float32).reshape(shape) if weighted else None
         return Bags(np.array(ids, np.int32).reshape(shape), np.array(lengths, np.int32) if size is None else None, held)
+
+    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
+        """See `Columns`."""
+        return None
 
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import chunk_columns, convert, roles, scan
+from recjax.data.arrow import chunk_columns, convert, roles, row_filter, scan
 from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.arrow.row_filter import Condition
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
 from recjax.serving.faults import RowFaults
@@ -42,9 +43,10 @@ def read(
             ".arrow) or JSON Lines (.jsonl, also .gz), as the name's ending tells. Rename or convert it."
         )
     table = scan.TableFile(file, form, delimiter)
-    specs = features(described)
+    specs, conditions = features(described), conditions_of(described)
     there = scan.schema(table).names
-    for name in [*(spec.name for spec in specs), *(carry or ())]:
+    columns = columns_of(specs)
+    for name in [*columns, *(carry or ())]:
         if name not in there:
             near = difflib.get_close_matches(name, there, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -53,14 +55,15 @@ def read(
                 "the columns that trained (the label may be missing)."
             )
     handed = [name for name in there if name] if carry is None else list(carry)
-    names = list(dict.fromkeys([*(spec.name for spec in specs), *handed]))
+    asked = [condition.column for condition in conditions if condition.column in there]
+    names = list(dict.fromkeys([*columns, *handed, *asked]))
     row = 0
     for batch in scan.batches(table, names):
         arrays = {name: convert.plain(batch[name]) for name in names}
         carried = {name: [_jsonable(value) for value in batch[name].to_pylist()] for name in handed}
         numbers = np.arange(row + 1, row + batch.num_rows + 1)
         row += batch.num_rows
-        yield from unlabelled(file, arrays, specs, numbers, carried, faults)
+        yield from unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
 
 
 def of_objects(
@@ -72,8 +75,14 @@ def of_objects(
     faults: RowFaults,
 ) -> Iterator[Unlabelled]:
     """The same of rows as JSON has them: objects with each column by name."""
-    specs = features(described)
-    return unlabelled(file, arrays_of(objects, specs), specs, numbers, carried, faults)
+    specs, conditions = features(described), conditions_of(described)
+    arrays = arrays_of(objects, specs) | plain_arrays_of(objects, conditions)
+    return unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
+
+
+def columns_of(specs: Sequence[ColumnSpec]) -> list[str]:
+    """Returns the columns of the table that these are read from, each once."""
+    return list(dict.fromkeys(name for spec in specs for name in spec.columns))
 
 
 def arrays_of(objects: Sequence[Mapping[str, Any]], specs: Sequence[ColumnSpec]) -> dict[str, Any]:
@@ -82,40 +91,58 @@ def arrays_of(objects: Sequence[Mapping[str, Any]], specs: Sequence[ColumnSpec])
 
     arrays = {}
     for spec in specs:
-        lists = spec.role in ("jagged", "vector")
-        kind = pa.list_(pa.string()) if lists else pa.string()
-        values = [row[spec.name] for row in objects]
-        if lists and any(isinstance(value, str) for value in values):  # entries with a separator between them
-            values = [value.split(spec.separator) if isinstance(value, str) else value for value in values]
-        arrays[spec.name] = pa.array([_texts(value) if lists else _text(value) for value in values], kind)
+        for name in spec.columns:
+            lists = spec.role in ("jagged", "vector")
+            kind = pa.list_(pa.string()) if lists else pa.string()
+            values = [row[name] for row in objects]
+            if lists and any(isinstance(value, str) for value in values):  # entries with a separator between them
+                values = [value.split(spec.separator) if isinstance(value, str) else value for value in values]
+            arrays[name] = pa.array([_texts(value) if lists else _text(value) for value in values], kind)
     return arrays
+
+
+def plain_arrays_of(objects: Sequence[Mapping[str, Any]], conditions: Sequence[Condition]) -> dict[str, Any]:
+    """Arrow arrays of text of the columns of conditions that all objects have, and that hold no lists."""
+    import pyarrow as pa
+
+    found = {}
+    for name in dict.fromkeys(condition.column for condition in conditions):
+        values = [row[name] for row in objects if name in row]
+        if len(values) == len(objects) and not any(isinstance(value, (list, dict)) for value in values):
+            found[name] = pa.array([_text(value) for value in values], pa.string())
+    return found
 
 
 def fault_of(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> str | None:
     """Returns why an object is no row, a missing key or a value of the wrong shape; None if nothing does."""
-    for spec in specs:
-        if spec.name not in row:
-            near = difflib.get_close_matches(spec.name, row, n=1)
+    for spec, name in [(each, name) for each in specs for name in each.columns]:
+        if name not in row:
+            near = difflib.get_close_matches(name, row, n=1)
             hint = f"Is it {near[0]!r}? " if near else ""
             return (
-                f"the key {spec.name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. {hint}Add it, with "
+                f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}. {hint}Add it, with "
                 "null where there is no value."
             )
-        value = row[spec.name]
+        value = row[name]
         if spec.role in ("jagged", "vector"):
             entries = value if isinstance(value, list) else []
             if not (value is None or isinstance(value, (list, str))) or any(
                 isinstance(e, (list, dict)) for e in entries
             ):
-                return f"{spec.name!r} is {json.dumps(value)[:80]}, not a list of values. Write it as one."
+                return f"{name!r} is {json.dumps(value)[:80]}, not a list of values. Write it as one."
         elif isinstance(value, (list, dict)):
-            return f"{spec.name!r} is {json.dumps(value)[:80]}, not one value. Write it as one."
+            return f"{name!r} is {json.dumps(value)[:80]}, not one value. Write it as one."
     return None
 
 
 def features(described: Mapping[str, Any]) -> list[ColumnSpec]:
     """The columns that a score depends on."""
     return [spec for spec in roles.from_json(described) if spec.role != "weight"]
+
+
+def conditions_of(described: Mapping[str, Any]) -> tuple[Condition, ...]:
+    """The conditions that held in all rows of the data."""
+    return row_filter.parse(described.get("where", {}).get("conditions", ()))
 
 
 def unlabelled(
@@ -125,8 +152,17 @@ def unlabelled(
     numbers: np.ndarray,
     carried: Mapping[str, Sequence[Any]],
     faults: RowFaults,
+    conditions: Sequence[Condition] = (),
 ) -> Iterator[Unlabelled]:
-    """The rows of these arrays without those that have a fault, which `faults` is told of."""
+    """The rows of these arrays without those that have a fault, or are left out; `faults` is told of both.
+
+    Of the conditions those count whose column is among the arrays: that of a label mostly is not.
+    """
+    if conditions:
+        keep, bad = row_filter.kept(conditions, arrays, len(numbers))
+        keep = keep if bad is None else keep | bad[1]  # which is a fault, if the value is of any use
+        faults.left_out += int((~keep).sum())
+        numbers, arrays, carried = _only(keep, numbers, arrays, carried)
     found = chunk_columns.raw_columns(arrays, specs, len(numbers))
     if found.faults:
         wrong = np.zeros(len(numbers), bool)
@@ -136,13 +172,21 @@ def unlabelled(
                 what = f"row {numbers[row]:,}: column {fault.column!r} is {value}, {fault.what}. Correct the value."
                 faults.report(file, int(numbers[row]), "value", what)
             wrong |= fault.rows
-        keep = ~wrong
-        numbers, arrays = numbers[keep], chunk_columns.sliced(arrays, keep)
-        carried = {name: [v for v, good in zip(values, keep, strict=True) if good] for name, values in carried.items()}
+        numbers, arrays, carried = _only(~wrong, numbers, arrays, carried)
         found = chunk_columns.raw_columns(arrays, specs, len(numbers))
     if n := len(numbers):
         chunk = Chunk(np.zeros(n, np.float32), found.dense, found.columns, np.zeros(n, np.uint8))
         yield Unlabelled(chunk, numbers, carried)
+
+
+def _only(
+    keep: np.ndarray, numbers: np.ndarray, arrays: Mapping[str, Any], carried: Mapping[str, Sequence[Any]]
+) -> tuple[np.ndarray, Mapping[str, Any], Mapping[str, Sequence[Any]]]:
+    """The rows where `keep`, bool [n], is true."""
+    if keep.all():
+        return numbers, arrays, carried
+    held = {name: [v for v, good in zip(values, keep, strict=True) if good] for name, values in carried.items()}
+    return numbers[keep], chunk_columns.sliced(arrays, keep), held
 
 
 def _texts(value: Any) -> list[str | None] | None:

@@ -164,7 +164,7 @@ def test_the_grammar():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("user",), "'user' is not COLUMN:ROLE with a role of id, jagged, dense, vector, weight, skip"),
+        (("user",), "'user' is not COLUMN:ROLE with a role of id, jagged, dense, vector, weight, time, cross, skip"),
         (("user:ids",), "Did you mean user:id?"),
         ((":id",), "is not COLUMN:ROLE"),
         (("a:id", "a:dense"), "'a:dense' is not COLUMN:ROLE .* each column once"),

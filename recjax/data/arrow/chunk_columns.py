@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from recjax.data.arrow import convert
+from recjax.data.arrow import convert, crosses, time_parts
 from recjax.data.arrow.convert import Kind
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import Coded
@@ -63,7 +63,7 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
 
     Args:
       arrays: Arrow array of each column.
-      specs: the columns, in the order of the schema.
+      specs: the columns, in the order of the schema; with a cross also all features that it joins.
       rows: n.
     """
     faults: list[Fault] = []
@@ -73,12 +73,20 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
 
     def note(spec: ColumnSpec, wrong: np.ndarray | None, what: str) -> None:
         if wrong is not None and wrong.any():
-            faults.append(Fault(spec.name, wrong, what))
+            faults.append(Fault(spec.columns[0], wrong, what))
 
+    seconds: dict[str, np.ndarray] = {}  # of times, by column
     for spec in specs:
-        array = convert.plain(arrays[spec.name])
+        if spec.role == "cross":
+            continue
+        array = convert.plain(arrays[spec.columns[0]])
         kind = cast(Kind, spec.kind)
-        if spec.role == "id" and spec.edges is not None:
+        if spec.role == "part":
+            if spec.column not in seconds:
+                seconds[spec.column], no_time = _seconds(array, kind, spec.per_second)
+                note(spec, no_time, _WHAT["time"])
+            columns[spec.name] = time_parts.coded(seconds[spec.column], spec.part, spec.zone)
+        elif spec.role == "id" and spec.edges is not None:
             numbers, wrong = convert.numbers(array, kind)
             note(spec, wrong, _WHAT[kind])
             columns[spec.name] = _bucketed(numbers, spec.edges)
@@ -109,7 +117,19 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
             else:
                 note(spec, wrong, _WHAT[kind])
                 dense.append(numbers[:, None])
+    for spec in specs:
+        if spec.role == "cross":
+            joined = crosses.crossed([columns[source] for source in spec.sources])
+            columns[spec.name] = _hashed(joined, spec.hashed)
     return RawColumns(np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0)), columns, weights, faults)
+
+
+def _seconds(array: Any, kind: Kind, per_second: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times as seconds since 1970, float64 [n], NaN where missing; and where a value is no time: bool [n]."""
+    numbers, wrong = convert.numbers(array, kind)
+    numbers = numbers / per_second
+    outside = time_parts.outside(numbers)
+    return numbers, outside if wrong is None else wrong | outside
 
 
 def _hashed(coded: Coded, rows: int) -> Coded:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
 
 from recjax.data import batch
-from recjax.data.arrow import chunk_columns, convert, roles, scan, splits
+from recjax.data.arrow import chunk_columns, convert, pieces, roles, scan, splits
 from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
+from recjax.data.arrow.pieces import Piece
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices, Splitter
@@ -31,25 +32,6 @@ _CHUNK_ROWS = 2**17  # coded together: the more, the fewer values are sorted and
 _SAMPLE_ROWS = 2**20  # that quantiles are taken of
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """Consecutive rows of one file.
-
-    Attributes:
-      file: the file.
-      start: number of the first row in the file, from 0.
-      batch: the rows, a record batch.
-    """
-
-    file: TableFile
-    start: int
-    batch: Any
-
-    def where(self, row: int) -> str:
-        """A row in words; rows are counted from 1, without the header."""
-        return f"{self.file} row {self.start + row + 1:,}"
-
-
 class TableReader:
     """Hands the rows of tables to the preparation (a `recjax.data.prepare.chunk.Reader`).
 
@@ -57,6 +39,7 @@ class TableReader:
       specs: the columns, in the order of the schema.
       labels: several of them; empty: one binary label.
       proposals: what `columns=auto` made of each column it was to judge, and why.
+      left_out: rows that the conditions of `where` leave out.
     """
 
     name = "table"
@@ -74,9 +57,9 @@ class TableReader:
         """
         self._files = [(file, SPLITS.index(split)) for split, group in files.items() for file in group]
         paths = [file.path for file, _ in self._files]
-        if twice := [path for path in paths if paths.count(path) > 1]:
+        if doubled := [path for path in paths if paths.count(path) > 1]:
             raise ConfigError(
-                f"{twice[0]} is to be read for two splits, so what is tested would be known from training. Give each "
+                f"{doubled[0]} is to be read for two splits, so what is tested would be known from training. Give each "
                 "split files of its own."
             )
         self._choices = choices
@@ -94,16 +77,22 @@ class TableReader:
         for name in judged:
             self.proposals[name] = roles.propose(name, profiles[name])
         wanted = {name: roles.Asked(role) for name, (role, _) in self.proposals.items()} | asked
+        crosses = [name for name, each in asked.items() if each.role == "cross"]
+        plain = [name for name in asked if name not in crosses]
         order = [
-            name for name in (self._names if auto else asked) if wanted.get(name, roles.Asked("skip")).role != "skip"
+            name for name in (self._names if auto else plain) if wanted.get(name, roles.Asked("skip")).role != "skip"
         ]
-        self.specs = [roles.spec_of(name, wanted[name], profiles[name]) for name in order]
+        self.specs = [spec for name in order for spec in _specs_of(name, wanted[name], profiles[name])]
+        by_name = {spec.name: spec for spec in self.specs}
+        self.specs += [roles.cross_of(name, asked[name], by_name) for name in crosses]
+        if twice := [spec.name for spec in self.specs if spec.role == "part" and spec.name in self._names]:
+            raise ConfigError(f"columns: {twice[0]!r} is a part of a time and a column. Rename the column.")
         if not self.specs or all(spec.role == "weight" for spec in self.specs):
             raise ConfigError(
                 f"no column of {self._files[0][0]} is left as a feature. Name some: columns=user:id,price:dense."
             )
         self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
-        self.features = [spec.feature for spec in self.specs if spec.role in ("id", "jagged")]
+        self.features = [spec.feature for spec in self.specs if spec.is_feature]
         self.dense = tuple(chunk_columns.each(self.specs))
 
     def files(self) -> dict[str, str]:
@@ -116,14 +105,15 @@ class TableReader:
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
-        needed = list(dict.fromkeys([*(spec.name for spec in self.specs), *self._needed_always]))
-        numbered = enumerate(_regular(self._pieces(needed)))
-        rest = ((pieces, number * _CHUNK_ROWS) for number, pieces in numbered if number >= start)
+        columns = [name for spec in self.specs for name in spec.columns]
+        needed = list(dict.fromkeys([*columns, *self._needed_always]))
+        numbered = enumerate(pieces.regular(self._pieces(needed), _CHUNK_ROWS))
+        rest = ((held, number * _CHUNK_ROWS) for number, held in numbered if number >= start)
         with ThreadPoolExecutor(_THREADS) as pool:
             yield from ahead(pool, _THREADS, lambda each: self._chunk(*each), rest)
 
-    def _chunk(self, pieces: Sequence[_Piece], row: int) -> Chunk:
-        arrays, count = _joined(pieces), sum(piece.batch.num_rows for piece in pieces)
+    def _chunk(self, held: Sequence[Piece], row: int) -> Chunk:
+        arrays, count = pieces.joined(held), sum(piece.rows for piece in held)
         found = chunk_columns.raw_columns(arrays, self.specs, count)
         faults, weights = found.faults, found.weights
         if self._labels is not None:
@@ -137,7 +127,7 @@ class TableReader:
         if (first := chunk_columns.first(faults)) is not None:
             at, fault = first
             raise DataError(
-                f"{_where(pieces)(at)}: column {fault.column!r} is "
+                f"{pieces.where(held)(at)}: column {fault.column!r} is "
                 f"{chunk_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
                 f"another role ({fault.column}:skip leaves it out)."
             )
@@ -175,7 +165,9 @@ class TableReader:
                 f"columns of {first} are {self._listed()}."
             )
         of_labels = [("label", name) for name in self._needed_always[1:]]
-        for key, name in [*named.items(), *of_labels, *(("columns", name) for name in asked)]:
+        of_filter = [("where", condition.column) for condition in choices.where]
+        of_columns = [("columns", name) for name, each in asked.items() if each.role != "cross"]
+        for key, name in [*named.items(), *of_labels, *of_columns, *of_filter]:
             if name and name not in self._names:
                 near = difflib.get_close_matches(name, self._names, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -185,11 +177,14 @@ class TableReader:
                 which = "the label" if choices.labels is None else "a label, or its weight"
                 raise ConfigError(f"columns: {name!r} is {which}, so it cannot be a feature. Leave it out.")
         used = [name for name in [*named.values(), *self._needed_always[1:]] if name]
+        for name, each in asked.items():
+            if each.role == "cross" and name in self._names:
+                raise ConfigError(f"columns: {name!r} is a column, so no cross can be called so. Rename the column.")
         judged = [name for name in self._names if name not in asked and name not in used] if auto else []
         if auto and named["group"] and named["group"] not in asked:
             judged.append(named["group"])  # a group is known before its rows, as a user is
         self._used = used
-        everything = [*judged, *asked, *used]
+        everything = [*judged, *(name for _, name in of_columns), *used, *(name for _, name in of_filter)]
         for file, _ in self._files[1:]:
             names = scan.schema(file).names
             if absent := [name for name in everything if name not in names]:
@@ -209,7 +204,7 @@ class TableReader:
     def _look(self, asked: Mapping[str, roles.Asked], judged: Sequence[str]) -> dict[str, ColumnProfile]:
         """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""
         csv = self._files[0][0].form == "csv"
-        wanted = [*judged, *(name for name, each in asked.items() if each.role != "skip")]
+        wanted = [*judged, *(name for name, each in asked.items() if each.role not in ("skip", "cross"))]
         profiles = {
             name: ColumnProfile(asked[name].separator if name in asked and asked[name].role == "jagged" else "", csv)
             for name in wanted
@@ -219,7 +214,12 @@ class TableReader:
         progress, row = PrepareProgress(), 0
         progress.stage("looking")
         numbers = dict(self._files)
-        for piece in self._pieces(list(dict.fromkeys([*wanted, *self._used]))):
+        self.left_out = 0
+        names = list(dict.fromkeys([*wanted, *self._used]))
+        for piece, left_out in pieces.read(numbers, names, self._choices.where):
+            self.left_out += left_out
+            if not piece.rows:
+                continue
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
                 profile.add(arrays[name], count=name in judged)
@@ -228,9 +228,14 @@ class TableReader:
             else:
                 several.add(arrays, piece.where)
             splitter.add(arrays, numbers[piece.file], row, piece.where)
-            row += piece.batch.num_rows
+            row += piece.rows
             progress.update(row, None)
         progress.close()
+        if self._choices.where:
+            texts = ",".join(condition.text for condition in self._choices.where)
+            progress.note(f"where={texts} leaves out {self.left_out:,} of {self.left_out + row:,} rows")
+        if not row and self.left_out:
+            raise DataError(f"no row of {self._files[0][0]} keeps to where={texts}. Choose other conditions.")
         if not row:
             raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
         if several is None:
@@ -255,9 +260,9 @@ class TableReader:
         found: dict[str, list[np.ndarray]] = {name: [] for name in buckets}
         row = seen = 0
         for piece in self._pieces(list(buckets)):
-            train = np.flatnonzero(self._split[row : row + piece.batch.num_rows] == 0)
+            train = np.flatnonzero(self._split[row : row + piece.rows] == 0)
             chosen = train[-seen % step :: step]
-            row, seen = row + piece.batch.num_rows, seen + len(train)
+            row, seen = row + piece.rows, seen + len(train)
             for name, parts in found.items():
                 numbers, _ = convert.numbers(convert.plain(piece.batch[name]), cast(convert.Kind, kinds[name]))
                 parts.append(numbers[chosen])
@@ -272,63 +277,12 @@ class TableReader:
             specs.append(spec)
         return specs
 
-    def _pieces(self, names: list[str]) -> Iterator[_Piece]:
-        """All rows of all files, with these columns."""
-        for file, _ in self._files:
-            start = 0
-            for rows in scan.batches(file, names):
-                if rows.num_rows:
-                    yield _Piece(file, start, rows)
-                start += rows.num_rows
+    def _pieces(self, names: list[str]) -> Iterator[Piece]:
+        """All rows of all files that are used, with these columns."""
+        for piece, _ in pieces.read((file for file, _ in self._files), names, self._choices.where):
+            if piece.rows:
+                yield piece
 
 
-def _regular(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """The same rows in lists of pieces of _CHUNK_ROWS rows together; the last may have fewer."""
-    held: list[_Piece] = []
-    count = 0
-    for piece in pieces:
-        while piece.batch.num_rows:
-            taken = min(_CHUNK_ROWS - count, piece.batch.num_rows)
-            held.append(_Piece(piece.file, piece.start, piece.batch.slice(0, taken)))
-            piece = _Piece(piece.file, piece.start + taken, piece.batch.slice(taken))
-            count += taken
-            if count == _CHUNK_ROWS:
-                yield held
-                held, count = [], 0
-    if held:
-        yield held
-
-
-def _joined(pieces: Sequence[_Piece]) -> dict[str, Any]:
-    """The columns of all pieces, as one array each."""
-    import pyarrow as pa
-
-    names = pieces[0].batch.schema.names
-    if len(pieces) == 1:
-        return {name: pieces[0].batch[name] for name in names}
-    joined = {}
-    for name in names:
-        parts = [convert.plain(piece.batch[name]) for piece in pieces]
-        kinds = {part.type for part in parts}
-        joined[name] = pa.concat_arrays(parts if len(kinds) == 1 else _alike(parts))
-    return joined
-
-
-def _alike(parts: Sequence[Any]) -> list[Any]:
-    """Arrays of several types, as files of one folder may have them, as arrays of the one that holds all."""
-    import pyarrow as pa
-
-    parts = [convert.decoded(part) for part in parts]
-    schema = pa.unify_schemas([pa.schema([("x", part.type)]) for part in parts], promote_options="permissive")
-    return [part.cast(schema.field("x").type) for part in parts]
-
-
-def _where(pieces: Sequence[_Piece]) -> Callable[[int], str]:
-    def where(row: int) -> str:
-        for piece in pieces:
-            if row < piece.batch.num_rows:
-                return piece.where(row)
-            row -= piece.batch.num_rows
-        raise IndexError(row)
-
-    return where
+def _specs_of(name: str, asked: roles.Asked, profile: ColumnProfile) -> list[ColumnSpec]:
+    return roles.parts_of(name, asked, profile) if asked.role == "time" else [roles.spec_of(name, asked, profile)]

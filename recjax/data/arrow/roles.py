@@ -8,14 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
+from recjax.data.arrow import time_parts
 from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.convert import EXACT
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError
 
-Role = Literal["id", "jagged", "dense", "vector", "weight", "skip"]
+Role = Literal["id", "jagged", "dense", "vector", "weight", "time", "cross", "skip"]
 AUTO = "auto"
+CROSS = "*"  # between the names of the features of a cross
 SEPARATOR = "|"  # of the entries of a jagged column that is text
 ROLES = get_args(Role)
 _MOST_BUCKETS = 10_000
@@ -38,6 +40,8 @@ class Asked:
       min_count: of an id or jagged column: values that training holds fewer times share the row of unknown ones.
       hashed: likewise: rows that the values are hashed to; 0: a row for each value.
       buckets: of an id column that holds numbers: how many, of equally many training rows; 0: it holds ids.
+      parts: of a time: those that become features, see `time_parts.PARTS`.
+      zone: likewise: where its clock stands, by the name of a time zone; "": UTC.
     """
 
     role: Role
@@ -46,6 +50,8 @@ class Asked:
     min_count: int = 1
     hashed: int = 0
     buckets: int = 0
+    parts: tuple[str, ...] = ()
+    zone: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +59,8 @@ class ColumnSpec:
     """A column as the data were prepared with it: all that reading it once more needs; JSON values.
 
     Attributes:
-      name: of the column.
-      role: see `Role`; never "skip".
+      name: of the column; of a part of a time or a cross, that of the feature.
+      role: see `Role`, but never "skip", and "part" for each part of a time.
       kind: of the keys ("boolean", "integer", "unsigned", "text"), or how text is read as numbers ("float", "time").
       optional: of id and jagged: whether values are missing.
       width: of a vector.
@@ -63,6 +69,11 @@ class ColumnSpec:
       transform: likewise.
       hashed: likewise.
       edges: of an id column in buckets: a value is in bucket i if it reaches i of them.
+      column: of a part: the column that holds the time.
+      part: which part.
+      zone: see `Asked`.
+      per_second: units in a second of times that are numbers.
+      sources: of a cross: names of the features that it joins.
     """
 
     name: str
@@ -75,10 +86,25 @@ class ColumnSpec:
     transform: str = ""
     hashed: int = 0
     edges: tuple[float, ...] | None = None
+    column: str = ""
+    part: str = ""
+    zone: str = ""
+    per_second: int = 1
+    sources: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table that it is read from; none of a cross, which is made of other features."""
+        return () if self.role == "cross" else (self.column or self.name,)
+
+    @property
+    def is_feature(self) -> bool:
+        """True if it is categorical."""
+        return self.role in ("id", "jagged", "part", "cross")
 
     @property
     def feature(self) -> RawFeature:
-        """The feature of an id or jagged column."""
+        """The feature of a categorical column."""
         text: Literal["integer", "text"] = "text" if self.kind == "text" and not self.hashed else "integer"
         return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count)
 
@@ -104,6 +130,7 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
         if not name or name in asked:
             near = difflib.get_close_matches(parts[-1], ROLES, n=1)
             hint = f" Did you mean {parts[0]}:{near[0]}?" if near and len(parts) > 1 else ""
+            hint = " It is there twice." if name in asked else hint
             raise ConfigError(
                 f"columns: {text!r} is not COLUMN:ROLE with a role of {', '.join(ROLES)}, each column once.{hint} "
                 f"Write for example {_EXAMPLE}."
@@ -120,22 +147,91 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
         key, _, value = option.partition("=")
         if role in ("dense", "vector") and option in _TRANSFORMS:
             found = dataclasses.replace(found, transform=cast(DenseTransform, option))
-        elif role in ("id", "jagged") and key in ("min_count", "hash") and _is_count(value):
+        elif role in ("id", "jagged", "cross") and key in ("min_count", "hash") and _is_count(value):
             field = {"hash": "hashed"}.get(key, key)
             found = dataclasses.replace(found, **{field: int(value)})  # type: ignore[arg-type]
         elif role == "id" and key == "bucket" and _is_count(value) and 1 < int(value) <= _MOST_BUCKETS:
             found = dataclasses.replace(found, buckets=int(value))
         elif role == "jagged" and key == "split" and value:
             found = dataclasses.replace(found, separator=value)
+        elif role == "time" and option in time_parts.PARTS and option not in found.parts:
+            found = dataclasses.replace(found, parts=(*found.parts, option))
+        elif role == "time" and key == "zone" and value:
+            time_parts.check_zone(value)
+            found = dataclasses.replace(found, zone=value)
         else:
-            known = {"id": "min_count=N, hash=N, bucket=N", "jagged": "min_count=N, hash=N, split=TEXT"}
+            known = {
+                "id": "min_count=N, hash=N, bucket=N",
+                "jagged": "min_count=N, hash=N, split=TEXT",
+                "cross": "min_count=N, hash=N",
+                "time": f"{', '.join(time_parts.PARTS)} (each once) and zone=NAME",
+            }
             raise ConfigError(
                 f"columns: {text!r} has no option {option!r}. Those of {role} are "
                 f"{known.get(role, ', '.join(_TRANSFORMS) if role in ('dense', 'vector') else 'none')}."
             )
     if found.hashed and found.buckets:
         raise ConfigError(f"columns: {text!r}: buckets are few, so hashing them makes no sense. Leave hash out.")
-    return found
+    return dataclasses.replace(found, parts=found.parts or time_parts.USUAL) if role == "time" else found
+
+
+def sources_of(name: str) -> tuple[str, ...]:
+    """Names of the features that a cross of this name joins.
+
+    Raises:
+      ConfigError: fewer than two, or one twice.
+    """
+    sources = tuple(name.split(CROSS))
+    if len(sources) < 2 or not all(sources) or len(set(sources)) < len(sources):
+        raise ConfigError(
+            f"columns: {name!r} is no cross of several features. Write them with {CROSS} between them: "
+            "columns=user:id,kind:id,user*kind:cross."
+        )
+    return sources
+
+
+def cross_of(name: str, asked: Asked, specs: Mapping[str, ColumnSpec]) -> ColumnSpec:
+    """A cross of features as it will be prepared; `specs` are all others, by name.
+
+    Raises:
+      ConfigError: it joins what is no feature with one value in each row.
+    """
+    sources = sources_of(name)
+    single = {key: spec for key, spec in specs.items() if spec.role in ("id", "part")}
+    for source in sources:
+        if source not in single:
+            near = difflib.get_close_matches(source, single, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"columns: {name!r} crosses {source!r}, which is no id and no part of a time, with one value in each "
+                f"row.{hint} Those are {', '.join(single) or 'none'}; numbers become ids in buckets: "
+                f"{source}:id:bucket=10."
+            )
+    optional = any(single[source].optional for source in sources)
+    return ColumnSpec(name, "cross", "text", optional, min_count=asked.min_count, hashed=asked.hashed, sources=sources)
+
+
+def parts_of(name: str, asked: Asked, profile: ColumnProfile) -> list[ColumnSpec]:
+    """The parts of a time as they will be prepared, called COLUMN.PART.
+
+    Raises:
+      DataError: the column holds no times.
+    """
+    kind = profile.kind
+    number = kind in ("integer", "unsigned", "float")
+    if kind == "none" or profile.lists or not (number or kind in ("time", "text")):
+        what = "no value" if kind == "none" else "lists" if profile.lists else _A[kind]
+        raise DataError(f"column {name!r} holds {what}, which has no hour or weekday. Leave it out: {name}:skip.")
+    per_second = time_parts.units_of(profile.most) if number else 1
+    read_as = "float" if number else "time"
+    optional = profile.optional
+    if kind == "text":  # of Parquet and its kin, where nothing was looked for in it
+        optional = True
+    return [
+        ColumnSpec(f"{name}.{part}", "part", read_as, optional, column=name, part=part, zone=asked.zone,
+                   per_second=per_second)
+        for part in asked.parts
+    ]  # fmt: skip
 
 
 def _is_count(text: str) -> bool:
@@ -194,9 +290,23 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
 
 def from_json(described: Mapping[str, Any]) -> list[ColumnSpec]:
     """The columns as prepared data describe them."""
-    fields: list[dict[str, Any]] = described["columns"]
-    specs = [ColumnSpec(**each) for each in fields]
-    return [spec if spec.edges is None else dataclasses.replace(spec, edges=tuple(spec.edges)) for spec in specs]
+    fields: list[dict[str, Any]] = [dict(each) for each in described["columns"]]
+    lists = ("edges", "sources")
+    for each in fields:
+        each |= {key: tuple(each[key]) for key in lists if each.get(key) is not None}
+    return [ColumnSpec(**each) for each in fields]
+
+
+_ALWAYS = ("name", "role", "kind", "optional", "width", "separator", "min_count", "transform", "hashed", "edges")
+
+
+def to_json(specs: Sequence[ColumnSpec]) -> list[dict[str, Any]]:
+    """The inverse: the "columns" of a description; facts of parts and crosses only where they say something."""
+    plain = ColumnSpec("", "", "")
+    return [
+        {key: v for key, v in dataclasses.asdict(spec).items() if key in _ALWAYS or v != getattr(plain, key)}
+        for spec in specs
+    ]
 
 
 _A = {
@@ -264,6 +374,8 @@ def to_text(proposals: Mapping[str, tuple[Role, str]]) -> str:
         for name, (role, why) in proposals.items()
     ]
     taken = ",".join(f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip")
+    times = [name for name, (role, why) in proposals.items() if role == "skip" and why.startswith("times")]
+    more = [f"hour and weekday become features with columns=auto,{times[0]}:time"] if times else []
     return "\n".join(
-        ["columns=auto takes the columns so:", *lines, f"to have it otherwise, start from columns={taken}"]
+        ["columns=auto takes the columns so:", *lines, f"to have it otherwise, start from columns={taken}", *more]
     )

@@ -11,6 +11,7 @@ import numpy as np
 from recjax.data.arrow import chunk_columns, convert, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.labels import Labels
+from recjax.data.arrow.row_filter import Condition
 from recjax.data.arrow.splits import Split
 from recjax.data.prepare.ids import stable_hash
 from recjax.data.source import SPLITS, split_called
@@ -30,6 +31,7 @@ class Choices:
       group: column whose values are the groups of split=last.
       split_column: column that names the split of each row, for split=column.
       labels: several labels; None: there is one.
+      where: conditions that hold in the rows that are used.
     """
 
     label: Label
@@ -40,6 +42,7 @@ class Choices:
     group: str
     split_column: str
     labels: Labels | None = None
+    where: tuple[Condition, ...] = ()
 
 
 class Splitter:

@@ -37,8 +37,14 @@ class PathConfig(Protocol):
 
 
 def options_of(config: PathConfig) -> dict[str, Any]:
-    """Returns the settings that shape the prepared data: JSON values by dotted key, all but where data are."""
+    """Returns the settings that shape the prepared data: JSON values by dotted key, all but where data are.
+
+    Settings that came later, `later` of a config's class, are among them only where they ask for something.
+    """
     options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", *_PLACES)}
+    for name in getattr(type(config), "later", ()):
+        if not options[name]:
+            del options[name]
     return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
 
 
@@ -97,8 +103,9 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
     Raises:
       DataError: naming the option and both values.
     """
-    made_with = source.about.get("options", {})
-    for name, value in options_of(config).items():
+    later: dict[str, Any] = {name: [] for name in getattr(type(config), "later", ())}
+    made_with = later | source.about.get("options", {})
+    for name, value in (later | options_of(config)).items():
         if made_with.get(name) != value:
             then = written(made_with.get(name))
             raise DataError(

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, cast
 
-from recjax.data.arrow import labels, roles, scan, splits
+from recjax.data.arrow import labels, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
@@ -37,6 +37,7 @@ class Table:
     """Config of tables of one's own."""
 
     kind: ClassVar[str] = "table"
+    later: ClassVar[tuple[str, ...]] = ("where",)  # not in the options of data that were prepared before it came
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
@@ -44,9 +45,11 @@ class Table:
     label: str = ""
     threshold: float | None = None  # label 1 means that the column is at least this; none: see positive
     positive: str = ""  # label 1 means that the column is this; empty: the column holds 0 and 1
-    # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), weight, skip. auto: what the
-    # other columns look like
+    # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), time (its hour, ...),
+    # weight, skip; and A*B:cross of features. auto: what the other columns look like
     columns: tuple[str, ...] = (roles.AUTO,)
+    # Conditions that all hold in the rows that are used: price>0,country=DE|FR,kind!=,day>=2026-01-01
+    where: tuple[str, ...] = ()
     split: str = (
         ""  # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: by what is named below, or random
     )
@@ -65,6 +68,7 @@ class Table:
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
         _, asked = roles.parse(self.columns)
+        row_filter.parse(self.where)
         if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in asked.values()):
             raise ConfigError(f"columns: min_count counts values, and ids={self.ids.kind} does not. Leave one out.")
         splits.parse(self.split, self.apart, self._named)
@@ -172,6 +176,7 @@ def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
         config.group,
         config.split_column,
         several,
+        row_filter.parse(config.where),
     )
     reader = TableReader(files, choices)
     if reader.proposals:
@@ -187,7 +192,9 @@ def prepare_table(
     by_name = [spec.transform or config.dense for spec in reader.specs for _ in spec.dense_names]
     dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
     proposed = {name: [role, why] for name, (role, why) in reader.proposals.items()}
-    described: dict[str, Any] = {"columns": [dataclasses.asdict(spec) for spec in reader.specs], "proposed": proposed}
+    described: dict[str, Any] = {"columns": roles.to_json(reader.specs), "proposed": proposed}
+    if config.where:
+        described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}
     if reader.labels:
         described["labels"] = reader.described_labels
     return prepare_as(config, reader, out, dense=dense, more={"table": described}, overwrite=overwrite)
