@@ -10,7 +10,7 @@ nothing.
 Measured on two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu
 1.8.0, 4 rounds of 10 steps): 60,172 samples/s in float32 and 106,329 in bfloat16, 1.40 and 1.41 times FBGEMM's in the
 same run; 1.40 and 1.44 times with JAX 0.10.2 on Python 3.11. On two cores of an AMD EPYC, without AMX and with older
-kernels, 1.16 to 1.32 and 0.96 to 1.08 times. The README has all runs.
+kernels, 1.16 to 1.32 and 0.96 to 1.08 times. All runs: docs/results/cpu_speed.md.
 """
 
 from recjax.config.run import EmbeddingConfig, RunConfig

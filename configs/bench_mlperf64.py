@@ -10,7 +10,7 @@ nothing.
 Measured on two cores of an Intel Xeon with AMX (Python 3.12, JAX 0.12.0.1, recjax-kernels, torch 2.13.0, fbgemm-gpu-cpu
 1.8.0, 4 rounds of 10 steps): 19,784 samples/s in float32 and 39,825 in bfloat16, 1.33 and 1.17 times FBGEMM's in the
 same run; 1.38 and 1.09 times with JAX 0.10.2 on Python 3.11. On two cores of an AMD EPYC, without AMX and with older
-kernels, 1.22 to 1.24 and 1.00 to 1.09 times. The README has all runs.
+kernels, 1.22 to 1.24 and 1.00 to 1.09 times. All runs: docs/results/cpu_speed.md.
 """
 
 from recjax.config.run import EmbeddingConfig, RunConfig

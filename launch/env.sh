@@ -41,7 +41,7 @@
 # JAX_OPTIMIZATION_LEVEL=O1         XLA's latency-hiding scheduler.
 # CUDA_DEVICE_MAX_CONNECTIONS=1     said to order launches for overlap on Hopper.
 # NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, NCCL_P2P_LEVEL, NCCL_NET_GDR_LEVEL   NCCL's own choice first.
-# LIBTPU_INIT_ARGS                  flags for overlap on TPU: README.md, "The dense part on many devices".
+# LIBTPU_INIT_ARGS                  flags for overlap on TPU: docs/guides/dense_parallelism.md.
 
 # recjax_env HOST...: the assignments, one a line.
 recjax_env() {

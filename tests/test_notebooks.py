@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PLACE = "__OWNER__/recjax"  # what the README says to replace; no account on GitHub can have this name
+PLACE = "__OWNER__/recjax"  # what docs/development/publish.md says to replace; no account on GitHub can have this name
 
 
 def read(path):
@@ -53,7 +53,7 @@ def test_badge_install_plot_and_assert(path):
     assert "plt.show()" in "".join(rest) and "assert" in rest[-1]
     places = re.findall(r"github(?:\.com)?/([^/]+/[^/\"]+)", first + install)
     assert len(places) == 2 and set(places) == {PLACE}
-    assert PLACE in (ROOT / "README.md").read_text()
+    assert PLACE in (ROOT / "docs/development/publish.md").read_text()
 
 
 @pytest.mark.notebook

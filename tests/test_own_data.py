@@ -50,7 +50,7 @@ def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
 def test_a_table_where_a_preset_or_a_dataset_should_be(tmp_path, monkeypatch, name):
     """Whether it exists or not."""
     monkeypatch.chdir(tmp_path)
-    how = ("`recjax train table data.from=.* data.label=COLUMN`", "`Your own data` in the README")
+    how = ("`recjax train table data.from=.* data.label=COLUMN`", "docs/guides/own_data.md")
     named = (
         ("Write the table as Parquet or CSV first",) if name.endswith(".jsonl") else (f"data.from={name} data.label",)
     )

@@ -27,9 +27,7 @@ def check_schema(schema: Any) -> Schema:
       DataError: it is no `Schema`, or a column of it makes no sense.
     """
     if not isinstance(schema, Schema):
-        raise DataError(
-            f"the schema is {_a(schema)}, not a recjax.data.batch.Schema. See `Your own data` in the README."
-        )
+        raise DataError(f"the schema is {_a(schema)}, not a recjax.data.batch.Schema. See docs/guides/own_data.md.")
     for name, example in (("dense", '("age",)'), ("features", '(Feature("item", rows=1000),)')):
         if isinstance(getattr(schema, name), (str, Feature)):
             raise DataError(
@@ -121,7 +119,7 @@ def named_splits(splits: Any) -> dict[str, Iterable[Any]]:
         if isinstance(blocks, (str, Mapping)) or not hasattr(blocks, "__iter__") or _is_table(blocks):
             raise DataError(
                 f"split {name!r} is {_a(blocks)}, not a list (or generator) of recjax.data.batch.Batch. "
-                "See `Your own data` in the README."
+                "See docs/guides/own_data.md."
             )
         found[split] = (block for block in blocks if not (isinstance(block, Batch) and _is_empty(block)))
     return found
@@ -159,7 +157,7 @@ def fitted(block: Any, schema: Schema, split: str, number: int, position: int) -
 
 def _batch(block: Any, schema: Schema, place: str) -> Batch:
     if not isinstance(block, Batch):
-        raise DataError(f"{place} is {_a(block)}, not a recjax.data.batch.Batch. See `Your own data` in the README.")
+        raise DataError(f"{place} is {_a(block)}, not a recjax.data.batch.Batch. See docs/guides/own_data.md.")
     if block.labels is None:
         raise DataError(
             f"{place}: labels is None. Give 0 or 1 for each sample; rows that are only to be scored may all have "

@@ -11,7 +11,7 @@ _TRAIN = "`recjax train table data.from=FILE data.label=COLUMN`"
 HOW = (
     f"A table of one's own (Parquet, ORC, CSV or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a "
     "frame. "
-    "See `Your own data` in the README."
+    "See docs/guides/own_data.md."
 )
 
 
@@ -23,5 +23,5 @@ def hint(name: str) -> str:
     if form in _OTHERS:
         return f"Write the table as Parquet or CSV first. {HOW} "
     if form in _READ and inner.suffix:
-        return f"To train on this table: {_TRAIN.replace('FILE', name)}. See `Your own data` in the README. "
+        return f"To train on this table: {_TRAIN.replace('FILE', name)}. See docs/guides/own_data.md. "
     return f"{HOW} " if form in (*_READ, *_PYTHON) else ""

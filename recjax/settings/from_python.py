@@ -16,7 +16,7 @@ from recjax.settings.tree import key_of
 _FORMS = '"train.epochs=2", {"train.epochs": 2}, {"train": {"epochs": 2}}, or lists of these'
 PRESET_OR_DATA = (
     'A preset says what is trained: recjax.prepare(table, label="clicked", out=FOLDER), then recjax.load("table", '
-    '{"data.path": FOLDER}), trains on a table of your own; see `Your own data` in the README.'
+    '{"data.path": FOLDER}), trains on a table of your own; see docs/guides/own_data.md.'
 )
 
 
@@ -90,7 +90,7 @@ def _written(value: Any, key: str) -> str:
     if key.split(".")[0] == "data":
         own_data = (
             " A table of one's own is written once, by recjax.prepare(table, label=..., out=FOLDER), and named by its "
-            "folder: data=table data.path=FOLDER; see `Your own data` in the README."
+            "folder: data=table data.path=FOLDER; see docs/guides/own_data.md."
         )
     raise ConfigError(
         f"{key} is {short(value)}, which no setting can be: give a number, text, true or false, None, or a list of "

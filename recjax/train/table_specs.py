@@ -43,7 +43,7 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
         raise ConfigError(
             f"pooling is none for {', '.join(unpooled)}, but model={config.model.kind} takes one vector for each "
             f"feature. Set embedding.features.{unpooled[0]}.pooling=mean (or sum), or use a model of your own that "
-            "takes sequences: see `Your own model` in the README."
+            "takes sequences: see docs/guides/own_model.md."
         )
     if getattr(config.model, "first_order", False):
         optimizer = getattr(config.model, "linear", None) or embedding.optimizer

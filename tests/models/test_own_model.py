@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.commands import assert_refused, inside, lines_of, outside
+from support.pages import marked
 
 import recjax
 from recjax import settings as machinery
@@ -138,10 +139,8 @@ def test_built_in_models_take_no_sequences(tmp_path):
 
 
 @pytest.mark.full
-def test_the_readme_model_trains(tmp_path):
-    readme = (Path(recjax.__file__).parent.parent / "README.md").read_text()
-    code = readme.split("## Your own model")[1].split("```python\n")[1].split("```")[0]
-    (tmp_path / "plain.py").write_text(code)
+def test_the_model_of_the_guide_trains(tmp_path):
+    (tmp_path / "plain.py").write_text(marked("guides/own_model.md", "own-model"))
     done = inside(
         "train", tmp_path / "plain.py", "train.steps=2", "model.hidden=8", "--out", tmp_path / "run", "--json"
     )

@@ -1,0 +1,40 @@
+"""The pages of the documentation as tests read them: README.md and docs/, their links, headings and code blocks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def pages() -> list[Path]:
+    """README.md and all pages of docs/, built ones left out."""
+    built = (DOCS / "_build", DOCS / "getting_started" / "notebooks")
+    return [
+        ROOT / "README.md",
+        *(page for page in sorted(DOCS.rglob("*.md")) if not any(page.is_relative_to(folder) for folder in built)),
+    ]
+
+
+def text(name: str) -> str:
+    """The text of one page of docs/, such as "guides/own_model.md"."""
+    return (DOCS / name).read_text()
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name in a page after `#`, as GitHub and MyST make it of a heading."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def marked(name: str, mark: str) -> str:
+    """The code block of a page between the comments `<!-- mark -->` and `<!-- /mark -->`."""
+    (block,) = re.findall(rf"<!-- {mark} -->\n```\w+\n(.*?)```\n<!-- /{mark} -->", text(name), re.S)
+    return str(block)

@@ -1,0 +1,84 @@
+"""README.md and the pages of docs/: short enough, every link leads somewhere, and their longer examples work."""
+
+import re
+
+import pytest
+from support.commands import inside, lines_of
+from support.pages import DOCS, ROOT, anchors, marked, pages, prose
+
+from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import Plan, check_plan
+from recjax.embedding.spec import TableSpec
+
+PLAN = "guides/placement.md"
+
+
+def test_the_readme_is_read_in_five_minutes():
+    assert len((ROOT / "README.md").read_bytes()) <= 7500
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    for link in links:
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+    assert links or page.parent != ROOT
+
+
+def test_what_code_says_of_a_page_is_there():
+    """Error messages, docstrings and comments name pages as docs/FOLDER/PAGE.md."""
+    named = set()
+    for folder in ("recjax", "configs", "launch", "notebooks", "tests", ".ci"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in (".py", ".sh", ".ipynb", ".toml", ".md", ".sbatch"):
+                named.update(re.findall(r"\bdocs/[a-z_0-9/]+\.md", file.read_text()))
+    assert named and {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_every_page_is_in_the_table_of_contents():
+    """By name or by a pattern, so that the site has it; index.md itself is where they start."""
+    index = (DOCS / "index.md").read_text()
+    listed = {line for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.S) for line in block.splitlines()}
+    for page in pages()[1:]:
+        name = str(page.relative_to(DOCS).with_suffix(""))
+        assert name == "index" or {name, f"{page.parent.name}/*"} & listed, name
+
+
+def test_the_plan_that_splits_a_table_is_one():
+    """With the tables of its preset, movietweetings."""
+    rows = {"user": 7689, "movie": 9354, "genres": 24, "year": 77}
+    tables = tuple(TableSpec(name, rows[name], 32, Sgd()) for name in rows)
+    check_plan(Plan.from_json(marked(PLAN, "split-plan")), tables)
+
+
+@pytest.mark.full
+def test_the_module_of_ones_own_keeps_the_contract(tmp_path):
+    """The two examples of a model, one file after the other; the second on two and on three devices."""
+    code = marked("guides/own_model.md", "own-model") + marked("guides/own_model.md", "own-module")
+    (tmp_path / "pair.py").write_text(code)
+    small = ("data.validation_rows=300", "data.test_rows=300", "train.batch_size=512", "compute_dtype=float64")
+    for devices in (2, 3):
+        out = tmp_path / str(devices)
+        done = inside(
+            "train", tmp_path / "pair.py", *small, f"mesh.devices={devices}", "train.log_every=1", "--out", out
+        )
+        assert done.status == 0, done.err
+    two, three = (lines_of(tmp_path / name, "train") for name in "23")
+    assert [line["loss"] for line in three] == pytest.approx([line["loss"] for line in two], rel=1e-9)
+    assert two[-1]["loss"] < two[0]["loss"] and {"label_0.loss", "label_1.loss"} < two[0].keys()
+
+
+@pytest.mark.full
+def test_the_loop_of_ones_own_learns(capsys):
+    """As it is printed; the best AUC that its data allow is known."""
+    block = marked("guides/own_loop.md", "own-loop")
+    assert len(block.strip().splitlines()) <= 28
+    exec(compile(block, "own_loop.md", "exec"), {"__name__": "__main__"})
+    *losses, auc = capsys.readouterr().out.split("\n")[:-1]
+    assert [line.split()[0] for line in losses] == ["20", "40", "60"]
+    assert float(losses[-1].split()[1]) < float(losses[0].split()[1]) and 0.6 < float(auc) < 1
