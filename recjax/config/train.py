@@ -19,6 +19,7 @@ from recjax.config import choice
 from recjax.config.optax_rules import DenseOptax
 from recjax.config.schedule import Constant, Schedule
 from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
+from recjax.embedding.quantize import Precision
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
@@ -143,6 +144,13 @@ class TrainConfig:
         "exact"  # how mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
     )
     average_every: int = 100  # steps between averages of all groups' tables, if replica_sync=average
+    # In what each group sends its rows for these averages; slots travel as float32. The same numbers arrive everywhere.
+    average_precision: Precision = "float32"
+    # Initial tables of groups that are not exact: the same, or group g's are those of a run with seed + g
+    replica_init: Literal["same", "own"] = "same"
+    # Steps by which the dense parameters take their gradients late, 0 or 1; with 1 an all-reduce of gradients has the
+    # next step's forward and backward pass to hide behind. Changes the numbers.
+    dense_delay: int = 0
     shuffle: bool = True  # false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split; 0: once an epoch
@@ -168,7 +176,9 @@ class TrainConfig:
         positive = (*sizes, "log_every", "epochs", "average_every")
         not_negative = ("steps", "eval_every", "patience", "workers")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
+        check_ranges(self, dense_delay=(0, 1))
         check_not_negative(self, "clip_norm", "bucket_mib")
+        self._check_groups()
         choice.parse(self.choose_by)
         if not self.checkpoint_steps and not self.checkpoint_s and self.checkpoint_every != 0:
             raise ConfigError(
@@ -179,6 +189,23 @@ class TrainConfig:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:
             raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")
+
+    def _check_groups(self) -> None:
+        if self.average_precision != "float32" and self.replica_sync != "average":
+            raise ConfigError(
+                f"average_precision is {self.average_precision}, but replica_sync is {self.replica_sync}, which takes "
+                "no averages. Set train.replica_sync=average, or leave train.average_precision at float32."
+            )
+        if self.replica_init == "own" and self.replica_sync == "exact":
+            raise ConfigError(
+                "replica_init=own gives each replica group initial tables of its own, but replica_sync=exact keeps all "
+                "tables equal. Set train.replica_sync to average or never, or leave train.replica_init at same."
+            )
+        if self.dense_delay and self.clip_norm:
+            raise ConfigError(
+                f"dense_delay is {self.dense_delay} and clip_norm {self.clip_norm:g}: the norm of all gradients of a "
+                "step is not known while those of the dense part are late. Set one of them to 0."
+            )
 
     @property
     def all_trackers(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from recjax.embedding.address import Homes, Maps, locator, make_homes
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.low_precision import nearest, storage_dtype
 from recjax.embedding.row_order import row_at
-from recjax.parallel.mesh import put, sharded
+from recjax.parallel.mesh import ACROSS_GROUPS, put, sharded
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
@@ -43,17 +43,32 @@ def _draw(key: jax.Array, row: jax.Array, dim: int) -> jax.Array:
 
 
 def initialise(
-    bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any = jnp.float32, homes: Homes | None = None
+    bound: BoundPlan,
+    mesh: Mesh,
+    seed: int,
+    dtype: Any = jnp.float32,
+    homes: Homes | None = None,
+    apart: bool = False,
 ) -> tuple[Tables, GroupSlots]:
     """Makes all tables and optimizer slots, in place on their devices and in chunks.
 
-    Peak memory beside the result is a few MiB a device, whatever the tables' size. `homes` is that of mapped groups.
+    Peak memory beside the result is a few MiB a device, whatever the tables' size.
+
+    Args:
+      bound: the bound plan.
+      mesh: its devices.
+      seed: of the values: see `initial_rows`.
+      dtype: of tables that are not held in a reduced precision, and of slots.
+      homes: of mapped groups.
+      apart: whether independent replica group g starts with the tables of seed + g (modulo 2^32) instead of those of
+        `seed`.
     """
     tables: Tables = {}
     slots: GroupSlots = {}
+    seeds = [(seed + g) % 2**32 for g in range(bound.replicas)] if apart and bound.independent else [seed]
     for group in bound.groups:
         spec = P(group.partition_axes)
-        body = functools.partial(_initial_block, group, seed, storage_dtype(group, dtype))
+        body = functools.partial(_initial_block, group, seeds, storage_dtype(group, dtype))
         given = [(homes or {})[group.name]] if group.mapped else []
         made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
         tables[group.name] = jax.jit(made)(*given)
@@ -74,8 +89,11 @@ def place_homes(bound: BoundPlan, mesh: Mesh, maps: Maps | None = None) -> Homes
     }
 
 
-def _initial_block(group: Group, seed: int, dtype: Any, homes_R: jax.Array | None = None) -> jax.Array:
-    """One device's part of a group's buffer, filled by one loop whatever the number of segments."""
+def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Array | None = None) -> jax.Array:
+    """One device's part of a group's buffer, filled by one loop whatever the number of segments.
+
+    `seeds` are those of the replica groups, or one for all.
+    """
     part = group.sharding.this_part()
     owner, column = group.place(part)
     segments, R, W = group.segments, group.rows, group.width
@@ -85,7 +103,8 @@ def _initial_block(group: Group, seed: int, dtype: Any, homes_R: jax.Array | Non
     def constants(values: list[Any]) -> jax.Array:  # one for each segment
         return jnp.stack([jnp.asarray(v) for v in values])
 
-    keys_T = constants([_key(seed, s.spec.name) for s in segments])
+    of_seeds = [constants([_key(seed, s.spec.name) for s in segments]) for seed in seeds]
+    keys_T = of_seeds[0] if len(seeds) == 1 else jnp.stack(of_seeds)[jax.lax.axis_index(ACROSS_GROUPS)]
     scale_T = constants([jnp.float32(s.spec.scale) for s in segments])
     orders = [(s.order.quotient, s.order.classes, s.order.inverse) for s in segments]
     q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))

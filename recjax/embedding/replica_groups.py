@@ -20,6 +20,7 @@ Not one of these programs needs memory of a table's size: they go over the buffe
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,39 +33,58 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.low_precision import from_storage, nearest
+from recjax.embedding.quantize import Precision, decode, encode
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 
 CHUNK_VALUES = 1 << 20  # of a device's buffer at a time; few enough for the temporaries, enough to fill a network
 
 
-def make_average(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables, GroupSlots, jax.Array], tuple[Tables, GroupSlots]]:
+def make_average(
+    bound: BoundPlan, mesh: Mesh, precision: Precision = "float32"
+) -> Callable[[Tables, GroupSlots, jax.Array], tuple[Tables, GroupSlots]]:
     """The jitted program that sets every group's tables and slots to the mean of all groups'.
 
-    It donates them and works in place. Collectives: one all-reduce over the groups for each chunk of each buffer.
-    Bfloat16 tables are rounded to nearest.
+    It donates them and works in place. Collectives: one all-reduce over the groups for each chunk of each buffer; or,
+    for tables in a reduced precision, an all-gather of each chunk's rows, encoded as `quantize.py` has it. Then every
+    group takes the mean of what all of them sent, its own rows rounded too, so that all have the same. Bfloat16 tables
+    are rounded to nearest.
+
+    Args:
+      bound: the bound plan.
+      mesh: its devices.
+      precision: in which rows of tables travel; slots do so as they are.
 
     Returns:
       average(tables, slots, ok) -> (tables, slots), as they were unless `ok`.
     """
 
     def body(tables: Tables, slots: GroupSlots, ok: jax.Array) -> tuple[Tables, GroupSlots]:
-        def mean(x: jax.Array) -> jax.Array:
+        def mean(x: jax.Array, precision: Precision) -> jax.Array:
             def chunk(start: jax.Array, size: int, out: jax.Array) -> jax.Array:
                 old = jax.lax.dynamic_slice_in_dim(out, start, size)
                 wide = _wide(old)
-                new = nearest(jax.lax.pmean(wide, ACROSS_GROUPS), old.dtype)
+                new = nearest(_mean(wide, precision), old.dtype)
                 return jax.lax.dynamic_update_slice_in_dim(out, jnp.where(ok, new, old), start, 0)
 
             return _in_chunks(x, chunk, x)
 
         with jax.named_scope("replica_exchange"):
-            return jax.tree.map(mean, (tables, slots))
+            means = jax.tree.map(functools.partial(mean, precision=precision), tables)
+            return means, jax.tree.map(functools.partial(mean, precision="float32"), slots)
 
     embeddings: Any = ShardedEmbeddings(bound)
     specs = embeddings.partition_specs(), embeddings.slot_specs()
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(*specs, P()), out_specs=specs)
     return jax.jit(mapped, donate_argnums=(0, 1))
+
+
+def _mean(x_CxW: jax.Array, precision: Precision) -> jax.Array:
+    """The mean over all replica groups of a chunk, [C, ...], as it arrives."""
+    if precision == "float32":
+        return jax.lax.pmean(x_CxW, ACROSS_GROUPS)
+    sent_GxCxE = jax.lax.all_gather(encode(x_CxW, precision), ACROSS_GROUPS)
+    return jnp.mean(decode(sent_GxCxE, precision), axis=0)
 
 
 def make_distance(bound: BoundPlan, mesh: Mesh) -> Callable[[Tables], dict[str, jax.Array]]:

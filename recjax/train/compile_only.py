@@ -22,6 +22,7 @@ from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
@@ -43,11 +44,14 @@ def abstract_state(trainer: Trainer) -> TrainState:
             name: jax.ShapeDtypeStruct((rows, *slot.shape), trainer.dtype) for name, slot in group.slots().items()
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    whole = dense
     dense, opt = jax.eval_shape(trainer.dense.hold, dense, jax.eval_shape(trainer.tx.init, dense))
     kept = kept_state(trainer.model)
     kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept_dtype(x, trainer.dtype)), kept)
-    state = TrainState(step, ok, dense, opt, tables, slots, module=kept)
-    return _placed(trainer, state, state_specs(trainer.bound, trainer.dense))
+    late = trainer.options.late
+    sums: Any = like(whole, trainer.mesh) if late else {}
+    state = TrainState(step, ok, dense, opt, tables, slots, module=kept, late=sums)
+    return _placed(trainer, state, state_specs(trainer.bound, trainer.dense, late))
 
 
 def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:

@@ -18,7 +18,9 @@ from recjax.embedding.collection import export_tables, import_tables, mean_table
 from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
+from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
+from recjax.train.late import Late
 from recjax.train.module import kept_dtype, kept_state
 from recjax.utils.lazy_arrays import LazyArray, as_lazy, load
 
@@ -37,6 +39,7 @@ class TrainState:
       slots: their sparse optimizer slots.
       homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
       module: what the module holds beside its parameters (an nnx.State), the same on all devices.
+      late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
     """
 
     step: Any
@@ -47,6 +50,7 @@ class TrainState:
     slots: GroupSlots
     homes: Homes = dataclasses.field(default_factory=dict)
     module: Any = dataclasses.field(default_factory=lambda: nnx.State({}))
+    late: Any = dataclasses.field(default_factory=dict)
 
 
 def create(
@@ -58,14 +62,25 @@ def create(
     dtype: Any,
     held: Dense = REPLICATED,
     maps: Maps | None = None,
+    apart: bool = False,
+    late: bool = False,
 ) -> TrainState:
     """The state before the first step.
 
-    `dtype` is that of parameters and tables, float32 or float64; `maps` say where the rows of mapped groups lie.
+    `dtype` is that of parameters and tables, float32 or float64; `maps` say where the rows of mapped groups lie;
+    `apart` is as for `initialise`, `late` as in the step's options.
     """
     homes = place_homes(bound, mesh, maps)
-    tables, slots = initialise(bound, mesh, seed, dtype, homes)
-    return _assemble(0, *_dense_part(model, tx, dtype), tables, slots, homes, mesh, held)
+    tables, slots = initialise(bound, mesh, seed, dtype, homes, apart)
+    dense, opt, module = _dense_part(model, tx, dtype)
+    sums: Any = late_sums.hold(*_nothing(dense), mesh) if late else {}
+    return _assemble(0, dense, opt, module, tables, slots, homes, mesh, held, sums)
+
+
+def _nothing(dense: Any) -> tuple[Any, Any]:
+    """Zeros in place of gradients and of the sum of weights."""
+    zeros = jax.tree.map(jnp.zeros_like, dense)
+    return zeros, jnp.zeros((), next((x.dtype for x in jax.tree.leaves(dense)), jnp.float32))
 
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
@@ -85,21 +100,22 @@ def _assemble(
     homes: Homes,
     mesh: Mesh,
     held: Dense,
+    late: Any,
 ) -> TrainState:
     step, ok = put((np.int32(done), np.bool_(True)), replicated(mesh))
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), held.specs())
     dense, opt = put(held.hold(dense, opt), shardings)
     module = put(module, replicated(mesh)) if jax.tree.leaves(module) else module
-    return TrainState(step, ok, dense, opt, tables, slots, homes, module)
+    return TrainState(step, ok, dense, opt, tables, slots, homes, module, late)
 
 
 def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
     """The state as nested dicts of arrays, independent of mesh and plan.
 
     Keys: "tables" (table name -> rows and slots, lazy arrays that are good until the next step, see
-    `export_tables`), "dense" and "opt" (path of each leaf -> array), and "module" likewise, if the module holds
-    anything beside its parameters. Of independent replica groups "replicas" (number of the group -> what "tables" would
-    hold) takes the place of "tables".
+    `export_tables`), "dense" and "opt" (path of each leaf -> array), and "module" and "late" likewise, if the module
+    holds anything beside its parameters, or gradients are late. Of independent replica groups "replicas" (number of the
+    group -> what "tables" would hold) takes the place of "tables".
     """
     dense, opt = held.whole(state.dense, state.opt)
     versions = {
@@ -111,6 +127,7 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
         "dense": _named_leaves(dense),
         "opt": _named_leaves(opt),
         **({"module": _named_leaves(state.module)} if jax.tree.leaves(state.module) else {}),
+        **({"late": _named_leaves(late_sums.total(state.late))} if state.late else {}),
     }
 
 
@@ -137,6 +154,7 @@ def from_host(
     dtype: Any,
     held: Dense = REPLICATED,
     maps: Maps | None = None,
+    late: bool = False,
 ) -> TrainState:
     """The inverse of `export`, onto any mesh and plan.
 
@@ -152,6 +170,7 @@ def from_host(
       dtype: of parameters and tables.
       held: how the dense part will be held.
       maps: where the rows of mapped groups will lie.
+      late: whether gradients are late.
 
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
@@ -165,7 +184,11 @@ def from_host(
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
     module = _fill(module, saved.get("module", {}), "the module's")
-    return _assemble(done, dense, opt, module, tables, slots, homes, mesh, held)
+    sums: Any = {}
+    if late:
+        found = _fill(Late(*_nothing(dense)), saved.get("late", {}), "late gradients")
+        sums = late_sums.hold(found.grads, found.weight, mesh)
+    return _assemble(done, dense, opt, module, tables, slots, homes, mesh, held, sums)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.sharding.local import UpdateContext
 from recjax.models.in_step import Step
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.finite import after, bad_in_dense, bad_in_tables
 from recjax.train.gradients import clip_by_global_norm, mean_over_batch, sum_over_batch
@@ -42,6 +43,7 @@ class StepOptions:
       schedule: factor of all learning rates, from the steps done before (int32).
       seed: of stochastic rounding and of dropout; see `low_precision.py` and `recjax.models.stateful`.
       per_sample: whether the module asks which samples it sees: see `Forward`.
+      late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
     """
 
     clip_norm: float = 0.0
@@ -49,6 +51,7 @@ class StepOptions:
     schedule: Callable[[jax.Array], Any] = lambda step: 1.0
     seed: int = 0
     per_sample: bool = False
+    late: bool = False
 
 
 PLAIN = StepOptions()
@@ -72,7 +75,9 @@ def make_train_step(
     all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in dense_gather and
     reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`. Where an optimizer
     asks for means over rows that are split by columns, those of `row_statistic.py`. For tasks one all-reduce more of
-    the sums of their weights, and one of their losses; and those of the module's own layers (`stateful.py`).
+    the sums of their weights, and one of their losses; and those of the module's own layers (`stateful.py`). Where the
+    dense part takes its gradients late, the sums of w*l and of w travel on their own in dense_grads, and the number of
+    new gradients that are not finite in finite_check.
 
     Returns:
       step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
@@ -96,12 +101,18 @@ def make_train_step(
         whole = dense.gather(state.dense, order)
         loss, own_grads, found_grads, (sums_T, module) = forward_backward(forward, whole, looked_up, state.tables, *of)
 
+        kept: Any = {}
+        if options.late:
+            kept = late_sums.kept(own_grads, jnp.zeros_like(loss) if tasks else jnp.sum(inputs.weights_B))
+            late_grads, loss = late_sums.means(dense, state.late, order, loss)
+        how, sent = (REPLICATED, ()) if options.late else (dense, own_grads)  # the loss is never late
         if tasks:
-            grads, loss, losses, weight = sum_over_batch(dense, own_grads, loss, sums_T, totals_T, order)
+            grads, loss, losses, weight = sum_over_batch(how, sent, loss, sums_T, totals_T, order)
             inverse = jnp.ones_like(weight)
         else:
-            grads, loss, weight = mean_over_batch(dense, own_grads, loss, inputs.weights_B, order)
+            grads, loss, weight = mean_over_batch(how, sent, loss, inputs.weights_B, order)
             inverse = 1 / weight
+        grads = late_grads if options.late else grads
         sparse_grads = embeddings.send_gradients(residuals, inputs.routing, found_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
@@ -113,6 +124,8 @@ def make_train_step(
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
         new_params, new_opt = _dense_update(tx, state, grads, rate)
         bad_dense = bad_in_dense(dense, grads, state.opt, new_opt)
+        if options.late:
+            bad_dense["bad_dense"] += late_sums.not_finite(own_grads)
         late_scale = after(bad_dense["bad_dense"], scale, loss)
         context = UpdateContext(scale, late_scale, state.step, rate, options.seed, state.homes)
         proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
@@ -120,23 +133,25 @@ def make_train_step(
 
         ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
         tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, ok)
-        was = (state.dense, state.opt, state.module)
-        params, opt, module = _keep_if(ok, (new_params, new_opt, module), was)
-        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module)
+        was = (state.dense, state.opt, state.module, state.late)
+        params, opt, module, kept = _keep_if(ok, (new_params, new_opt, module, kept), was)
+        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module, kept)
         of_tasks = {"losses": losses} if tasks else {}
         return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}
 
-    specs = state_specs(bound, dense)
+    specs = state_specs(bound, dense, options.late)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
     return jax.jit(mapped, donate_argnums=0)
 
 
 def make_predict(
-    graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REPLICATED, tasks: Tasks = ()
+    graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REPLICATED, tasks: Tasks = (), late: bool = False
 ) -> jax.stages.Wrapped:
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
 
     For tasks it gives the outputs of all: [N * b, O].
+
+    It takes the state of a training step whose `StepOptions.late` is `late`.
 
     Independent replica groups predict with the mean of their tables, row by row as these are looked up.
     """
@@ -149,16 +164,20 @@ def make_predict(
         tables = None if bound.independent else state.tables
         return forward.outputs(params, state.module, looked_up, tables, inputs)
 
-    specs = (state_specs(bound, dense), P(BATCH_AXES))
+    specs = (state_specs(bound, dense, late), P(BATCH_AXES))
     return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
 
 
-def state_specs(bound: BoundPlan, dense: Dense = REPLICATED) -> Any:
-    """Returns the PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `dense` says."""
+def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False) -> Any:
+    """Returns the PartitionSpecs of a TrainState: tables split as their groups say, the dense part as `dense` says.
+
+    `late` is that of the step's options.
+    """
     embeddings: Any = ShardedEmbeddings(bound)
     specs = embeddings.partition_specs()
     homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
-    return TrainState(P(), P(), *dense.specs(), specs, embeddings.slot_specs(), homes, P())
+    sums: Any = P(BATCH_AXES) if late else {}
+    return TrainState(P(), P(), *dense.specs(), specs, embeddings.slot_specs(), homes, P(), sums)
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

@@ -87,12 +87,12 @@ class Trainer:
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
         of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
-        return states.create(*of)
+        return states.create(*of, self.config.train.replica_init == "own", self.options.late)
 
     def restore(self, arrays: dict[str, Any], step: int) -> TrainState:
         """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`."""
         of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
-        return states.from_host(arrays, step, *of)
+        return states.from_host(arrays, step, *of, self.options.late)
 
     def export(self, state: TrainState) -> dict[str, Any]:
         """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
@@ -107,7 +107,8 @@ class Trainer:
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
-        return make_predict(nnx.graphdef(self.model), self.bound, self.mesh, self.dense, self.tasks)
+        of = (self.bound, self.mesh, self.dense, self.tasks, self.options.late)
+        return make_predict(nnx.graphdef(self.model), *of)
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.
@@ -138,7 +139,7 @@ class Trainer:
 
     @functools.cached_property
     def _average(self) -> Any:
-        return replica_groups.make_average(self.bound, self.mesh)
+        return replica_groups.make_average(self.bound, self.mesh, self.config.train.average_precision)
 
     def predict(self, state: TrainState, stream: InputStream) -> Iterator[tuple[Batch, np.ndarray]]:
         """Predicts all batches of a stream, each while the next one is prepared, and closes it.
@@ -337,7 +338,7 @@ def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, own(logits).astype(np.float64)[: batch.size]
 
 
-def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:
+def _refuse_reduced(config: RunConfig, plan: Plan, tables: Sequence[TableSpec]) -> None:
     """Refuses what would round in a float64 run, which is there to be exact (ConfigError)."""
     for table in tables:
         if table.dtype != "float32":
@@ -351,6 +352,11 @@ def _refuse_reduced(plan: Plan, tables: Sequence[TableSpec]) -> None:
                 f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
                 "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."
             )
+    if config.train.average_precision != "float32":
+        raise ConfigError(
+            f"compute_dtype is float64, but averages of tables are to travel in {config.train.average_precision}. "
+            "Leave train.average_precision at float32, which sends float64 as it is."
+        )
 
 
 def build_trainer(
@@ -378,7 +384,7 @@ def build_trainer(
     if shape != config.mesh.shape:  # of all the devices that there are
         plan, chosen, _ = plan_of(config, source, tables, features, shape)
     if config.compute_dtype == "float64":
-        _refuse_reduced(plan, tables)
+        _refuse_reduced(config, plan, tables)
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)
@@ -408,5 +414,6 @@ def build_trainer(
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train
     per_sample = asks_for_samples(model, train.accumulate)
-    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample)
+    late = train.dense_delay > 0
+    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample, late)
     return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options, tasks=tasks, chosen=chosen)

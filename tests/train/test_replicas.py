@@ -17,14 +17,17 @@ from support.routing import locate
 
 import recjax
 from recjax.comms.compiled import collectives, members
+from recjax.config.run import RunConfig
+from recjax.config.train import TrainConfig
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
-from recjax.embedding.buffers import initialise
+from recjax.embedding.buffers import initial_rows, initialise
 from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
+from recjax.embedding.quantize import decode, encode
 from recjax.embedding.replica_groups import make_average, make_distance
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing import device as route_device
@@ -42,6 +45,7 @@ pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 B, D = 44, 8
 ADAGRAD = RowWiseAdagrad(0.1)
+OWN: Any = {"replica_sync": "never", "replica_init": "own"}
 
 
 @functools.cache
@@ -269,6 +273,48 @@ def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-15), after, means)
 
 
+def test_seeds_of_their_own_give_each_group_the_tables_of_its_seed(apart: tuple[Problem, Placed, Any]) -> None:
+    made, placed, _ = apart
+    trainer = placed.trainer
+    config = dataclasses.replace(trainer.config, seed=2**32 - 1, train=TrainConfig(**OWN))
+    for each, seeds in ((config, (2**32 - 1, 0)), (dataclasses.replace(config, train=TrainConfig()), (2**32 - 1,) * 2)):
+        with jax.enable_x64(True):
+            saved = dataclasses.replace(trainer, config=each).export(
+                dataclasses.replace(trainer, config=each).init_state()
+            )
+        for version, seed in zip(load(saved)["replicas"].values(), seeds, strict=True):
+            for table in (t for g in trainer.bound.groups for t in g.segments):
+                spec = table.spec
+                truth = initial_rows(seed, spec.name, jnp.arange(spec.rows), spec.dim, spec.scale)
+                rows = version[spec.name]["rows"][table.order.position(np.arange(spec.rows))]
+                np.testing.assert_array_equal(rows, np.asarray(truth))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_averages_in_fewer_bytes_are_means_of_what_was_sent(precision: Any) -> None:
+    trainer = trainer_of(make(), 2, replicas=2, independent=True)
+    state = dataclasses.replace(trainer, config=RunConfig(train=TrainConfig(**OWN))).init_state()
+    state = dataclasses.replace(state, slots=jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype), state.slots))
+    average: Any = make_average(trainer.bound, trainer.mesh, precision)
+    sent = [c for c in collectives(average.lower(state.tables, state.slots, state.ok).compile().as_text())]
+    assert {c.shapes[0][0] for c in sent if c.kind == "all-gather"} == {{"bfloat16": "u16", "int8": "u8"}[precision]}
+    rows = {name: np.asarray(x).reshape(2, -1, x.shape[1]) for name, x in state.tables.items()}
+    slots = jax.tree.map(lambda x: np.asarray(x).reshape(2, -1), state.slots)
+    tables, means = average(state.tables, state.slots, jnp.asarray(True))
+    for name, halves in rows.items():
+        found = np.asarray(tables[name]).reshape(halves.shape)
+        truth = np.mean(
+            [np.asarray(decode(encode(jnp.asarray(half), precision), precision)) for half in halves], axis=0
+        )
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_allclose(found[0], truth, rtol=1e-6, atol=1e-7)
+        of = {"bfloat16": 2.0**-8 * np.abs(halves), "int8": np.ptp(halves, axis=2, keepdims=True) / 255 / 2}
+        off = np.abs(found[0] - halves.mean(axis=0))
+        assert 0 < off.max() and (off <= of[precision].mean(axis=0) * 1.01 + 1e-7).all()
+    for x, y in zip(jax.tree.leaves(slots), jax.tree.leaves(means), strict=True):
+        np.testing.assert_allclose(np.asarray(y).reshape(2, -1)[1], x.mean(axis=0), rtol=1e-6)
+
+
 def test_averages_and_distances_need_no_room_for_a_table() -> None:
     made = make(rows=(400_000, 37, 50, 41), steps=1)
     placed = built(made, 4, 2, independent=True)
@@ -361,6 +407,8 @@ def test_another_number_of_groups_goes_on_with_the_means_and_says_so(
 
 def test_settings_that_make_no_groups_are_refused() -> None:
     for make_config, message in (
+        (lambda: TrainConfig(average_precision="int8"), "average_precision is int8, but replica_sync is exact"),
+        (lambda: TrainConfig(replica_init="own"), "replica_init=own gives each replica group initial tables of its"),
         (lambda: MeshConfig(6, replicas=4), r"6 devices cannot be shared evenly among 4 replica groups\. Set mesh\."),
         (lambda: MeshConfig(6, hosts=3, replicas=2), "2 replica groups on 3 hosts: a group must have whole hosts"),
         (lambda: MeshConfig(replicas=0), "replicas is 0; it must be at least 1"),
