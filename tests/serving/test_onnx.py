@@ -76,7 +76,7 @@ def by_hand(folder, batch):
 
 
 def test_logits_near_zero_are_as_exact_as_by_jax(tmp_path):
-    """A logit is a sum that cancels. Near 0 what is left of the rounding of its summands exceeds 1e-5 of it: by both."""
+    """A logit is a sum that cancels: near 0 its rounding exceeds 1e-5 of it, by both."""
     config = recjax.load("synthetic", ["data.test_rows=4096", *ROWS[:2], "mesh.devices=1"])
     trainer = build_trainer(config)
     (batch,) = batches(trainer.source, "test", 4096, epochs=1)
