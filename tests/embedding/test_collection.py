@@ -22,6 +22,8 @@ from recjax.errors import TrainingError
 from recjax.utils import lazy_arrays
 from recjax.utils.lazy_arrays import LazyArray, load
 
+pytestmark = pytest.mark.light_compile
+
 ADAGRAD = RowWiseAdagrad(0.1, initial_accumulator=0.25)
 USER = TableSpec("user", 1003, 6, ADAGRAD)
 TINY = TableSpec("tiny", 2, 6, ADAGRAD)  # fewer rows than devices
