@@ -22,6 +22,7 @@ LAYERS = (
     ("parallel", "comms", "simulate"),
     ("data",),
     ("embedding",),
+    ("tiers",),
     ("models",),
     ("config",),
     ("planning",),

@@ -11,6 +11,7 @@ from recjax.config import own_code
 from recjax.config.planner import PlannerConfig
 from recjax.config.small_data import SmallData
 from recjax.config.tasks import TaskConfig
+from recjax.config.tier import TierConfig
 from recjax.config.train import TrainConfig
 from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
@@ -116,6 +117,7 @@ class RunConfig:
     small: SmallData = SmallData()  # how to train instead on a small training split
     mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
     plan: str = "auto"  # where tables live: auto, balanced, a placement or a file; changes no number (exchange apart)
+    tier: TierConfig = TierConfig()  # where rows live that devices have no memory for; changes no number
     planner: PlannerConfig = PlannerConfig()  # by what plan=auto chooses; changes no number either
     # Of the dense part; float64: of all. tensorfloat32 is float32 whose products a GPU may round on the way in.
     compute_dtype: ComputeDtype = "float32"
@@ -169,6 +171,7 @@ FREE_ON_RESUME = (
     "mesh",
     "plan",
     "planner",
+    "tier",
     "data.path",
     "data.from",
     "data.cache",

@@ -5,7 +5,8 @@ position determine (`layout.BoundSegment.locate`). The *slot* is the row of the 
 
 - direct: the slot is the home. Arithmetic alone; every group unless it says otherwise.
 - mapped (`Group.mapped`): any permutation of the homes of one part. The device has an int32 array with the home of each
-  slot, split as the buffer is; the host, which routes, has the way back (`SlotMap`).
+  slot, split as the buffer is; the host, which routes, has the way back (`SlotMap`). Of a cache (`Group.cached`) R
+  slots hold some of more homes, in each step others, and the way back is a `recjax.tiers.directory.Directory`.
 
 Whatever depends on a row (rounding, initial values, export, import, the order of a sum over rows) asks for its
 position, never for its slot.
@@ -23,6 +24,7 @@ import numpy as np
 
 from recjax.embedding.layout import BoundPlan, Group
 
+NO_HOME = -1  # of a slot of a cache that holds no row
 Homes = dict[str, jax.Array]  # name of a mapped group -> int32 [versions * parts * R], the home of each slot
 
 
@@ -56,17 +58,18 @@ def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.A
     return locate
 
 
-def homes_of(slots_M: jax.Array, homes_R: jax.Array | None) -> jax.Array:
+def homes_of(slots_M: jax.Array, homes_R: jax.Array | None, beyond: int = 0) -> jax.Array:
     """The homes of some slots of this device's part; of slots at R or beyond numbers at R or beyond, all different.
 
     Args:
       slots_M: int32.
       homes_R: int32 [R], of a mapped group; None: every slot is its own home.
+      beyond: added to slots at R or beyond: of a cache what brings them beyond all homes.
     """
     if homes_R is None:
         return slots_M
     inside_M = slots_M < homes_R.shape[0]
-    return jnp.where(inside_M, homes_R.at[jnp.where(inside_M, slots_M, 0)].get(), slots_M)
+    return jnp.where(inside_M, homes_R.at[jnp.where(inside_M, slots_M, 0)].get(), slots_M + beyond)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +109,7 @@ def identity(bound: BoundPlan) -> dict[str, SlotMap]:
     return {
         group.name: SlotMap(np.tile(np.arange(group.rows, dtype=np.int32), (group.owners, 1)))
         for group in bound.groups
-        if group.mapped
+        if group.mapped and not group.cached
     }
 
 
@@ -116,4 +119,8 @@ Maps = Mapping[str, SlotMap]  # by the names of mapped groups
 def make_homes(bound: BoundPlan, maps: Maps | None) -> dict[str, np.ndarray]:
     """Returns the home of each slot for all mapped groups, as `SlotMap.homes`; None stands for `identity`."""
     given: Any = identity(bound) if maps is None else maps
-    return {group.name: given[group.name].homes(group) for group in bound.groups if group.mapped}
+    empty = {
+        group.name: np.full(group.versions * group.parts * group.rows, NO_HOME, np.int32) for group in bound.cached
+    }
+    rest = (group for group in bound.groups if group.mapped and not group.cached)
+    return empty | {group.name: given[group.name].homes(group) for group in rest}

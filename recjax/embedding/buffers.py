@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -71,7 +72,11 @@ def initialise(
         body = functools.partial(_initial_block, group, seeds, storage_dtype(group, dtype))
         given = [(homes or {})[group.name]] if group.mapped else []
         made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
-        tables[group.name] = jax.jit(made)(*given)
+        if group.cached:
+            shape = (group.versions * group.parts * group.rows, group.width)
+            tables[group.name] = filled(shape, 0, storage_dtype(group, dtype), sharded(mesh, group.partition_axes))
+        else:
+            tables[group.name] = jax.jit(made)(*given)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
@@ -94,9 +99,37 @@ def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Arra
 
     `seeds` are those of the replica groups, or one for all.
     """
-    part = group.sharding.this_part()
+    R, W = group.rows, group.width
+    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in group.segments)))
+    values_of = initial_values(group, seeds, dtype, group.sharding.this_part(), chunk)
+
+    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
+        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
+        values = values_of(slot_C if homes_R is None else homes_R[slot_C])
+        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
+
+    chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
+
+
+def initial_values(
+    group: Group, seeds: list[int], dtype: Any, part: Any, chunk: int
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns the function from `chunk` homes in a part of a group's buffer to their initial values.
+
+    Args:
+      group: the table group.
+      seeds: of the replica groups, or one for all; several only inside `jax.shard_map`.
+      dtype: of the buffer.
+      part: which one of it.
+      chunk: C, homes at a time.
+
+    Returns:
+      homes int32 [C] -> [C, W]; zeros where there is no such row.
+    """
     owner, column = group.place(part)
-    segments, R, W = group.segments, group.rows, group.width
+    segments, W = group.segments, group.width
     first = group.columns.start(column)
     used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
 
@@ -109,7 +142,6 @@ def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Arra
     orders = [(s.order.quotient, s.order.classes, s.order.inverse) for s in segments]
     q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
     locate = locator(group, owner)
-    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in segments)))
 
     def columns_of(drawn_CxD: jax.Array, start: Any) -> jax.Array:
         wide = jnp.pad(drawn_CxD, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
@@ -126,17 +158,13 @@ def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Arra
             values = jnp.where(alike_T[t_C][:, None], columns_of(whole, start + first), values)
         return values * scale_T[t_C][:, None]
 
-    def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
-        start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
-        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
-        t_C, position_C, used_C = locate(slot_C if homes_R is None else homes_R[slot_C])
+    def values_of(homes_C: jax.Array) -> jax.Array:
+        t_C, position_C, used_C = locate(homes_C)
         row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
         values = drawn(t_C, row_C)
-        values = nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
-        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
+        return nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
 
-    chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
+    return values_of
 
 
 def filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> jax.Array:

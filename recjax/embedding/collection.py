@@ -90,7 +90,8 @@ def export_tables(
       rectangles that its own devices hold, of what several hold only the first.
     """
     out: dict[str, dict[str, LazyArray | Spread]] = {}
-    for name in dict.fromkeys(segment.spec.name for group in bound.groups for segment in group.segments):
+    whole = (group for group in bound.groups if not group.cached)  # of caches `recjax.tiers.tables` gives them
+    for name in dict.fromkeys(segment.spec.name for group in whole for segment in group.segments):
         held = []
         for group, segment in bound.segments(name):
             places = _places(group, (homes or {}).get(group.name))
@@ -277,12 +278,20 @@ def import_tables(
         arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}
         arrays |= {name: (slot.shape, dtype) for name, slot in group.slots().items()}
         made = {
-            name: _import(group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
+            name: _empty(group, mesh, *of)
+            if group.cached
+            else _import(group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
             for name, of in arrays.items()
         }
         tables[group.name] = made.pop("rows")
         slots[group.name] = made
     return tables, slots
+
+
+def _empty(group: Group, mesh: Mesh, tail: tuple[int, ...], dtype: Any) -> jax.Array:
+    """An array of a cache that holds no row."""
+    shape = (group.versions * group.parts * group.rows, *tail)
+    return filled(shape, 0, dtype, sharded(mesh, group.partition_axes))
 
 
 def _check(group: Group, saved: Saved, name: str, columns: int, dtype: np.dtype[Any]) -> None:

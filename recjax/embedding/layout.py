@@ -136,6 +136,8 @@ class Group(_InReplicas):
       mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
       atomics: True if a GPU may add gradients up by atomic operations, in any order: see `segment_sums.py`.
       ragged: True if ids and rows travel without padding, which takes a collective that CPUs do not have.
+      homes: rows of tables that have their home in a part, if its buffer is a cache of R of them (`recjax.tiers`);
+        0: the buffer holds them all.
     """
 
     name: str
@@ -150,6 +152,17 @@ class Group(_InReplicas):
     mapped: bool = False
     atomics: bool = False
     ragged: bool = False
+    homes: int = 0
+
+    @property
+    def cached(self) -> bool:
+        """True if the buffer is a cache of some rows, which changes from batch to batch."""
+        return self.homes > 0
+
+    @property
+    def home_rows(self) -> int:
+        """Homes of a part: R, unless the buffer is a cache."""
+        return self.homes or self.rows
 
     @property
     def versions(self) -> int:
@@ -347,6 +360,11 @@ class BoundPlan(_InReplicas):
     def fetching(self) -> tuple[Group, ...]:
         """The groups whose rows travel, or are looked up where they are."""
         return tuple(group for group in self.groups if group.sources)
+
+    @property
+    def cached(self) -> tuple[Group, ...]:
+        """The groups whose buffers are caches."""
+        return tuple(group for group in self.groups if group.cached)
 
     @property
     def listing(self) -> tuple[Group, ...]:

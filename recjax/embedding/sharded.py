@@ -142,7 +142,8 @@ class ShardedEmbeddings:
             touched, sums = gradients[group.name]
             if group.mapped:
                 slots = touched if group.spread else jnp.arange(group.rows, dtype=jnp.int32)
-                sums = sums[jnp.argsort(homes_of(slots, homes[group.name]))]
+                beyond = group.home_rows - group.rows
+                sums = sums[jnp.argsort(homes_of(slots, homes[group.name], beyond))]
             found[group.name] = jnp.sum(jnp.square(sums * scale))
         return found
 

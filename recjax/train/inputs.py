@@ -62,7 +62,7 @@ class InputStream:
         """Returns what a stream needs to give the same batches from here on: JSON values."""
         ladder = self._ladder
         state = {"position": self.position, "capacities": dict(ladder.capacities), "peaks": dict(ladder.peaks)}
-        return {**state, "stages": self._stage_states} if self._stages else state
+        return {**state, "stages": self._stage_states} if any(self._stage_states) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where the stream that gave this `state_dict` was, maybe on other devices.
@@ -98,7 +98,7 @@ class InputStream:
         """The next batch on the mesh; the router has begun with those after it."""
         if self._batches is None:
             self._batches = self._read(self.position)
-        while len(self._waiting) <= self._router.depth:
+        while len(self._waiting) <= max([self._router.depth, *(stage.depth for stage in self._stages)]):
             batch = self._advance()
             if batch is None:
                 break

@@ -76,6 +76,7 @@ def fit(
             log.start(progress)
             state = hot.enter(state, progress.step, stream)
             for inputs in stream:
+                state = trainer.admit(state, stream.latest)
                 state, metrics = trainer.train_step(state, inputs)
                 progress.advance(stream)
                 state = trainer.averaged(state, progress.step)

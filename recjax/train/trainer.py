@@ -35,6 +35,11 @@ from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import AXES, Share, make_mesh, own
 from recjax.planning.planner import Answer
+from recjax.tiers.caches import read_through, with_caches
+from recjax.tiers.stage import CacheStage, ReadStage
+from recjax.tiers.store import Budget
+from recjax.tiers.tables import export_cached, import_cached
+from recjax.tiers.tier import Tier
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
@@ -68,6 +73,7 @@ class Trainer:
       maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
+      tier: the rows that are not on the devices, if not all are. It does change, with the newest state.
     """
 
     config: RunConfig
@@ -83,20 +89,30 @@ class Trainer:
     maps: Maps | None = None
     tasks: Tasks = ()
     chosen: Answer | None = None
+    tier: Tier | None = None
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
+        if self.tier is not None:
+            self.tier.clear()
         of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
         return states.create(*of, self.config.train.replica_init == "own", self.options.late)
 
     def restore(self, arrays: dict[str, Any], step: int) -> TrainState:
         """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`."""
         of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
-        return states.from_host(arrays, step, *of, self.options.late)
+        state = states.from_host(arrays, step, *of, self.options.late)
+        if self.tier is not None:
+            import_cached(self.bound, self.tier, states.one_version(arrays)["tables"])
+        return state
 
     def export(self, state: TrainState) -> dict[str, Any]:
         """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
-        return states.export(state, self.bound, self.dense)
+        arrays = states.export(state, self.bound, self.dense)
+        if self.tier is None:
+            return arrays
+        self.tier.flush(state)
+        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier)}}
 
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
@@ -107,8 +123,8 @@ class Trainer:
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
-        of = (self.bound, self.mesh, self.dense, self.tasks, self.options.late)
-        return make_predict(nnx.graphdef(self.model), *of)
+        bound = self.reading.bound if self.tier else self.bound
+        return make_predict(nnx.graphdef(self.model), bound, self.mesh, self.dense, self.tasks, self.options.late)
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.
@@ -118,8 +134,25 @@ class Trainer:
         Returns:
           The new state, and the metrics of the step: see `make_train_step`.
         """
+        if self.tier is not None:
+            self.tier.require_admitted()
         with jax.profiler.TraceAnnotation("dispatch"):
             return self.step_program(state, inputs)
+
+    def admit(self, state: TrainState, batch: InFlight) -> TrainState:
+        """Brings the rows of a batch to the devices, where not all are; then its step can be dispatched.
+
+        In a profile it is called admit.
+
+        Args:
+          state: is used up if rows come.
+          batch: which the stream of the training gave last.
+        """
+        if self.tier is None:
+            return state
+        with jax.profiler.TraceAnnotation("admit"):
+            moved: TrainState = self.tier.admit(state, batch.routed.admission)
+            return moved
 
     def averaged(self, state: TrainState, step: int) -> TrainState:
         """Returns the state with the means of all replica groups' tables and slots, if they are due after `step` steps.
@@ -151,10 +184,14 @@ class Trainer:
           StopRequested: the stream's `stop` of any process has said so.
         """
         before: tuple[Batch, jax.Array] | None = None
+        if self.tier is not None:
+            self.tier.flush(state)
         with contextlib.closing(stream):
             for inputs in stream:
                 if stream.latest.stop:
                     raise StopRequested(stream.latest.stop)
+                if self.tier is not None:
+                    state = self.tier.view(state, stream.latest.routed.admission)
                 prediction = stream.latest.batch, self.predict_program(state, inputs)
                 watchdog.phase("wait")
                 if before:
@@ -209,7 +246,7 @@ class Trainer:
             stream = batches(self.source, split, each, transform=route, workers=workers, **where)
             return synchronize_batches(self._lengthened(stream, split, steps - before, size), self.mesh, stop)
 
-        return InputStream(read, self.router, size, samples, None, self.stages())
+        return InputStream(read, self.reading, size, samples, None, self.reading_stages())
 
     def eval_rows(self, split: str) -> range:
         """Rows of a split that this process evaluates."""
@@ -249,7 +286,7 @@ class Trainer:
             with ThreadPoolExecutor(max(1, workers)) as pool:
                 yield from synchronize_batches(thread_map.ahead(pool, workers, route, given), self.mesh)
 
-        return InputStream(read, self.router, batch_size, batch_size, None, self.stages())
+        return InputStream(read, self.reading, batch_size, batch_size, None, self.reading_stages())
 
     def routed_batches(
         self, position: int = 0, stop: Callable[[], int] = never, save: Callable[[], int] = never
@@ -291,21 +328,36 @@ class Trainer:
 
     def stages(self) -> tuple[OrderedStage, ...]:
         """Returns new ordered stages for an input stream."""
+        if self.tier is not None:
+            return (CacheStage(self.bound, self.tier, self.config.tier.look_ahead),)
         mapped = any(group.mapped for group in self.bound.groups)
         return (SlotLookup(self.bound, self.maps),) if mapped else ()
+
+    def reading_stages(self) -> tuple[OrderedStage, ...]:
+        """The same for a stream of predictions."""
+        return (ReadStage(self.reading.bound),) if self.tier is not None else self.stages()
+
+    @functools.cached_property
+    def reading(self) -> routers.Router:
+        """Who routes for predictions: as `router`, but rows on the host have no cache."""
+        return self.router if self.tier is None else self._router_of(read_through(self.bound))
 
     @functools.cached_property
     def router(self) -> routers.Router:
         """Who routes, as `train.routing` says."""
+        return self._router_of(self.bound)
+
+    def _router_of(self, bound: BoundPlan) -> routers.Router:
+        staged = self.tier is not None or any(group.mapped for group in bound.groups)
         choice: str = self.config.train.routing
-        if choice == "auto" and self.chosen and not self.stages():
+        if choice == "auto" and self.chosen and not staged:
             choice = self.chosen.routing
         if choice == "auto":
             ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
             accelerated = self.mesh.devices.flat[0].platform != "cpu"
-            static = not self.stages() and not self.config.embedding.hot.refresh
+            static = not staged and not self.config.embedding.hot.refresh
             choice = "device" if accelerated and ids >= routers.MANY_IDS and static else "host"
-        if choice == "device" and self.stages():
+        if choice == "device" and staged:
             raise ConfigError(
                 "train.routing=device, but some tables have rows in places that the host alone knows. Set "
                 "train.routing=host or auto."
@@ -316,7 +368,7 @@ class Trainer:
                 "train.routing=host or auto, or embedding.hot.refresh=0."
             )
         make = routers.DeviceRouter if choice == "device" else routers.HostRouter
-        return make(self.bound, self.mesh, self.dtype)
+        return make(bound, self.mesh, self.dtype)
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:
@@ -409,6 +461,12 @@ def build_trainer(
         )
     how = {"atomics": held.atomics, "ragged": held.ragged}
     bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, **how)
+    tier = None
+    if budget := config.tier.bytes_of("device_bytes"):
+        bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
+        if bound.cached:
+            dram = Budget(config.tier.bytes_of("dram_bytes") or None, "tier.dram_bytes")
+            tier = Tier(bound, mesh, config.seed, dtype, dram)
     tx = config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
@@ -416,4 +474,5 @@ def build_trainer(
     per_sample = asks_for_samples(model, train.accumulate)
     late = train.dense_delay > 0
     options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample, late)
-    return Trainer(config, source, mesh, plan, bound, model, tx, dtype, dense, options, tasks=tasks, chosen=chosen)
+    made = (config, source, mesh, plan, bound, model, tx, dtype, dense, options)
+    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier)

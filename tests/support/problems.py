@@ -31,6 +31,9 @@ from recjax.embedding.routing.host import RoutedBatch
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES
+from recjax.tiers.caches import with_caches
+from recjax.tiers.store import Budget
+from recjax.tiers.tier import Tier
 from recjax.train import state as states
 from recjax.train.dense import make_dense
 from recjax.train.module import asks_for_samples, kept_state
@@ -121,16 +124,22 @@ def trainer_of(
     bucket_mib: float = 0.0,
     mapped: int | None = None,
     ragged: bool = False,
+    cache_bytes: int = 0,
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
-    With `mapped`, the seed of a random permutation, no row lies in the slot of its home.
+    With `mapped`, the seed of a random permutation, no row lies in the slot of its home. With `cache_bytes` a device
+    has so many for rows, and all others are on the host.
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     how = (dedup, hosts, replicas, independent, mapped is not None)
     bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged)
     maps = None if mapped is None else permuted(bound, mapped)
+    tier = None
+    if cache_bytes:
+        bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
+        tier = Tier(bound, mesh, problem.seed, dtype, Budget(None, ""))
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,
@@ -142,7 +151,7 @@ def trainer_of(
     options = dataclasses.replace(problem.options, per_sample=per_sample)
     number_dropouts(model)
     made = (config, source, mesh, plan, bound, model, problem.tx, dtype, dense, options, maps, problem.tasks)
-    return Trainer(*made)
+    return Trainer(*made, tier=tier)
 
 
 def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:

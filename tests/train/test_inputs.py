@@ -92,6 +92,8 @@ def test_a_closed_stream_reads_again_what_was_under_way():
 class Remembers:
     """A stage whose every answer depends on all batches before it and on those that it is shown."""
 
+    depth = 0
+
     def __init__(self, look_ahead: int) -> None:
         self.look_ahead, self.seen = look_ahead, [0]
 

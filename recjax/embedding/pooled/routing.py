@@ -240,7 +240,7 @@ def _rows(group: Group, streams: tuple[Stream, ...], found: Found, b: int, share
                     own = _given_to(found[stream.name], owner)
                     start, stop = np.searchsorted(own.samples_L, (first, last)) if len(groups) > 1 else (0, None)
                     homes.append(own.homes_L[start:stop])
-            most = max(most, count_distinct(homes, group.rows))
+            most = max(most, count_distinct(homes, group.home_rows))
     if share.count % group.devices:
         most *= -(-group.devices // share.count) + bool(group.devices % share.count)
     return min(most, group.rows)

@@ -118,6 +118,7 @@ class RoutedBatch:
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
     touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
     at: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name of a source -> which ids, if not all
+    admission: Any = None  # what caches need before its step: see `recjax.tiers.stage`
 
 
 def route_on_host(
@@ -162,17 +163,17 @@ def route_on_host(
                 at_M = np.flatnonzero(code_M >= 0)
                 code_M = code_M.take(at_M)
             if share.count > 1:
-                code_M = _only(devices.times(feature, group.owners * group.rows), at_M) + code_M
+                code_M = _only(devices.times(feature, group.owners * group.home_rows), at_M) + code_M
             if at_M is not None:
                 at[source.name] = at_M
             pieces.append(code_M)
-        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.rows, group.dedup)
+        keys[group.name], inverse_L = distinct(np.concatenate(pieces), buckets * group.home_rows, group.dedup)
         cuts = np.cumsum([len(p) for p in pieces])[:-1]
         inverse |= {s.name: index_M for s, index_M in zip(group.sources, np.split(inverse_L, cuts), strict=True)}
         if share.count * group.num_row_lists == 1:
             counts[group.name] = np.array([len(keys[group.name])])
         else:
-            list_U = keys[group.name] // (group.num_peers * group.rows)
+            list_U = keys[group.name] // (group.num_peers * group.home_rows)
             counts[group.name] = np.bincount(list_U, minlength=share.count * group.num_row_lists)
         required[group.name] = _largest(counts[group.name])
         if group.two_step:
@@ -222,11 +223,11 @@ def _asked_of_owner(group: Group, keys_U: np.ndarray, share: Share) -> int:
     Distinct ones, where the share has all devices of a group. Else the distinct ones of its devices, times the shares
     that may have devices of the group: the largest that any share finds is then enough for all together.
     """
-    of_device = group.owners * group.rows
+    of_device = group.owners * group.home_rows
     group_U = (share.first + keys_U // of_device) // group.devices - share.first // group.devices
     groups = (share.first + share.count - 1) // group.devices - share.first // group.devices + 1
     keys_M, _ = distinct(group_U * of_device + keys_U % of_device, groups * of_device)
-    found = _largest(np.bincount(keys_M // group.rows))
+    found = _largest(np.bincount(keys_M // group.home_rows))
     if share.count % group.devices == 0:
         return found
     return found * (-(-group.devices // share.count) + bool(group.devices % share.count))
@@ -267,7 +268,7 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
         rank_U: Any = slice(len(keys_U))
         inside = place_U = None  # on one device, rows lie in the order of their keys
         if N * lists > 1:
-            list_U = keys_U // (group.num_peers * group.rows)  # device * lists + list, ascending
+            list_U = keys_U // (group.num_peers * group.home_rows)  # device * lists + list, ascending
             rank_U = ranks(list_U, routed.counts[group.name])
             place_U = (list_U % lists * C + rank_U).astype(np.int32)  # index into the device's lists * C rows
         places[group.name], sizes[group.name] = place_U, lists * C

@@ -71,14 +71,14 @@ def codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
       ids_L: int32, in range.
 
     Returns:
-      `Group.destination` * R + home of each id, -1 where it is not here: integers [L].
+      `Group.destination` * homes of a part + home of each id, -1 where it is not here: integers [L].
     """
     segments = source.segments
     if any(s.band.vacant or not group.listed for s in segments) and segments[0].spec.rows <= _LISTED_ROWS:
         key = (segments[0].spec.name, segments[0].first, tuple(s.number for s in segments))
         listed = group.listed_codes.get(key)
         if listed is None:
-            fits = group.owners * group.rows < 2**31
+            fits = group.owners * group.home_rows < 2**31
             codes_V = _codes(group, source, np.arange(segments[0].spec.rows, dtype=np.int32))
             listed = group.listed_codes[key] = codes_V.astype(np.int32 if fits else np.int64)
         return listed.take(ids_L)
@@ -88,6 +88,6 @@ def codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
 def _codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
     owner_L, code_L, here_L = source.locate(ids_L)
     if group.owners > 1:  # or all devices have every row
-        code_L = group.destination(owner_L) * np.int64(group.rows) + code_L
+        code_L = group.destination(owner_L) * np.int64(group.home_rows) + code_L
     found_L: np.ndarray = code_L if here_L is None else np.where(here_L, code_L, -1)
     return found_L

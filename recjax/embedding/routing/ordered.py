@@ -23,9 +23,11 @@ class OrderedStage(Protocol):
 
     Attributes:
       look_ahead: L, how many of the next batches `advance` gets to see; fewer at the end of the data.
+      depth: batches that pass it before their step's turn, so that what it has begun for them is done by then.
     """
 
     look_ahead: int
+    depth: int
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """Returns the batch as the step shall get it, and moves on.
@@ -48,10 +50,12 @@ class SlotLookup:
     The map does not change, so there is nothing to keep in a checkpoint.
     """
 
+    depth = 0
+
     def __init__(self, bound: BoundPlan, maps: Maps | None = None, look_ahead: int = 0) -> None:
         """Without `maps` every slot is its own home."""
         self.look_ahead = look_ahead
-        self._groups = [group for group in bound.groups if group.mapped]
+        self._groups = [group for group in bound.groups if group.mapped and not group.cached]
         self._maps = identity(bound) if maps is None else maps
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:

@@ -123,8 +123,9 @@ def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Ar
     """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
     slots, _, summed, further = residuals[:4]
     with jax.named_scope("sparse_update"):
-        # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order.
-        ascending = group.dedup and not group.mapped
+        # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it is a
+        # cache.
+        ascending = group.dedup and (group.cached or not group.mapped)
         lists = len(slots) if ascending else slots.size  # of one entry each
         slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, group.width)
         if further is not None:

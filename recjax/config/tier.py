@@ -1,0 +1,39 @@
+"""Settings of tables that are larger than the devices' memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
+from recjax.utils.units import read_whole_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TierConfig:
+    """Where rows live that the devices have no memory for. Sizes are bytes or texts such as 512MiB. Changes no number.
+
+    A device holds the rows that batches name as a cache; all others are on the host.
+    """
+
+    device_bytes: int | str = 0  # of a device, for rows and their optimizer's state; 0: all rows are on the devices
+    dram_bytes: int | str = 0  # of the host's memory, for rows that are not on the devices; 0: as many as they need
+    look_ahead: int = 4  # batches that say which rows stay on the devices, beside the next one
+
+    def __post_init__(self) -> None:
+        check_ranges(self, look_ahead=(1, 64))
+        for name in ("device_bytes", "dram_bytes"):
+            self.bytes_of(name)
+        if self.dram_bytes and not self.device_bytes:
+            raise ConfigError(
+                "tier.dram_bytes is set, but tier.device_bytes is not: all rows are on the devices. Set that one, too, "
+                "for example tier.device_bytes=1GiB."
+            )
+
+    def bytes_of(self, name: str) -> int:
+        """One of the sizes in bytes."""
+        given = getattr(self, name)
+        if isinstance(given, int):
+            check_ranges(self, **{name: (0, None)})
+            return given
+        return 0 if not given or given == "0" else read_whole_bytes(given, f"tier.{name}")

@@ -1,0 +1,106 @@
+"""Which buffers of a plan become caches, and how large they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.sharding.rows import RowSharding
+from recjax.errors import ConfigError
+from recjax.utils.units import size_text
+
+
+def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPlan:
+    """The plan with caches in place of the buffers whose rows are spread over the devices.
+
+    Each gets a share of the budget that is proportional to the bytes that a batch names of its rows (ids of fixed bags;
+    one id of a jagged one), but no more than all of its rows: one that gets as much is no cache.
+
+    Args:
+      bound: a plan; it is returned if all rows fit.
+      budget_bytes: of a device, for these rows and their optimizer's state.
+      item_bytes: as for `Group.row_bytes`.
+
+    Raises:
+      ConfigError: caches cannot do what the plan asks for.
+    """
+    spread = {group.name: group for group in bound.groups if group.spread or group.devices == 1 and group.listed}
+    sizes = _sizes(list(spread.values()), budget_bytes, item_bytes)
+    if all(sizes[name] >= group.rows for name, group in spread.items()):
+        return bound
+    _check_plan(bound)
+    caches = {}
+    for name, group in spread.items():
+        if sizes[name] >= group.rows:
+            continue
+        _check_group(group)
+        if not sizes[name]:
+            raise ConfigError(
+                f"tier.device_bytes={size_text(budget_bytes)} has no room for a single row of {name} "
+                f"({group.row_bytes(item_bytes):,} bytes). Raise it."
+            )
+        caches[name] = dataclasses.replace(group, rows=sizes[name], homes=group.rows, mapped=True)
+    return dataclasses.replace(bound, groups=tuple(caches.get(group.name, group) for group in bound.groups))
+
+
+def read_through(bound: BoundPlan) -> BoundPlan:
+    """The plan for predictions, in which buffers of rows on the host may hold any number of them."""
+    groups = (dataclasses.replace(g, rows=g.home_rows) if g.cached else g for g in bound.groups)
+    return dataclasses.replace(bound, groups=tuple(groups))
+
+
+def _sizes(groups: list[Group], budget_bytes: int, item_bytes: int) -> dict[str, int]:
+    """Rows of each group that fit into the budget."""
+    sizes: dict[str, int] = {}
+    left, open_ = budget_bytes, list(groups)
+    while open_:
+        wants = {g.name: g.row_bytes(item_bytes) * sum(s.feature.bag or 1 for s in g.sources) or 1 for g in open_}
+        share = {g.name: int(left * wants[g.name] / sum(wants.values())) // g.row_bytes(item_bytes) for g in open_}
+        whole = [g for g in open_ if share[g.name] >= g.rows]
+        if not whole:
+            return sizes | share
+        for group in whole:
+            sizes[group.name] = group.rows
+            left -= group.rows * group.row_bytes(item_bytes)
+        open_ = [group for group in open_ if group not in whole]
+    return sizes
+
+
+def _check_plan(bound: BoundPlan) -> None:
+    """Refuses plans that caches do not serve (ConfigError)."""
+    for what, found in (
+        ("replica groups (mesh.replicas)", bound.replicas > 1),
+        ("several hosts (mesh.hosts)", bound.hosts > 1),
+        ("hot rows (embedding.hot, or hot segments of the plan)", bool(bound.hot)),
+        ("pooled vectors (embedding.exchange.kind=pooled)", bool(bound.pooled)),
+    ):
+        if found:
+            raise ConfigError(
+                f"tier.device_bytes is set, and not all rows fit into it; but rows on the host do not go with {what} "
+                "yet. Leave that out, or set tier.device_bytes=0, which holds all rows on the devices."
+            )
+
+
+def _check_group(group: Group) -> None:
+    """Refuses groups whose buffer cannot be a cache (ConfigError)."""
+    tables = ", ".join(group.table_names)
+    if group.optimizer.every_row:
+        raise ConfigError(
+            f"tables {tables} do not all fit into tier.device_bytes, but their optimizer has every_row=true, which "
+            "updates all rows in each step. Set every_row=false, which updates the rows that the batch names; or raise "
+            "tier.device_bytes."
+        )
+    if not isinstance(group.sharding, RowSharding) or any(not s.whole_rows for s in group.segments):
+        raise ConfigError(
+            f"tables {tables} do not all fit into tier.device_bytes, but they are split by columns, which rows on the "
+            "host are not. Place them row_wise or table_wise (plan, or embedding.tables.NAME.placement)."
+        )
+    if any(segment.band.chosen is not None for segment in group.segments):
+        raise ConfigError(
+            f"tables {tables} do not all fit into tier.device_bytes, but some are split into segments by rows, which "
+            "rows on the host are not yet. Leave these segments out of the plan."
+        )
+    if not group.dedup:
+        raise ConfigError("tier.device_bytes needs embedding.dedup=true: a cache holds each row once.")
+    if group.ragged:
+        raise ConfigError("tier.device_bytes does not go with embedding.ragged=true yet. Leave that false.")

@@ -1,0 +1,175 @@
+"""Which rows of one owner a cache holds, and which leave for others: decided from the batches that follow.
+
+A row that leaves is one that the batches in sight do not name, of these the least recently used; if all others are
+named, the one that is named last (Belady 1966, within the window). Rows of this batch and of the next one stay: then a
+row that leaves is not asked for again before the step after next, and its way out has a step's time.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+
+_NONE = np.zeros(0, np.int32)
+_STALE = 4  # entries of the queues for each slot of the cache, from which they are made anew
+
+
+class CacheTooSmallError(Exception):
+    """A cache cannot hold the rows of two batches; the argument is how many it would have to hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moves:
+    """Rows that come into a cache for one batch, and those in whose place they come.
+
+    Attributes:
+      slots_K: int32, slots of the cache that get rows, all different.
+      come_K: int32, homes of the rows that come there, ascending.
+      leave_K: int32, homes of the rows that were there; -1 where there was none. Those with rows come first.
+    """
+
+    slots_K: np.ndarray
+    come_K: np.ndarray
+    leave_K: np.ndarray
+
+    @property
+    def leaving(self) -> int:
+        """Number of rows that leave, which are the first ones of `leave_K`."""
+        return int(np.count_nonzero(self.leave_K >= 0))
+
+
+NO_MOVES = Moves(_NONE, _NONE, _NONE)
+
+
+class Directory:
+    """Slots of the homes of one owner's part. Batches are shown to it by `see`, and admitted in the same order.
+
+    Takes 4 bytes for each home, and some 24 for each slot.
+
+    Attributes:
+      slot_of: int32 [homes], the slot of each; -1 where the cache does not hold it.
+      hits: rows that were there when a batch asked for them.
+      misses: rows that were not.
+    """
+
+    def __init__(self, homes: int, slots: int) -> None:
+        """An empty cache of `slots` rows out of `homes`."""
+        self.slot_of = np.full(homes, -1, np.int32)
+        self._home_of = np.full(slots, -1, np.int32)
+        self._last = np.full(slots, -1, np.int64)  # of each slot: the last batch known to name its row
+        self._window: collections.deque[np.ndarray] = collections.deque()  # homes of the batches seen, not admitted
+        self._queues: collections.deque[tuple[int, np.ndarray]] = collections.deque()  # (batch, slots) by `_last`
+        self._entries = 0  # of all queues, stale ones too
+        self._batch = 0  # the next one to admit
+        self._filled = 0  # slots that have ever held a row: the first ones
+        self.hits = self.misses = 0
+
+    @property
+    def seen(self) -> int:
+        """Batches that were shown but not admitted."""
+        return len(self._window)
+
+    def see(self, homes_U: np.ndarray) -> None:
+        """Shows the next batch.
+
+        Args:
+          homes_U: int32, the distinct homes that it names, ascending.
+        """
+        number = self._batch + len(self._window)
+        self._window.append(homes_U)
+        slots_U = self.slot_of[homes_U]
+        self._stamp(slots_U[slots_U >= 0], number)
+
+    def admit(self) -> Moves:
+        """Makes room for the oldest batch that was seen, and moves on: `slot_of` has a slot for each of its homes.
+
+        Raises:
+          CacheTooSmallError: the cache cannot hold its rows and those of the next batch that was seen.
+        """
+        homes_U = self._window[0]
+        come_K = homes_U[self.slot_of[homes_U] < 0]
+        self.hits += len(homes_U) - len(come_K)
+        self.misses += len(come_K)
+        if len(come_K):
+            moves = self._move(come_K)
+        else:
+            moves = NO_MOVES
+        self._window.popleft()
+        self._batch += 1
+        return moves
+
+    def _move(self, come_K: np.ndarray) -> Moves:
+        free = min(len(self._home_of) - self._filled, len(come_K))
+        slots_K = np.arange(self._filled, self._filled + free, dtype=np.int32)
+        self._filled += free
+        if free < len(come_K):
+            slots_K = np.concatenate([self._victims(len(come_K) - free), slots_K])
+        leave_K = self._home_of[slots_K]
+        self.slot_of[leave_K[leave_K >= 0]] = -1
+        self._home_of[slots_K] = come_K
+        self.slot_of[come_K] = slots_K
+        last_K = np.full(len(come_K), self._batch, np.int64)
+        for number, homes_U in enumerate(self._window, self._batch):
+            if number > self._batch and len(homes_U):
+                at_K = np.minimum(np.searchsorted(homes_U, come_K), len(homes_U) - 1)
+                last_K[homes_U[at_K] == come_K] = number
+        for number in np.unique(last_K).tolist():
+            self._stamp(slots_K[last_K == number], number)
+        return Moves(slots_K, come_K, leave_K)
+
+    def _stamp(self, slots_M: np.ndarray, number: int) -> None:
+        """Notes that a batch names the rows in some slots."""
+        if not len(slots_M):
+            return
+        self._last[slots_M] = number
+        self._entries += len(slots_M)
+        if self._queues and self._queues[-1][0] <= number:
+            self._queues.append((number, slots_M))
+        else:  # rows that came for a batch before those already seen
+            at = next((k for k, (other, _) in enumerate(self._queues) if other > number), len(self._queues))
+            self._queues.insert(at, (number, slots_M))
+        if self._entries > _STALE * len(self._home_of):
+            self._renew()
+
+    def _renew(self) -> None:
+        """Leaves stale entries out of the queues."""
+        kept = [(number, slots_M[self._last[slots_M] == number]) for number, slots_M in self._queues]
+        self._queues = collections.deque((number, np.unique(slots_M)) for number, slots_M in kept if len(slots_M))
+        self._entries = sum(len(slots_M) for _, slots_M in self._queues)
+
+    def _victims(self, count: int) -> np.ndarray:
+        """Slots of `count` rows that leave, all different."""
+        found: list[np.ndarray] = []
+        while count and self._queues and self._queues[0][0] < self._batch:
+            number, slots_M = self._queues.popleft()
+            self._entries -= len(slots_M)
+            slots_M = np.unique(slots_M[self._last[slots_M] == number])
+            if len(slots_M) > count:
+                self._queues.appendleft((number, slots_M[count:]))
+                self._entries += len(slots_M) - count
+                slots_M = slots_M[:count]
+            self._last[slots_M] = -1
+            found.append(slots_M)
+            count -= len(slots_M)
+        if count:
+            found.append(self._named_last(count, np.concatenate([_NONE, *found])))
+        return np.concatenate(found)
+
+    def _named_last(self, count: int, taken: np.ndarray) -> np.ndarray:
+        """Slots of rows that batches in sight name, but neither this one nor the next."""
+        next_S = np.full(len(self._home_of), np.iinfo(np.int64).max)
+        for number, homes_U in reversed(list(enumerate(self._window, self._batch))):
+            slots_U = self.slot_of[homes_U]
+            next_S[slots_U[slots_U >= 0]] = number
+        next_S[taken] = -1
+        next_S[self._home_of < 0] = -1
+        could = np.flatnonzero(next_S > self._batch + 1)
+        if len(could) < count:
+            both = np.unique(np.concatenate(list(self._window)[:2]))
+            raise CacheTooSmallError(len(both))
+        order = np.argsort(-next_S[could], kind="stable")[:count]
+        slots_M = could[order].astype(np.int32)
+        self._last[slots_M] = -1
+        return slots_M

@@ -1,0 +1,195 @@
+"""Rows with their optimizer's state on the way between a cache on the devices and records on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from recjax.embedding.buffers import initial_values
+from recjax.embedding.layout import Group
+from recjax.embedding.low_precision import storage_dtype
+from recjax.parallel.mesh import sharded
+
+ROWS = "rows"  # the name of a table's values among the arrays of a record
+_ALIGNED = 64
+_SIZES = (64, 512, 4096, 32768)  # rows of a part that one call moves, at most: each is compiled
+
+Arrays = dict[str, Any]  # ROWS and the optimizer's slots -> [rows, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The layout of a group's records: a row and its optimizer's state, padded to 64 bytes.
+
+    Attributes:
+      fields: name, first byte, dtype and shape of each array's part.
+      bytes: of a record.
+    """
+
+    fields: tuple[tuple[str, int, Any, tuple[int, ...]], ...]
+    bytes: int
+
+    @classmethod
+    def of(cls, group: Group, dtype: Any) -> Record:
+        """That of a group, if tables and slots hold `dtype` unless they say otherwise."""
+        rows: tuple[str, Any, tuple[int, ...]] = (ROWS, storage_dtype(group, dtype), (group.width,))
+        arrays = [rows, *((name, np.dtype(dtype), slot.shape) for name, slot in group.slots().items())]
+        fields, first = [], 0
+        for name, kind, shape in arrays:
+            fields.append((name, first, np.dtype(kind), shape))
+            first += math.prod(shape) * np.dtype(kind).itemsize
+        return cls(tuple(fields), -(-first // _ALIGNED) * _ALIGNED)
+
+    def join(self, arrays: Arrays) -> np.ndarray:
+        """Records uint8 [K, bytes] of arrays [K, ...]."""
+        count = len(arrays[ROWS])
+        records = np.zeros((count, self.bytes), np.uint8)
+        for name, first, dtype, shape in self.fields:
+            size = math.prod(shape) * dtype.itemsize
+            records[:, first : first + size] = np.ascontiguousarray(arrays[name]).reshape(count, -1).view(np.uint8)
+        return records
+
+    def split(self, records: np.ndarray, name: str) -> np.ndarray:
+        """One of the arrays [K, ...] of records."""
+        _, first, dtype, shape = next(field for field in self.fields if field[0] == name)
+        size = math.prod(shape) * dtype.itemsize
+        own = np.ascontiguousarray(records[:, first : first + size])
+        return own.view(dtype).reshape(len(records), *shape)
+
+
+class InitialRecords:
+    """Records of rows that were never written: drawn by the device that would hold them, so that the bits are its."""
+
+    def __init__(self, group: Group, seed: int, dtype: Any, record: Record, device: Any) -> None:
+        """Draws nothing yet; `device` is one of the mesh."""
+        self._group, self._seed, self._record, self._device = group, seed, record, device
+        self._dtype = storage_dtype(group, dtype)
+        self._slots = {name: (slot.initial, slot.shape) for name, slot in group.slots().items()}
+        self._kind = np.dtype(dtype)
+
+    def make(self, owner: int, homes_K: np.ndarray) -> np.ndarray:
+        """The records of some homes of an owner, uint8 [K, bytes]."""
+        count = len(homes_K)
+        rows = np.empty((count, self._group.width), self._dtype)
+        for start, size in steps(count):
+            padded = np.zeros(size, np.int32)
+            own = homes_K[start : start + size]
+            padded[: len(own)] = own
+            drawn = self._draw(size)(jax.device_put(padded, self._device), np.int32(owner))
+            rows[start : start + len(own)] = np.asarray(drawn)[: len(own)]
+        slots = {name: np.full((count, *shape), value, self._kind) for name, (value, shape) in self._slots.items()}
+        return self._record.join({ROWS: rows, **slots})
+
+    @functools.cache  # noqa: B019  # lives as long as a training
+    def _draw(self, size: int) -> Callable[..., jax.Array]:
+        group = self._group
+
+        def draw(homes_C: jax.Array, part: jax.Array) -> jax.Array:
+            return initial_values(group, [self._seed], self._dtype, part, size)(homes_C)
+
+        return jax.jit(draw)
+
+
+def steps(count: int) -> list[tuple[int, int]]:
+    """Cuts so many rows into calls: (first row, rows of the call, of which the last ones may not be needed)."""
+    found, start = [], 0
+    while start < count:
+        size = next((size for size in _SIZES if size >= count - start), _SIZES[-1])
+        found.append((start, size))
+        start += size
+    return found
+
+
+class Mover:
+    """The programs that take rows out of a group's cache, and that put others there. One thread calls them."""
+
+    def __init__(self, group: Group, mesh: Mesh) -> None:
+        """Compiles nothing yet."""
+        self._group, self._sharding = group, sharded(mesh, group.partition_axes)
+        spec = P(group.partition_axes)
+
+        def take(buffers: Arrays, slots_C: jax.Array) -> Arrays:
+            with jax.named_scope("tier_swap"):
+                return {name: x.at[slots_C].get(mode="fill", fill_value=0) for name, x in buffers.items()}
+
+        def put(buffers: Arrays, homes_R: Any, slots_C: Any, rows: Arrays, homes_C: Any) -> tuple[Arrays, Any]:
+            def write(x: jax.Array, new: jax.Array) -> jax.Array:
+                return x.at[slots_C].set(new, mode="drop", unique_indices=True)
+
+            with jax.named_scope("tier_swap"):
+                return {name: write(x, rows[name]) for name, x in buffers.items()}, write(homes_R, homes_C)
+
+        def mapped(body: Callable[..., Any], donated: tuple[int, ...]) -> Any:
+            made = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+            return jax.jit(made, donate_argnums=donated)
+
+        self._take, self._put = mapped(take, ()), mapped(put, (0, 1))
+
+    def take(self, buffers: Arrays, slots: Sequence[np.ndarray]) -> list[tuple[int, Arrays]]:
+        """Begins to copy rows to the host.
+
+        Args:
+          buffers: of the group, ROWS and slots.
+          slots: of each part, which of its rows.
+
+        Returns:
+          (first row of each part's list, arrays [parts * C, ...] with C of each) for each call.
+        """
+        found = []
+        for start, size in steps(max(map(len, slots))):
+            out = self._take(buffers, self._placed(self._slots(slots, start, size)))
+            for array in out.values():
+                array.copy_to_host_async()
+            found.append((start, out))
+        return found
+
+    def put(
+        self,
+        buffers: Arrays,
+        homes: Any,
+        slots: Sequence[np.ndarray],
+        come: Sequence[np.ndarray],
+        rows: Sequence[Arrays],
+    ) -> tuple[Arrays, Any]:
+        """Writes rows to slots of a cache.
+
+        Args:
+          buffers: of the group; used up.
+          homes: int32 [parts * R], beside them; used up.
+          slots: of each part.
+          come: of each part the homes of the new rows.
+          rows: of each part their arrays [K, ...].
+        """
+        for start, size in steps(max(map(len, slots))):
+            at = self._placed(self._slots(slots, start, size))
+            new = {name: self._placed(self._padded([of[name] for of in rows], start, size)) for name in buffers}
+            buffers, homes = self._put(buffers, homes, at, new, self._placed(self._padded(come, start, size)))
+        return buffers, homes
+
+    def _slots(self, slots: Sequence[np.ndarray], start: int, size: int) -> np.ndarray:
+        """Slots of all parts, int32 [parts * C]; beyond R, and all different, where there are none left."""
+        out = np.tile(self._group.rows + np.arange(size, dtype=np.int32), (len(slots), 1))
+        for n, slots_K in enumerate(slots):
+            own = slots_K[start : start + size]
+            out[n, : len(own)] = own
+        return out.ravel()
+
+    @staticmethod
+    def _padded(arrays: Sequence[np.ndarray], start: int, size: int) -> np.ndarray:
+        out = np.zeros((len(arrays), size, *arrays[0].shape[1:]), arrays[0].dtype)
+        for n, array in enumerate(arrays):
+            own = array[start : start + size]
+            out[n, : len(own)] = own
+        return out.reshape(-1, *out.shape[2:])
+
+    def _placed(self, x: np.ndarray) -> jax.Array:
+        placed: jax.Array = jax.device_put(x, self._sharding)
+        return placed

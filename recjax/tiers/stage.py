@@ -1,0 +1,155 @@
+"""The ordered stages of caches: which rows move for each batch, and the slots of those that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.routing.host import RoutedBatch
+from recjax.embedding.routing.sorting import distinct
+from recjax.errors import TrainingError
+from recjax.tiers.directory import CacheTooSmallError, Directory, Moves
+
+if TYPE_CHECKING:
+    from recjax.tiers.tier import Course, Tier
+
+OfOwners = dict[str, list[Any]]  # group name -> something of each owner
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """What a batch needs before its step: see `Tier.admit`.
+
+    Attributes:
+      course: of the stage that made it.
+      moves: group name -> of each owner.
+      left: group name -> of each owner a future of the records of the rows that leave.
+      records: the records of the rows that come, for each group and owner.
+    """
+
+    course: Course
+    moves: dict[str, list[Moves]]
+    left: dict[str, list[Future[np.ndarray]]]
+    records: Future[OfOwners]
+
+
+class CacheStage:
+    """Admits the batches of a training. Nothing of it is in a checkpoint: a cache that is empty changes no number.
+
+    Attributes:
+      look_ahead: L; also 1 to know which rows of the next batch must stay.
+      depth: 1, so that rows are read while the step before is under way.
+    """
+
+    depth = 1
+
+    def __init__(self, bound: BoundPlan, tier: Tier, look_ahead: int) -> None:
+        """An empty cache."""
+        self.look_ahead = max(1, look_ahead)
+        self._groups, self._tier = bound.cached, tier
+        self.load_state_dict({})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begins anew, with an empty cache."""
+        del state
+        self._directories = {
+            group.name: [Directory(group.home_rows, group.rows) for _ in range(group.owners)] for group in self._groups
+        }
+        self._course = self._tier.course(self._directories)
+
+    def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
+        """As `OrderedStage.advance`."""
+        moves: dict[str, list[Moves]] = {}
+        for group in self._groups:
+            directories = self._directories[group.name]
+            for batch in (routed, *upcoming)[directories[0].seen :]:
+                for directory, homes_U in zip(directories, homes_by_owner(group, batch), strict=True):
+                    directory.see(homes_U)
+            try:
+                moves[group.name] = [directory.admit() for directory in directories]
+            except CacheTooSmallError as short:
+                raise _too_small(group, short.args[0]) from None
+            routed = with_slots(group, routed, [directory.slot_of for directory in directories])
+        return dataclasses.replace(routed, admission=self._tier.prepare(self._course, moves))
+
+
+class ReadStage:
+    """Gives each batch of an evaluation rows of its own: nothing stays, and no cache is touched."""
+
+    look_ahead = depth = 0
+
+    def __init__(self, bound: BoundPlan) -> None:
+        """`bound` is a plan with as many rows as homes in all groups of rows on the host: see `Tier.view`."""
+        self._groups = bound.cached
+        self._slot_of = {group.name: np.zeros((group.owners, group.home_rows), np.int32) for group in self._groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to do."""
+
+    def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
+        """As `OrderedStage.advance`; the batch's `admission` are the homes of each group and owner, in their slots."""
+        del upcoming
+        homes: OfOwners = {}
+        for group in self._groups:
+            slot_of = self._slot_of[group.name]
+            homes[group.name] = homes_by_owner(group, routed)
+            for slots_H, homes_U in zip(slot_of, homes[group.name], strict=True):
+                slots_H[homes_U] = np.arange(len(homes_U), dtype=np.int32)
+            routed = with_slots(group, routed, list(slot_of))
+        return dataclasses.replace(routed, admission=homes)
+
+
+def homes_by_owner(group: Group, routed: RoutedBatch) -> list[np.ndarray]:
+    """The distinct homes of each owner that a batch names, ascending: int32 [U] each."""
+    each = group.home_rows
+    keys_U = routed.keys[group.name]
+    if routed.devices > 1:
+        keys_U, _ = distinct(keys_U % (group.owners * each), group.owners * each)
+    edges = np.searchsorted(keys_U, np.arange(1, group.owners) * each)
+    return [(own % each).astype(np.int32) for own in np.split(keys_U, edges)]
+
+
+def with_slots(group: Group, routed: RoutedBatch, slot_of: Sequence[np.ndarray]) -> RoutedBatch:
+    """The batch with the slots of its rows, and each list of rows in their order.
+
+    Args:
+      group: one whose buffer is a cache.
+      routed: the batch, its rows in the order of their homes.
+      slot_of: of each owner the slot of each home.
+    """
+    keys_U, each = routed.keys[group.name], group.home_rows
+    lists_U, homes_U = keys_U // each, keys_U % each
+    slots_U = np.empty(len(keys_U), np.int64)
+    for owner, slots_H in enumerate(slot_of):
+        mine = slice(None) if group.owners == 1 else lists_U % group.owners == owner
+        slots_U[mine] = slots_H[homes_U[mine]]
+    sorted_U, place_U = distinct(lists_U * group.rows + slots_U, routed.devices * group.owners * group.rows)
+    ordered_U = np.empty_like(keys_U)
+    ordered_U[place_U] = keys_U
+    inverse = {source.name: place_U.take(routed.inverse[source.name]) for source in group.sources}
+    return dataclasses.replace(
+        routed,
+        keys={**routed.keys, group.name: ordered_U},
+        slots={**routed.slots, group.name: (sorted_U % group.rows).astype(np.int32)},
+        inverse={**routed.inverse, **inverse},
+    )
+
+
+def _too_small(group: Group, needed: int) -> TrainingError:
+    return TrainingError(
+        f"two batches in a row name {needed:,} rows of the tables of {group.name} on one device, but its cache has "
+        f"room for {group.rows:,}: raise tier.device_bytes by the same factor, or lower train.batch_size."
+    )

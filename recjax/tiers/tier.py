@@ -1,0 +1,338 @@
+"""All rows that are not on the devices, and their traffic with the caches there.
+
+For each batch of a training a `CacheStage` decides which rows come and which leave. What comes is read by threads while
+the step before is under way; what leaves is copied to the host behind it, and written by one thread, in order. A row
+that is asked for again before it is written is taken from the copy that waits to be written.
+
+The truth about a cache is its `homes`, on the device: a batch that was prepared but never trained on moved nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.errors import ConfigError
+from recjax.tiers.directory import Directory, Moves
+from recjax.tiers.moves import ROWS, Arrays, InitialRecords, Mover, Record
+from recjax.tiers.stage import Admission, OfOwners
+from recjax.tiers.store import Budget, InMemory, Places, RowStore
+
+_READERS = 2
+
+
+@dataclasses.dataclass(eq=False)
+class Leaving:
+    """Rows that leave a cache, until they are written.
+
+    Attributes:
+      homes_K: int32, ascending.
+      order_K: which of the records is that of each.
+      records: of the rows as they leave, uint8 [K, record].
+    """
+
+    homes_K: np.ndarray
+    order_K: np.ndarray
+    records: Future[np.ndarray]
+
+
+class Course:
+    """One pass of a stream through a stage that began with an empty cache.
+
+    Attributes:
+      directories: of the stage, by group and owner.
+      leaving: group name -> of each owner what has left, or is to leave, and is not written.
+      waiting: reads to begin once the caches that the course before it filled are empty; None: they are.
+    """
+
+    def __init__(self, directories: dict[str, list[Directory]]) -> None:
+        """Not begun."""
+        self.directories = directories
+        self.leaving: dict[str, list[list[Leaving]]] = {name: [[] for _ in of] for name, of in directories.items()}
+        self.waiting: list[Any] | None = []
+
+
+class Tier:
+    """Rows behind the caches of a plan. It belongs to one state at a time, the newest.
+
+    In a profile its part of a step in the thread that trains is called admit.
+
+    Attributes:
+      records: group name -> the layout of its records.
+    """
+
+    def __init__(self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, budget: Budget) -> None:
+        """Nothing is written: all rows are at their initial values."""
+        self._groups = {group.name: group for group in bound.cached}
+        self.records = {name: Record.of(group, dtype) for name, group in self._groups.items()}
+        device = mesh.devices.flat[0]
+        self._initial = {
+            name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self._groups.items()
+        }
+        self._movers = {name: Mover(group, mesh) for name, group in self._groups.items()}
+        self._budget = budget
+        self._stores = {
+            name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
+            for name, group in self._groups.items()
+        }
+        self._writer = ThreadPoolExecutor(1, "tier-write")
+        self._readers = ThreadPoolExecutor(_READERS, "tier-read")
+        self._lock = threading.Lock()
+        self._course: Course | None = None
+        self._admitted = False  # whether the caches hold the rows of a batch that was not trained on yet
+        self._view_rows = dict.fromkeys(self._groups, 64)
+        self._writing: list[Future[None]] = []
+
+    def _places(self, name: str) -> Places:
+        return InMemory(self.records[name].bytes, self._budget)
+
+    def course(self, directories: dict[str, list[Directory]]) -> Course:
+        """Returns a new course; it begins with the first of its batches that is admitted."""
+        return Course(directories)
+
+    # What the stage asks for, a batch or more ahead of the step.
+
+    def prepare(self, course: Course, moves: dict[str, list[Moves]]) -> Admission:
+        """Begins to read the rows that come for a batch."""
+        left: dict[str, list[Future[np.ndarray]]] = {}
+        jobs: list[tuple[str, int, np.ndarray, list[Leaving]]] = []
+        for name, of_owners in moves.items():
+            left[name] = []
+            for owner, own in enumerate(of_owners):
+                with self._lock:
+                    before = list(course.leaving[name][owner])
+                    records: Future[np.ndarray] = Future()
+                    left[name].append(records)
+                    if count := own.leaving:
+                        order_K = np.argsort(own.leave_K[:count])
+                        course.leaving[name][owner].append(Leaving(own.leave_K[:count][order_K], order_K, records))
+                jobs.append((name, owner, own.come_K, before))
+        read: Future[OfOwners] = Future()
+
+        def begin() -> None:
+            self._readers.submit(self._read_all, jobs, read)
+
+        with self._lock:
+            if course.waiting is None:
+                begin()
+            else:
+                course.waiting.append(begin)
+        return Admission(course, moves, left, read)
+
+    def _read_all(self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[OfOwners]) -> None:
+        try:
+            found: OfOwners = {}
+            for name, owner, homes_K, before in jobs:
+                found.setdefault(name, []).append(self._read_behind(name, owner, homes_K, before))
+            into.set_result(found)
+        except BaseException as error:
+            into.set_exception(error)
+
+    def _read_behind(self, name: str, owner: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
+        """Records of homes, of which some may be among those that left before and are not written."""
+        records = np.empty((len(homes_K), self.records[name].bytes), np.uint8)
+        stored_K = np.ones(len(homes_K), bool)
+        for leaving in before:  # the latest one counts
+            at_K = np.minimum(np.searchsorted(leaving.homes_K, homes_K), len(leaving.homes_K) - 1)
+            if len(found := np.flatnonzero(leaving.homes_K[at_K] == homes_K)):
+                records[found] = leaving.records.result()[leaving.order_K[at_K[found]]]
+                stored_K[found] = False
+        here = np.flatnonzero(stored_K)
+        records[here] = self._read_store(name, owner, homes_K[here])
+        return records
+
+    def _read_store(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
+        """Records of homes as the store has them, or initial ones."""
+        store = self._stores[name][owner]
+        written_K = store.is_written(homes_K)
+        if written_K.all():
+            return store.read(homes_K)
+        records = np.empty((len(homes_K), self.records[name].bytes), np.uint8)
+        records[written_K] = store.read(homes_K[written_K])
+        records[~written_K] = self._initial[name].make(owner, homes_K[~written_K])
+        return records
+
+    # What the loop does before a step.
+
+    def admit(self, state: Any, admission: Admission) -> Any:
+        """Moves rows between the caches of a state and the store, so that the caches hold those of a batch.
+
+        Args:
+          state: the `TrainState`, which is used up.
+          admission: of the batch.
+
+        Raises:
+          TrainingError: the store cannot take, or give, what it must.
+        """
+        course = admission.course
+        if course is not self._course:
+            state = self._begin(state, course)
+        self._raise()
+        self._admitted = True
+        records = admission.records.result()
+        tables, slots, homes = dict(state.tables), dict(state.slots), dict(state.homes)
+        for name, moves in admission.moves.items():
+            buffers = {ROWS: tables[name], **slots[name]}
+            counts = [own.leaving for own in moves]
+            if any(counts):
+                of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
+                taken = self._movers[name].take(buffers, of_parts)
+                self._writing.append(self._writer.submit(self._write_left, course, name, moves, taken, admission.left))
+            if any(len(own.come_K) for own in moves):
+                layout = self.records[name]
+                rows = [{field: layout.split(own, field) for field in buffers} for own in records[name]]
+                of_parts = [own.slots_K for own in moves]
+                come = [own.come_K for own in moves]
+                buffers, homes[name] = self._movers[name].put(buffers, homes[name], of_parts, come, rows)
+            tables[name] = buffers.pop(ROWS)
+            slots[name] = buffers
+        return dataclasses.replace(state, tables=tables, slots=slots, homes=homes)
+
+    def _write_left(
+        self,
+        course: Course,
+        name: str,
+        moves: Sequence[Moves],
+        taken: list[tuple[int, Arrays]],
+        left: dict[str, list[Future[np.ndarray]]],
+    ) -> None:
+        """Writes rows that leave; runs in the writer's thread."""
+        counts = [own.leaving for own in moves]
+        try:
+            records = self._on_host(self._groups[name], counts, taken)
+        except BaseException as error:
+            for future in left[name]:
+                future.set_exception(error)
+            raise
+        for future, of_owner in zip(left[name], records, strict=True):
+            future.set_result(of_owner)
+        for owner, (own, count) in enumerate(zip(moves, counts, strict=True)):
+            if count:
+                self._stores[name][owner].write(own.leave_K[:count], records[owner])
+                with self._lock:
+                    kept = course.leaving[name][owner]
+                    kept[:] = [other for other in kept if other.records is not left[name][owner]]
+
+    def _on_host(self, group: Group, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
+        """Records of each owner of the rows that `Mover.take` took."""
+        layout = self.records[group.name]
+        pieces: list[list[np.ndarray]] = [[] for _ in counts]
+        for start, arrays in taken:
+            host = {name: np.asarray(x) for name, x in arrays.items()}
+            size = len(host[ROWS]) // len(counts)
+            for n, count in enumerate(counts):
+                stop = min(count - start, size)
+                if stop > 0:
+                    own = slice(n * size, n * size + stop)
+                    pieces[n].append(layout.join({name: x[own] for name, x in host.items()}))
+        empty = np.zeros((0, layout.bytes), np.uint8)
+        return [np.concatenate([empty, *own]) for own in pieces]
+
+    def _begin(self, state: Any, course: Course) -> Any:
+        """Empties the caches for a course whose directories begin empty."""
+        self.flush(state)
+        homes = dict(state.homes)
+        for name in self._groups:
+            homes[name] = jax.device_put(np.full(homes[name].shape, -1, np.int32), homes[name].sharding)
+        with self._lock:
+            waiting, course.waiting = course.waiting or [], None
+            self._course = course
+        for begin in waiting:
+            begin()
+        return dataclasses.replace(state, homes=homes)
+
+    def flush(self, state: Any) -> None:
+        """Brings the store up to date with the caches of a state, which stay as they are."""
+        for name, group in self._groups.items():
+            homes = np.asarray(state.homes[name]).reshape(-1, group.rows)[: group.parts]
+            slots = [np.flatnonzero(own >= 0).astype(np.int32) for own in homes]
+            if not any(map(len, slots)):
+                continue
+            buffers = {ROWS: state.tables[name], **state.slots[name]}
+            for first in range(0, max(map(len, slots)), 1 << 16):
+                some = [own[first : first + (1 << 16)] for own in slots]
+                records = self._on_host(group, [len(own) for own in some], self._movers[name].take(buffers, some))
+                self._writing.append(self._writer.submit(self._write, name, homes, some, records))
+        for writing in self._writing:
+            writing.result()
+        self._writing = []
+
+    def _write(self, name: str, homes: np.ndarray, slots: Sequence[np.ndarray], records: Sequence[np.ndarray]) -> None:
+        for owner, (own, new) in enumerate(zip(slots, records, strict=True)):
+            if len(own):
+                self._stores[name][owner].write(homes[owner][own], new)
+
+    def _raise(self) -> None:
+        """Raises what went wrong in the writer's thread."""
+        done = [writing for writing in self._writing if writing.done()]
+        self._writing = [writing for writing in self._writing if not writing.done()]
+        for writing in done:
+            writing.result()
+
+    def require_admitted(self) -> None:
+        """Refuses a step on a batch that was not admitted (ConfigError)."""
+        if not self._admitted:
+            raise ConfigError(
+                "this measures steps of which all rows are on the devices, but with tier.device_bytes some are on the "
+                "host. Set tier.device_bytes=0; or train, where rows come and go between the steps."
+            )
+        self._admitted = False
+
+    # The whole tables, where the store is up to date: after `flush`, before the next `admit`.
+
+    def read(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
+        """Records of some homes of one owner, uint8 [K, record]."""
+        return self._read_store(name, owner, homes_K)
+
+    def view(self, state: Any, homes: OfOwners) -> Any:
+        """A state to predict one batch with: its tables hold the rows of the batch and no others.
+
+        Args:
+          state: the `TrainState`, which stays as it is.
+          homes: of each group and owner, as `ReadStage` gave them.
+        """
+        tables = dict(state.tables)
+        for name, of_owners in homes.items():
+            rows = self._view_rows[name]
+            while rows < max(map(len, of_owners)):
+                rows += rows // 4
+            self._view_rows[name] = rows
+            layout, (_, _, dtype, tail) = self.records[name], self.records[name].fields[0]
+            whole = np.zeros((len(of_owners), rows, *tail), dtype)
+            for owner, homes_K in enumerate(of_owners):
+                whole[owner, : len(homes_K)] = layout.split(self.read(name, owner, homes_K), ROWS)
+            tables[name] = jax.device_put(whole.reshape(-1, *tail), state.tables[name].sharding)
+        return dataclasses.replace(state, tables=tables)
+
+    def write(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records of some homes, all different, unless all of them are at their initial values."""
+        changed = (self._initial[name].make(owner, homes_K) != records).any(axis=1)
+        changed |= self._stores[name][owner].is_written(homes_K)
+        if changed.any():
+            self._stores[name][owner].write(homes_K[changed], records[changed])
+
+    def clear(self) -> None:
+        """Forgets all rows: they are at their initial values."""
+        for writing in self._writing:
+            writing.exception()
+        self._writing, self._course = [], None
+        self._budget.left = self._budget.limit
+        for name, stores in self._stores.items():
+            for store in stores:
+                store.clear(self._places(name))
+
+    def close(self) -> None:
+        """Ends the threads, and gives memory and files back."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        for stores in self._stores.values():
+            for store in stores:
+                store.close()

@@ -1,0 +1,172 @@
+"""Training with rows on the host is training with all rows on the devices, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support.contract import OPTIONS, Net
+from support.problems import Problem, trainer_of
+
+from recjax.config.train import DenseAdagrad
+from recjax.data.batch import Bags, Batch
+from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.errors import ConfigError, TrainingError
+from recjax.train.inputs import InputStream
+from recjax.train.state import TrainState
+from recjax.train.trainer import Trainer
+from recjax.utils.lazy_arrays import load
+
+B, V, D, STEPS = 12, 600, 4, 50
+OPTIMIZERS: dict[str, Any] = {
+    "adagrad": RowWiseAdagrad(0.2, l2=0.01, weight_decay=0.1),
+    "elements": Adagrad(0.2),
+    "momentum": Sgd(0.5, momentum=0.9, nesterov=True),
+    "adam": Adam(0.05),
+    "partial": PartialRowWiseAdam(0.05),
+    "ftrl": Ftrl(0.1, l1=0.001),
+}
+DATA = {"one": (1, False), "three": (3, True), "jagged": (None, False)}
+POOLINGS = ("sum", "mean", "none")
+
+
+def make_batch(step: int) -> Batch:
+    """Ids around a place that moves on, so that rows go and some come back; and some that are anywhere."""
+    rng = np.random.default_rng(step)
+    bags = {}
+    for name, (bag, weighted) in DATA.items():
+        lengths = rng.integers(0, 4, B).astype(np.int32)
+        shape = (B, bag) if bag is not None else (int(lengths.sum()),)
+        near, anywhere = (rng.integers(0, 30, shape) + step % 9 * 25) % V, rng.integers(0, V, shape)
+        ids = np.where(rng.random(shape) < 0.8, near, anywhere)
+        bags[name] = Bags(
+            ids, lengths if bag is None else None, rng.uniform(0.5, 1.5, shape).astype(np.float32) if weighted else None
+        )
+    labels, weights = (rng.random(B) < 0.4).astype(np.float32), rng.integers(0, 3, B).astype(np.float32)
+    return Batch(rng.normal(size=(B, 2)).astype(np.float32), bags, labels, weights)
+
+
+@functools.cache
+def make(names: tuple[str, ...], reduced: bool = False) -> Problem:
+    """With `reduced` the first table is bfloat16, rounded at random."""
+    tables, features = [], []
+    for k, name in enumerate(names):
+        dtype: Any = "bfloat16" if reduced and not k else "float32"
+        tables.append(TableSpec(name, V + 7 * k, D, OPTIMIZERS[name], dtype=dtype))
+        for j, (source, (bag, weighted)) in enumerate(DATA.items()):
+            if j != k % 3:
+                how = POOLINGS[(k + j) % 3]
+                features.append(FeatureSpec(f"{name} {source}", name, bag, how, weighted, source))  # type: ignore[arg-type]
+    batches, tx = [make_batch(step) for step in range(STEPS)], DenseAdagrad(0.1).build()
+    return Problem(batches, B, tuple(tables), tuple(features), Net(), 2, tx, options=OPTIONS)
+
+
+def stream_of(problem: Problem, trainer: Trainer, first: int = 0) -> InputStream:
+    routed = [trainer.route(batch, B) for batch in problem.batches]
+    stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, B * STEPS, None, trainer.stages())
+    largest = {
+        name: max(batch.routed.required_capacities[name] for batch in routed)
+        for name in routed[0].routed.required_capacities
+    }
+    stream.load_state_dict({"position": first * B, "capacities": largest, "peaks": {}})
+    return stream
+
+
+def trained(
+    problem: Problem, trainer: Trainer, state: TrainState, first: int, last: int
+) -> tuple[TrainState, list[bytes]]:
+    losses = []
+    stream = stream_of(problem, trainer, first)
+    for _ in range(last - first):
+        inputs = next(stream)
+        state = trainer.admit(state, stream.latest)
+        state, metrics = trainer.train_step(state, inputs)
+        assert bool(metrics["ok"])
+        losses.append(np.asarray(metrics["loss"]).tobytes())
+    return state, losses
+
+
+def bits(arrays: Any) -> Any:
+    return jax.tree.map(np.ndarray.tobytes, load(arrays))
+
+
+@functools.cache
+def whole(names: tuple[str, ...], devices: int, reduced: bool, plan: str) -> tuple[Any, Any, Any]:
+    """The bits of a training with all rows on the devices: its losses, its middle and its end."""
+    problem = make(names, reduced)
+    trainer = trainer_of(problem, devices, plan)
+    state, before = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
+    middle = load(trainer.export(state))
+    state, after = trained(problem, trainer, state, STEPS // 2, STEPS)
+    return before + after, middle, bits(trainer.export(state))
+
+
+def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either() -> None:
+    names = ("adagrad", "momentum")
+    problem = make(names, True)
+    losses, middle, end = whole(names, 2, True, "row_wise")
+    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=9_000)
+    assert trainer.bound.cached and all(group.rows < V // 2 for group in trainer.bound.cached)
+    state, before = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
+    assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
+    state, after = trained(problem, trainer, state, STEPS // 2, STEPS)  # a new stream: an empty cache
+    assert before + after == losses
+    assert bits(trainer.export(state)) == end
+
+    state, again = trained(problem, trainer, trainer.restore(middle, STEPS // 2), STEPS // 2, STEPS)
+    assert again == losses[STEPS // 2 :]
+    assert bits(trainer.export(state)) == end
+
+    then = trainer_of(problem, 2, "row_wise")
+    state, again = trained(problem, then, then.restore(load(trainer.export(trainer.restore(middle, 25))), 25), 25, 50)
+    assert again == losses[25:]
+
+    logits = [
+        np.concatenate([found for _, found in t.predict(s, t.inputs_of(problem.batches[:9], B))])
+        for t, s in ((trainer, trainer.restore(middle, 25)), (then, then.restore(middle, 25)))
+    ]
+    assert logits[0].tobytes() == logits[1].tobytes()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("devices", "cache_bytes", "plan"), [(1, 40_000, "row_wise"), (8, 14_000, "table_wise")])
+def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str) -> None:
+    names = tuple(OPTIMIZERS)
+    problem = make(names)
+    losses, _, end = whole(names, devices, False, plan)
+    trainer = trainer_of(problem, devices, plan, cache_bytes=cache_bytes)
+    assert len(trainer.bound.cached) == len(trainer.bound.groups)
+    state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
+    assert found == losses
+    assert bits(trainer.export(state)) == end
+
+
+def test_a_cache_that_is_too_small_is_an_error_before_the_step() -> None:
+    problem = make(("adagrad", "momentum"), True)
+    trainer = trainer_of(problem, 1, "row_wise", cache_bytes=1_200)
+    with pytest.raises(TrainingError, match=r"two batches in a row name \d+ rows .* raise tier.device_bytes"):
+        next(stream_of(problem, trainer))
+
+
+def test_what_caches_cannot_do_is_refused() -> None:
+    problem = make(("adagrad", "momentum"), True)
+    every = dataclasses.replace(problem.tables[0], optimizer=RowWiseAdagrad(0.2, every_row=True))
+    other = dataclasses.replace(problem, tables=(every, problem.tables[1]))
+    for words, what, devices, plan, how in (
+        ("every_row", other, 2, "row_wise", {}),
+        ("split by columns", problem, 2, "column_wise", {}),
+        ("several hosts", problem, 4, "row_wise", {"hosts": 2}),
+        ("replica groups", problem, 4, "row_wise", {"replicas": 2}),
+        ("dedup", problem, 2, "row_wise", {"dedup": False}),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            trainer_of(what, devices, plan, cache_bytes=4_000, **how)
+    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=9_000)
+    inputs = next(stream_of(problem, trainer))
+    with pytest.raises(ConfigError, match=r"tier\.device_bytes=0"):
+        trainer.train_step(trainer.init_state(), inputs)
