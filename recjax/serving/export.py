@@ -4,7 +4,7 @@
     OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples; JAX runs it
     OUT/program.onnx        or the same as ONNX, with its parameters; onnxruntime runs it
     OUT/tables/0000.npy     the rows of a table, by id: arguments of the program, not constants in it
-    OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.serving.records`
+    OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.tiers.records`
     OUT/parameters.npz      beside StableHLO the dense parameters, and what else the module holds (as BatchNorm does)
     OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
     OUT/loader.py           reads and runs all that: `recjax.serving.loader`
@@ -37,8 +37,9 @@ from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.serving import loader, onnx_program, outputs, records
+from recjax.serving import loader, onnx_program, outputs
 from recjax.serving.program import Held, input_shapes, make_program, serialise
+from recjax.tiers import records
 from recjax.train import state as states
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.state import TrainState

@@ -80,8 +80,10 @@ def load(folder: Path | str, device: Any = None, verify: bool = True, cache_byte
 
 
 def _beside(name: str) -> Any:
-    """The module that lies beside this file, wherever that is."""
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", Path(__file__).with_name(f"{name}.py"))
+    """The module that lies beside this file in an export; in the package its home is `recjax.tiers`."""
+    file = Path(__file__).with_name(f"{name}.py")
+    file = file if file.exists() else file.parents[1] / "tiers" / file.name
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.serving.records import CachedRows, CorruptRecordError, RecordFile, RecordWriter, components, record_bytes
+from recjax.tiers.records import CachedRows, CorruptRecordError, RecordFile, RecordWriter, components, record_bytes
 
 
 def written(file, rows, row_bytes, seed=0):
