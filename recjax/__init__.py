@@ -136,6 +136,7 @@ def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides,
 def evaluate(
     out: Path | str,
     *overrides: Overrides,
+    input: Any = None,
     split: str | Sequence[str] = "test",
     step: int | Literal["newest"] | None = None,
     trust_code: bool = False,
@@ -143,10 +144,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates the checkpoint of a run folder that validation chose, and returns the metrics and its step.
 
+        recjax.evaluate("runs/first", group="user")
+        recjax.evaluate("runs/first", input=frame)
+
     Args:
       out: the run folder; calibration.png is drawn there.
       *overrides: see above, for example another "mesh.devices".
-      split: "train", "validation" or "test", or several of them.
+      input: rows with labels to evaluate on in place of the test split, for runs on a table of one's own: a table in
+        Python as `prepare` takes it, or the path of Parquet, ORC, CSV or Arrow. None: the run's own data.
+      split: "train", "validation" or "test", or several of them; not with `input`.
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       trust_code: where the file of a model of one's own is gone or has changed, run the copy in the run folder. Do so
         only for a folder whose maker you trust.
@@ -167,7 +173,7 @@ def evaluate(
     if isinstance(details.get("by"), str):
         details["by"] = (details["by"],)
     changes, splits = texts(*overrides, **settings), (split,) if isinstance(split, str) else split
-    return main.evaluate(out, changes, splits, step, Details(**details), trust_code=trust_code)
+    return main.evaluate(out, changes, splits, step, Details(**details), rows=input, trust_code=trust_code)
 
 
 def predict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
+from recjax.serving.labelled_rows import with_rows
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.train import evaluation, origins, planned, preflight
@@ -177,6 +179,7 @@ def evaluate(
     step: int | Literal["newest"] | None = None,
     details: evaluation.Details | None = None,
     *,
+    rows: Any = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a checkpoint of a run. Draws calibration.png in the run folder.
@@ -187,6 +190,7 @@ def evaluate(
       splits: one or more of "train", "validation" and "test".
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       details: what to find out beyond the plain measures; None takes the defaults.
+      rows: a table with labels, or its file, in place of the test split (see `labelled_rows.with_rows`); None: none.
       trust_code: run the copy of the model's code in the run folder if the original is gone or another. Do so only
         for a folder whose maker you trust.
 
@@ -194,9 +198,16 @@ def evaluate(
       {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.
     """
     folder = paths.located(run)
-    trainer, state, step = open_run(folder, overrides, splits, step, report=_note, trust_code=trust_code)
-    details = details or evaluation.Details()
-    reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
+    if rows is not None and tuple(splits) != ("test",):
+        raise ConfigError(f"rows of one's own are evaluated alone: leave out split={','.join(splits)}.")
+    with contextlib.ExitStack() as stack:
+        source = None if rows is None else stack.enter_context(with_rows(folder / KEPT, rows))
+        of_run = open_run(folder, overrides, splits, step, report=_note, source=source, trust_code=trust_code)
+        trainer, state, step = of_run
+        details = details or evaluation.Details()
+        reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
+    if rows is not None:  # the picture in the run folder is of the run's own data
+        return html.Shown({"step": step, "split": "input", **reports[splits[0]]})
     try:
         if distributed.is_main():
             drawn = evaluation.curves(reports)

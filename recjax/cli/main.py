@@ -192,6 +192,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--split", action="append", choices=("train", "validation", "test"),
                           help="may be given several times (default: test)")  # fmt: skip
     checkpoint(evaluate)
+    evaluate.add_argument("--input", type=expanded, metavar="FILE",
+                          help="rows with labels, of a table of one's own, in place of the test split")  # fmt: skip
     evaluate.add_argument("--by", action="append", default=[], metavar="FEATURE",
                           help="also the measures of each value of a feature; may be given several times")  # fmt: skip
     detail("--top", "values of --by that stand alone, the most frequent ones (default: 20)", type=int, metavar="K")

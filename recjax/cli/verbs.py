@@ -42,7 +42,9 @@ def evaluate(options: argparse.Namespace) -> None:
     details = evaluation.Details(by=tuple(options.by), **given)
     splits = tuple(dict.fromkeys(options.split or ["test"]))
     folder, trust = options.run_folder, options.trust_code
-    result = runs.evaluate(folder, options.overrides, splits, options.step, details, trust_code=trust)
+    result = runs.evaluate(
+        folder, options.overrides, splits, options.step, details, rows=options.input, trust_code=trust
+    )
     write_result(options, result, lambda: evaluation.to_text(result))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recjax.data.batch import Bags
+from recjax.data.batch import Bags, Batch
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
 from recjax.data.synthetic.clicks import SyntheticSource, best_auc
@@ -18,10 +18,14 @@ def references(source: BlockSource) -> dict[str, float]:
 
     For synthetic data it is the best possible one. For prepared data they are the dataset's baselines, which are
     computed when the data are prepared: they use raw ids, while the prepared ones have rare values merged. Tables of
-    one's own have `naive_bayes`, which reads the training and test splits once.
+    one's own have `naive_bayes`, which reads the training and test splits once; of several labels each binary one has.
     """
     if source.schema.labels:
-        return {}  # these are of one binary label
+        if not isinstance(source, PreparedSource) or "table" not in source.about:
+            return {}
+        binary = [(at, label.name) for at, label in enumerate(source.schema.labels) if label.kind == "binary"]
+        found = {name: naive_bayes(source, at) for at, name in binary}
+        return {f"{name}: {what}": auc for name, of in found.items() for what, auc in of.items()}
     if isinstance(source, PreparedSource) and "table" in source.about:
         return naive_bayes(source)
     if isinstance(source, PreparedSource):
@@ -94,11 +98,56 @@ class _Rates:
         return np.log(rate / (1 - rate)) - np.log(base / (1 - base))
 
 
-def naive_bayes(source: BlockSource) -> dict[str, float]:
+def constants(source: BlockSource) -> dict[str, dict[str, float]]:
+    """Test errors of the best constant by the training split, for labels that are numbers or classes of a table.
+
+    Returns:
+      label -> `mse` of the training mean and `mae` of it, or `accuracy` of the most frequent class; weights count.
+    """
+    if not isinstance(source, PreparedSource) or "table" not in source.about:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for at, label in enumerate(source.schema.labels):
+        if label.kind == "binary":
+            continue
+        (known, weights), (labels, of_test) = (_labels(source, split, at) for split in ("train", "test"))
+        if not weights.sum() or not of_test.sum():
+            continue
+        if label.kind == "class":
+            likeliest = np.argmax(np.bincount(known.astype(np.int64), weights, label.classes))
+            found[label.name] = {"accuracy": float((labels == likeliest) @ of_test / of_test.sum())}
+        else:
+            apart = labels - known @ weights / weights.sum()
+            found[label.name] = {
+                "mse": float(np.square(apart) @ of_test / of_test.sum()),
+                "mae": float(np.abs(apart) @ of_test / of_test.sum()),
+            }
+    return found
+
+
+def _labels(source: BlockSource, split: str, column: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and weights of a split, float64 [n] each; of several labels those of one."""
+    blocks = [source.read(split, index) for index in range(len(source.row_counts(split)))]
+    each = [_column(block, column) for block in blocks] or [(np.zeros(0), np.zeros(0))]
+    labels, weights = zip(*each, strict=True)
+    return np.concatenate(labels), np.concatenate(weights)
+
+
+def _column(block: Batch, column: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and weights of a block, float64 [n] each; of several labels those of one."""
+    labels, weights = block.labels.astype(np.float64), block.weights.astype(np.float64)
+    return (labels, weights) if labels.ndim == 1 else (labels[:, column], weights[:, column])
+
+
+def naive_bayes(source: BlockSource, column: int = 0) -> dict[str, float]:
     """Test AUC of adding up, over all columns, by how much a row's value raises the log odds of label 1 in training.
 
     Dense columns are cut at quantiles first; a bag adds the mean of its ids. Nothing is tuned: it is what one gets from
     counting alone.
+
+    Args:
+      source: the data.
+      column: of several labels, which one; it is binary.
 
     Returns:
       name -> AUC; empty if a split has no rows or only one class.
@@ -112,7 +161,7 @@ def naive_bayes(source: BlockSource) -> dict[str, float]:
     ones = rows = 0.0
     for index in range(len(counts[0])):
         block = source.read("train", index)
-        labels, weights = block.labels.astype(np.float64), block.weights.astype(np.float64)
+        labels, weights = _column(block, column)
         ones, rows = ones + float(labels @ weights), rows + float(weights.sum())
         for column, rate in enumerate(buckets):
             rate.add(np.searchsorted(edges[column], block.dense[:, column], "right"), labels, weights)
@@ -134,8 +183,7 @@ def naive_bayes(source: BlockSource) -> dict[str, float]:
             total = np.bincount(row, values[block.bags[name].ids.ravel()], block.size)
             score += total / np.maximum(lengths, 1)
         scores.append(score)
-    labels = np.concatenate([block.labels for block in tests])
-    weights = np.concatenate([block.weights for block in tests])
+    labels, weights = _labels(source, "test", column)
     if any(not weights[labels == label].sum() for label in (0, 1)):
         return {}
     return {"naive Bayes": auc(labels, np.round(np.concatenate(scores), 9), weights)}

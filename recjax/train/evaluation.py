@@ -26,7 +26,7 @@ from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather
 from recjax.train.metrics.slices import Groups, Slices, find_feature
 from recjax.train.state import TrainState
-from recjax.train.tasks import Tasks
+from recjax.train.tasks import Task, Tasks
 from recjax.train.trainer import Trainer
 from recjax.utils.text import aligned
 
@@ -105,17 +105,18 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
       `calibration_curve`: see `calibration.Point`;
       `predictions`: see `calibration.predictions`;
       `by`: feature -> see `Slices.result`; only if asked for;
-      `grouped`: see `Groups.result`; only if asked for.
+      `grouped`: see `Groups.result`, of tasks that of each binary one by name; only if asked for.
       Of tasks what `ByTask.result` gives takes the place of the plain measures, and "tasks" (binary task -> its
       `positive_share`, `ece`, `calibration_curve`, `predictions`, `samples`) that of these.
 
     Raises:
-      ConfigError: no such feature, one that does not group samples, or tasks, of which there is no `group`.
+      ConfigError: no such feature, one that does not group samples, or a `group` where no task is binary.
       DataError, TrainingError: as for `metrics.evaluate`.
     """
-    if trainer.tasks and details.group:
+    binary: list[Task | None] = [task for task in trainer.tasks if task.label.kind == "binary"]
+    if trainer.tasks and details.group and not binary:
         raise ConfigError(
-            "the AUC within groups (--group) is of one binary label, and these data have tasks of their own: "
+            "the AUC within groups (--group) is of binary labels, and these data have none: "
             f"{', '.join(task.name for task in trainer.tasks)}. Leave it out; --by has the measures of each task."
         )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
@@ -124,7 +125,8 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
     groups = []
     if grouped:
         parts = min(_MOST_PARTS, max(1, -(-_rows(trainer, split) // _PART_ROWS)))
-        groups = [Groups(grouped, parts, meaning(trainer.source, grouped).shared)]
+        shared = meaning(trainer.source, grouped).shared
+        groups = [Groups(grouped, parts, shared, task) for task in binary or [None]]
     slices, mine = {}, trainer.eval_rows(split)
     together = functools.partial(gather, trainer.mesh)
     for feature in by:
@@ -144,7 +146,9 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
     if slices:
         result["by"] = {name: part.result() for name, part in slices.items()}
     if groups:
-        result["grouped"] = groups[0].result()
+        each = [part.result() for part in groups]
+        names = [task.name for task in binary if task is not None]
+        result["grouped"] = dict(zip(names, each, strict=True)) if trainer.tasks else each[0]
     return result
 
 
@@ -216,9 +220,10 @@ def to_text(result: Mapping[str, Any]) -> str:
                 f"{split}: the AUC is binned, for {part['samples']:,} samples are many; the true one lies between "
                 f"{part['auc_low']:.7f} and {part['auc_high']:.7f}"
             )
-        if grouped := part.get("grouped"):
+        grouped_by = part.get("grouped", {})
+        for name, grouped in grouped_by.items() if "tasks" in part else [("", grouped_by)] if grouped_by else []:
             blocks.append(
-                f"{split}: AUC within each {grouped['feature']}, weighted by impressions: "
+                f"{split}{name and f', {name}'}: AUC within each {grouped['feature']}, weighted by impressions: "
                 f"{_number(grouped['gauc'])}\n({grouped['groups']:,} groups with {grouped['share']:.1%} of the weight; "
                 f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do values unknown "
                 f"or missing, {grouped['shared_share']:.1%})"

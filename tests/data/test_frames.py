@@ -3,6 +3,7 @@
 Each library's test is skipped where it is not installed: pandas, polars, duckdb, datasets (of Hugging Face).
 """
 
+import contextlib
 import datetime
 import decimal
 import os
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support import tables
+from support.commands import arrays, assert_same_arrays
 
 import recjax
 from recjax.data.prepare.encoder import open_encoder
@@ -92,6 +94,37 @@ def test_one_fingerprint(table, file, truth, source, tmp_path):
     found = recjax.prepare(source(table, file), "clicked", tmp_path / "data", OPTIONS)
     assert found["fingerprint"] == truth["fingerprint"]
     assert found["rows"] == truth["rows"]
+
+
+def weights_of(given, folder):
+    """Prepares and trains; every array of the checkpoint, and the measures."""
+    options = {"split": "random:0.8,0.1,0.1", "columns": "user:id,kind:id,item_id:id,price:dense"}
+    recjax.prepare(given, "clicked", folder / "data", options)
+    config = recjax.load("table", {"data.path": str(folder / "data")}, TRAINED)
+    measures = recjax.fit(config, folder / "run")["eval"]
+    return arrays(folder / "run", 3), measures
+
+
+TRAINED = {"model": "dcnv2", "model.top": "4-1", "model.bottom": "4", "embedding.dim": 4, "train.steps": 3,
+           "train.batch_size": 64, "mesh.devices": 1, "small.below_rows": 0}  # fmt: skip
+
+
+@pytest.mark.full
+def test_one_trained_model_bit_for_bit(tmp_path):
+    """From the same rows as Parquet, CSV, Feather and every frame that is installed."""
+    plain = tables.clicks(400, lists=False)
+    path = tables.write(plain, tmp_path / "t.parquet")
+    given = {"parquet": path, "csv": tables.write(plain, tmp_path / "t.csv"),
+             "feather": tables.write(plain, tmp_path / "t.feather")}  # fmt: skip
+    for source in (of_pandas, of_pandas_plain, of_polars, of_duckdb, of_datasets, of_arrays):
+        with contextlib.suppress(pytest.skip.Exception):
+            given[source.__name__] = source(plain, path)
+    found = {name: weights_of(rows, tmp_path / name) for name, rows in given.items()}
+    truth, measures = found.pop("parquet")
+    assert np.isfinite(measures["auc"]) and any(name.startswith("/tables") for name in truth)
+    for own, others in found.values():
+        assert_same_arrays(own, truth)
+        assert others == measures
 
 
 # Values as they come from databases and spreadsheets: what each of them is read as stands beside it.

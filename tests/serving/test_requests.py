@@ -211,3 +211,31 @@ def test_rows_of_a_table_of_ones_own(tmp_path):
     for name in names:
         with pytest.raises(BadRequestError, match=f"user: the key {name!r}|0.: the key {name!r} is missing"):
             reader.read(asked([{n: value for n, value in made[0].items() if n != name}]))
+
+
+def test_crosses_of_users_with_candidates_and_conditions(tmp_path):
+    """A cross of both sides is made of both; parts of a time stand where the time does; rows left out are refused."""
+    columns = "user:id,kind:id,when:time,price:dense,user*kind:cross,when.hour*user:cross"
+    recjax.prepare(tables.clicks(), "clicked", tmp_path / "out", columns=columns, where="price<9,item_id!=3,clicked!=2")
+    source, encoder = open_prepared(tmp_path / "out"), open_encoder(tmp_path / "out")
+    reader = RequestReader(TableColumns(encoder, source.about["table"]), signature(source.schema, ["user"]), 40)
+    made = [{name: row[name] for name in ("user", "kind", "when", "price")} for row in tables.clicks(9).to_pylist()]
+    made = [row | {"user": "u07", "price": 1.5} for row in made]
+    together = reader.read(asked(made))
+    assert set(reader.columns) == {"user", "kind", "when", "price"} and reader.user == ["user"]
+    for side in (["user"], ["user", "when"], ["kind"], ["user", "kind", "when"]):
+        alike = [row | {name: made[0][name] for name in side} for row in made]
+        user = {name: made[0][name] for name in side}
+        candidates = [{name: value for name, value in row.items() if name not in side} for row in made]
+        found, truth = reader.read(asked(candidates, user)), reader.read(asked(alike))
+        for name, bags in truth.bags.items():
+            np.testing.assert_array_equal(np.broadcast_to(found.bags[name].ids, bags.ids.shape), bags.ids, name)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    (chunk,) = json_lines_of_table(tmp_path / "rows.jsonl", source.about["table"], RowFaults())
+    assert_same(together, encoder.encode(chunk.chunk))
+    for wrong, words in (
+        ({"price": 12}, r"candidates\[1\]: column 'price' is '12', and only rows with price<9 trained"),
+        ({"item_id": 3}, r"candidates\[1\]: column 'item_id' is '3', and only rows with item_id!=3"),
+    ):
+        with pytest.raises(BadRequestError, match=words):
+            reader.read(asked([row | (wrong if at == 1 else {"item_id": 1}) for at, row in enumerate(made)]))

@@ -1,5 +1,6 @@
 """Slices and groups against the same measures of hand-picked samples, and grouped AUC against all pairs."""
 
+import dataclasses
 import functools
 import math
 from fractions import Fraction
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.config.tasks import DEFAULTS
+from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.data.source import between
 from recjax.errors import ConfigError
 from recjax.train.metrics import measures
 from recjax.train.metrics.binned import SLICE_BINS, Binned, Exact
 from recjax.train.metrics.slices import Groups, Slices, find_feature
+from recjax.train.tasks import Task
 
 # A sample: label, logit, weight, the ids of a jagged bag, the id of a bag of one.
 samples = st.lists(
@@ -118,6 +121,20 @@ def test_grouped_auc_is_that_of_all_pairs(rows, partitions, cut, shared):
         zip(("gauc", "groups", "one_class_groups", "share", "shared_share"), brute_force(rows, shared), strict=True)
     )
     assert result == pytest.approx({name: float(value) for name, value in expected.items()}, nan_ok=True)
+
+
+@given(samples, st.integers(0, 40))
+def test_grouped_auc_of_a_task_is_that_of_its_samples(rows, cut):
+    """The second of two labels, whose output is the third: rows without weight for it are as if they were not there."""
+    task = Task(Label("b"), DEFAULTS["binary"], 1.0, column=1, first=2)
+    groups, alone = Groups(SINGLE, 2, task=task), Groups(SINGLE, 1)
+    for batch, logits in parts([row for row in rows if row[2]], cut):
+        alone.add(batch, logits)
+    for batch, logits in parts(rows, cut):
+        labels, weights = (np.stack([1 - x, x], axis=1) for x in (batch.labels, batch.weights))
+        outputs = np.stack([-logits, logits * 0, logits], axis=1)
+        groups.add(dataclasses.replace(batch, labels=labels, weights=weights), outputs)
+    assert groups.result() == pytest.approx(alone.result(), nan_ok=True)
 
 
 def test_grouped_auc_by_hand():

@@ -13,7 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.commands import assert_refused, inside, lines_of, steps_of
+from support.commands import inside, lines_of, steps_of
+
+import recjax
+from recjax.data.baselines import auc
 
 pytestmark = pytest.mark.full
 
@@ -62,7 +65,9 @@ def test_a_run_resumes_on_another_mesh_and_ends_alike(tmp_path: Path) -> None:
         assert mean == pytest.approx(by[name], rel=1e-9)
     text = inside("eval", tmp_path / "whole", "mesh.devices=1", "--by", "sparse_0").out
     assert re.search(r"value +samples +loss +label_0.auc +label_1.mae +label_2.accuracy +label_3.auc", text)
-    assert_refused(inside("eval", tmp_path / "whole", "--group", "sparse_0"), 2, "--group.*label_0, label_1")
+    done = inside("eval", tmp_path / "whole", "--group", "sparse_0", "--json")
+    assert set(done.result["grouped"]) == {"label_0", "label_3"} and done.result["grouped"]["label_3"]["groups"] > 5
+    assert "test, label_0: AUC within each sparse_0" in inside("eval", tmp_path / "whole", "--group", "sparse_0").out
 
 
 def test_from_a_table_to_scores(tmp_path: Path) -> None:
@@ -82,6 +87,13 @@ def test_from_a_table_to_scores(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.status == 0, done.err
     assert done.result["eval"]["clicked.auc"] > 0.7 and done.result["eval"]["stars.accuracy"] > 0.6
+    # What counting and constants reach stands beside it.
+    assert set(done.result["references"]) == {"clicked: naive Bayes", "bought: naive Bayes"}
+    assert done.result["eval"]["score.mse"] < done.result["constants"]["score"]["mse"] == pytest.approx(2, rel=0.3)
+    assert done.result["eval"]["stars.accuracy"] > done.result["constants"]["stars"]["accuracy"]
+    # Rows of one's own with their labels: those of the file, evaluated one by one.
+    own = recjax.evaluate(run, input=pa.table(rows), group="user")
+    assert own["split"] == "input" and own["samples"] == 2000 and own["bought.samples"] == clicked.sum()
     scored = ("predict", run, "--input", tmp_path / "rows.parquet", "--out")
     told = inside(*scored, tmp_path / "s.csv", "--columns", "user", "--json").result
     with (tmp_path / "s.csv").open() as file:
@@ -91,7 +103,12 @@ def test_from_a_table_to_scores(tmp_path: Path) -> None:
     probabilities = np.array([float(row["clicked.probability"]) for row in scores])
     np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-6)
     assert told["mean_prediction"]["clicked"] == pytest.approx(probabilities.mean(), rel=1e-6)
+    assert own["clicked.auc"] == pytest.approx(auc(clicked, logits), abs=1e-6)
+    assert own["grouped"]["clicked"]["gauc"] == pytest.approx(
+        np.average([auc(clicked[user == u], logits[user == u]) for u in range(20)], weights=np.bincount(user)), abs=1e-6
+    )
     predicted = np.array([float(row["score.prediction"]) for row in scores])
+    assert own["score.mae"] == pytest.approx(np.abs(predicted - drawn).mean(), rel=1e-5)
     assert np.corrcoef(predicted, drawn)[0, 1] > 0.9
     right = [row["stars.class"] == said for row, said in zip(scores, rows["stars"], strict=True)]
     assert np.mean(right) > 0.6 and {row["stars.class"] for row in scores} <= {"bad", "middling", "good"}

@@ -78,6 +78,11 @@ class PreparedSource:
         self._reader = functools.cache(self._open)
         self._files = functools.cache(functools.partial(block_files, manifest["files"]))
 
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What `recjax.json` says."""
+        return self._manifest
+
     def row_counts(self, split: str) -> np.ndarray:
         """Rows of each block: int64 [blocks]; none of a split that was not written."""
         if split in SPLITS and split not in self._counts:

@@ -16,6 +16,7 @@ from recjax.train.metrics import auc
 from recjax.train.metrics.binned import Binned, Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather, alone
+from recjax.train.tasks import Task
 
 Measures = Exact | Binned | ByTask
 
@@ -136,7 +137,9 @@ class Groups:
     reports it as gAUC.
     """
 
-    def __init__(self, feature: Feature, partitions: int, shared: Collection[int] = ()) -> None:
+    def __init__(
+        self, feature: Feature, partitions: int, shared: Collection[int] = (), task: Task | None = None
+    ) -> None:
         """Without samples.
 
         Args:
@@ -145,6 +148,7 @@ class Groups:
             count.
           partitions: in how many parts the groups are worked on, one after the other. More than one are kept in
             temporary files, 20 bytes a sample.
+          task: of several, the one whose labels, outputs and weights count; it is binary.
 
         Raises:
           ConfigError: the feature has more than one value a sample.
@@ -154,14 +158,19 @@ class Groups:
                 f"samples cannot be grouped by {feature.name!r}: it may have several values a sample. Name a feature "
                 "with exactly one, such as the user."
             )
-        self._feature, self._shared = feature, np.array(sorted(shared), np.int64)
+        self._feature, self._shared, self._task = feature, np.array(sorted(shared), np.int64), task
         self._parts: list[Any] = [io.BytesIO() if partitions == 1 else _file() for _ in range(partitions)]
 
     def add(self, batch: Batch, logits_B: np.ndarray) -> None:
-        """Takes the samples of a batch in."""
-        records = np.empty(batch.size, _RECORD)
-        records["group"] = batch.bags[self._feature.name].ids[:, 0]
-        records["label"], records["logit"], records["weight"] = batch.labels, logits_B, batch.weights
+        """Takes the samples of a batch in; of one task those that count for it."""
+        labels, weights, groups = batch.labels, batch.weights, batch.bags[self._feature.name].ids[:, 0]
+        if self._task is not None:
+            at = np.flatnonzero(weights.reshape(batch.size, -1)[:, self._task.column])
+            labels, weights = (x.reshape(batch.size, -1)[at, self._task.column] for x in (labels, weights))
+            groups, logits_B = groups[at], self._task.of(logits_B)[at]
+        records = np.empty(len(groups), _RECORD)
+        records["group"] = groups
+        records["label"], records["logit"], records["weight"] = labels, logits_B, weights
         part_B = records["group"] % len(self._parts)
         for number, part in enumerate(self._parts):
             part.write(records[part_B == number].tobytes())

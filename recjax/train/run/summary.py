@@ -10,6 +10,7 @@ from typing import Any
 
 from recjax import __version__, settings
 from recjax.config.run import FREE_ON_RESUME
+from recjax.data.baselines import constants
 from recjax.train.loop import Outcome
 from recjax.train.run.writers import OF_TASKS, TITLES, results_table
 from recjax.train.tasks import choice_of
@@ -50,6 +51,7 @@ def summarise(
         "chosen_by": "last step" if best is None else f"validation {_chosen_by(trainer)}",
         "stopped_early": outcome.progress.stopped,
         "references": dict(compared),
+        **({"constants": found} if (found := constants(trainer.source)) else {}),
         "devices": trainer.mesh.devices.size,
         "seconds": round(seconds, 1),
         "compilations": outcome.compilations,
@@ -90,7 +92,10 @@ def results(summary: Mapping[str, Any]) -> str:
     if tasks := [name.removesuffix(".loss") for name in measured if name.endswith(".loss")]:
         each = {task: {k.removeprefix(f"{task}."): v for k, v in measured.items() if k.startswith(f"{task}.")}
                 for task in tasks}  # fmt: skip
-        return results_table([(title, measured), *each.items()], {"loss": "loss", **TITLES, **OF_TASKS})
+        simple: list[tuple[str, Mapping[str, float]]] = []
+        simple += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
+        simple += [(f"{name}: best constant", errors) for name, errors in summary.get("constants", {}).items()]
+        return results_table([(title, measured), *each.items(), *simple], {"loss": "loss", **TITLES, **OF_TASKS})
     rows = [(title, measured)]
     rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
     programs = f"{summary['compilations']} training program{'s' * (summary['compilations'] != 1)}"
