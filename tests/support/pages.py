@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 
 def pages() -> list[Path]:
     """README.md and all pages of docs/, built ones left out."""
-    built = (DOCS / "_build", DOCS / "getting_started" / "notebooks")
+    built = (DOCS / "_build", DOCS / "getting_started" / "notebooks", DOCS / "reference" / "_generated")
     return [
         ROOT / "README.md",
         *(page for page in sorted(DOCS.rglob("*.md")) if not any(page.is_relative_to(folder) for folder in built)),

@@ -1,0 +1,66 @@
+"""Configuration of the documentation: `python -m sphinx -W -n docs docs/_build/html` (extra `docs`)."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import generate
+from sphinx.ext.napoleon import GoogleDocstring
+
+import recjax
+
+project = "recjax"
+author = "the recjax authors"
+copyright = f"{author}, Apache-2.0"
+version = release = recjax.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "reference/_generated/*"]  # the latter are included by other pages
+root_doc = "index"
+
+# Notebooks are committed without outputs and are executed by tests; DOCS_EXECUTE=1 executes them here, for publishing.
+nb_execution_mode = "cache" if os.environ.get("DOCS_EXECUTE") else "off"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+suppress_warnings = ["toc.empty_glob"]  # patterns are for pages that are still to come
+
+default_role = "code"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_attr_annotations = False
+napoleon_use_rtype = False  # "Returns: TEXT: more" has no type either
+autodoc_typehints = "none"  # docstrings give shapes and dtypes, which say more
+autodoc_member_order = "bysource"
+autosummary_generate = True
+
+html_theme = "sphinx_book_theme"
+html_title = "recjax"
+html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True, "use_download_button": False,
+                      "navbar_persistent": []}  # fmt: skip
+html_static_path = ["_static"]
+html_css_files = ["recjax.css"]
+
+# Else the docstring of a property is read as "TYPE: text", whatever stands before its first colon.
+GoogleDocstring._parse_attribute_docstring = lambda self: list(self._consume_to_end())  # type: ignore[method-assign]
+
+
+def _prepare(app: object) -> None:
+    """Writes what is generated: the reference from the code, and copies of the notebooks where Sphinx can see them."""
+    generate.write(HERE / "reference" / "_generated")
+    copies = HERE / "getting_started" / "notebooks"
+    copies.mkdir(exist_ok=True)
+    for notebook in (HERE.parent / "notebooks").glob("*.ipynb"):
+        copy = copies / notebook.name
+        if not copy.exists() or copy.read_bytes() != notebook.read_bytes():
+            shutil.copyfile(notebook, copy)
+
+
+def setup(app: object) -> None:
+    """Called by Sphinx."""
+    app.connect("builder-inited", _prepare)  # type: ignore[attr-defined]

@@ -1,0 +1,202 @@
+"""Writes the generated part of the reference: verbs, settings and presets, as Markdown from the code itself.
+
+python docs/generate.py       writes docs/reference/_generated/{cli,config,presets}.md; conf.py does so too
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from recjax import settings
+from recjax.cli.main import _parser
+from recjax.config import presets
+from recjax.config.run import RunConfig
+from recjax.settings.named import entry_class
+from recjax.settings.tree import annotations_of, classes_of, field_of
+from recjax.settings.values import expected, written
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST = 30  # settings of a preset that are shown; some set each of a thousand tables apart
+
+
+def cli() -> str:
+    """Returns every verb with its arguments, options and example."""
+    return "\n".join(_verb(parser) for parser in _leaves(_parser()))
+
+
+def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of verbs, in the order of `recjax --help`; those of groups such as `data` give their actions."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups or parser._defaults:
+        yield parser
+    for group in groups:
+        for inner in group.choices.values():
+            yield from _leaves(inner)
+
+
+def _verb(parser: argparse.ArgumentParser) -> str:
+    usage = re.sub(r"^usage: ", "", parser.format_usage())
+    lines = [f"## {parser.prog}", "", _text(parser.description or ""), "", "```text", usage.rstrip(), "```", ""]
+    rows = [(_invocation(action), _text(action.help or "")) for action in parser._actions if _is_shown(action)]
+    lines += _table(("argument", "what"), rows) if rows else []
+    return "\n".join([*lines, "", *(f"```bash\n{example}\n```" for example in _examples(parser)), ""])
+
+
+def _is_shown(action: argparse.Action) -> bool:
+    return action.help != argparse.SUPPRESS and action.dest != "help"
+
+
+def _invocation(action: argparse.Action) -> str:
+    value = action.metavar or (
+        "" if action.nargs == 0 or action.choices is None else "\\|".join(map(str, action.choices))
+    )
+    names = action.option_strings or [str(action.metavar or action.dest)]
+    shown = f"{names[0]} {value or action.dest.upper()}" if action.option_strings and action.nargs != 0 else names[0]
+    return f"`{shown}`"
+
+
+def _examples(parser: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r"^example: (.*)$", parser.epilog or "", re.M)
+
+
+def config() -> str:
+    """Returns every setting, class by class, with type, default and the comment of its field."""
+    done: set[type] = set()
+    queue: list[tuple[str, type]] = [("", RunConfig)]
+    parts = []
+    while queue:
+        prefix, cls = queue.pop(0)
+        if cls in done:
+            continue
+        done.add(cls)
+        parts.append(_class(prefix, cls, queue))
+    return "\n".join(parts)
+
+
+def _class(prefix: str, cls: Any, queue: list[tuple[str, type]]) -> str:
+    """One class as a table; the classes of its fields join the queue."""
+    comments = field_comments(cls)
+    defaults = {field.name: field for field in dataclasses.fields(cls)}
+    rows = []
+    for key, annotation in annotations_of(cls).items():
+        name = field_of(key)
+        comment = _text(comments.get(name, ""))
+        inner = classes_of(annotation)
+        entry = entry_class(annotation)
+        path = f"{prefix}{key}"
+        if entry is not None:
+            queue.append((f"{path}.NAME.", entry))
+            rows.append((f"`{path}.NAME.`", comment, "see below", ""))
+        elif inner:
+            queue += [(f"{path}.", each) for each in inner]
+            kinds = [each.kind for each in inner if hasattr(each, "kind")]
+            value = _default(defaults[name])
+            default = f"`{getattr(value, 'kind', '')}`" if kinds and value is not None else ""
+            choice = ", ".join(f"`{kind}`" for kind in kinds) if len(kinds) > 1 else "see below"
+            rows.append((f"`{path}`", comment, choice, default))
+        else:
+            default = f"`{written(_default(defaults[name]))}`".replace("``", "empty")
+            rows.append((f"`{path}`", comment, _text(expected(annotation)), default))
+    kind = getattr(cls, "kind", None)
+    title = f"{prefix.rstrip('.')}={kind}" if kind else (prefix.rstrip(".") or "The run")
+    table = _table(("key", "what", "values", "default"), rows) if rows else ["No settings of its own."]
+    return "\n".join([f"## {title}", "", _first_paragraph(cls), "", *table, ""])
+
+
+def _default(field: Any) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+
+
+def field_comments(cls: type) -> dict[str, str]:
+    """Returns name of a field -> its comment: behind it, or in the lines of comment right above it.
+
+    Fields of base classes are among them.
+    """
+    comments: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(each):
+            continue
+        lines = textwrap.dedent(inspect.getsource(each)).splitlines()
+        (tree,) = ast.parse("\n".join(lines)).body
+        for node in tree.body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                behind = _comment(lines[(node.end_lineno or 0) - 1][node.end_col_offset :])
+                above: list[str] = []
+                at = node.lineno - 2
+                while not behind and lines[at].strip().startswith("#"):
+                    above.insert(0, _comment(lines[at]))
+                    at -= 1
+                comments[node.target.id] = behind or " ".join(above)
+    return comments
+
+
+def _comment(text: str) -> str:
+    found = re.search(r"#\s*(.*?)\s*$", text)
+    return re.sub(r"^(fmt: skip|noqa.*|type: ignore.*)$", "", found[1]) if found else ""
+
+
+def preset_list() -> str:
+    """Returns every preset of configs/ and every sweep file: docstring, and the settings that are not the defaults."""
+    parts = []
+    for file in sorted((ROOT / "configs").glob("*.py")):
+        doc = ast.get_docstring(ast.parse(file.read_text())) or ""
+        lines = settings.assignments(presets.load(file.stem, []))
+        more = [f"... and {len(lines) - MOST} more"] if len(lines) > MOST + 5 else []
+        chosen = "\n".join([*(lines[:MOST] if more else lines), *more])
+        parts.append(f"## {file.stem}\n\n{_doc(doc)}\n\n```text\n{chosen}\n```\n")
+    for file in sorted((ROOT / "configs" / "sweeps").glob("*.toml")):
+        text = file.read_text()
+        tomllib.loads(text)
+        parts.append(f"## Sweep: {file.stem}\n\n```toml\n{text}```\n")
+    return "\n".join(parts)
+
+
+def _doc(doc: str) -> str:
+    """A docstring as Markdown; its indented commands are fenced."""
+    return re.sub(r"(?m)(?:^ {4}.*\n?)+", lambda m: f"```text\n{textwrap.dedent(m[0]).strip()}\n```\n", doc)
+
+
+def _first_paragraph(cls: type) -> str:
+    doc = inspect.getdoc(cls) or ""
+    own = "" if doc.startswith(f"{cls.__name__}(") else doc  # dataclasses makes such a one where there is none
+    return own.split("\n\n")[0].replace("\n", " ").replace("<", "&lt;")
+
+
+def _text(text: str) -> str:
+    """A help text or comment in a cell of a table."""
+    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    return [line(head), line(("---",) * len(head)), *map(line, rows)]
+
+
+PAGES: dict[str, typing.Callable[[], str]] = {"cli": cli, "config": config, "presets": preset_list}
+
+
+def write(folder: Path) -> None:
+    """Writes the pages into a folder. Those that are right already stay, so that Sphinx need not read them again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        file, text = folder / f"{name}.md", make()
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+
+
+if __name__ == "__main__":
+    write(ROOT / "docs" / "reference" / "_generated")
