@@ -134,6 +134,15 @@ def _numbers(kind: type) -> Callable[[str], list[Any]]:
     return parse
 
 
+def _caches(verb: argparse.ArgumentParser) -> None:
+    """Adds the options of what serves tables on disk."""
+    verb.add_argument("--cache-mib", type=float, default=64, metavar="MIB", help="of memory for the rows of each table "
+                      "that stays on disk (default: 64)")  # fmt: skip
+    verb.add_argument("--pooled-mib", type=float, default=0, metavar="MIB", help="of memory for the pooled bags of "
+                      "each such table, which then are neither read nor summed again; scores change by rounding "
+                      "(default: 0, none)")  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = usage.Parser(
         prog="recjax",
@@ -255,8 +264,7 @@ def _parser() -> argparse.ArgumentParser:
                        "ones are refused with status 503 (default: 128)")  # fmt: skip
     serve.add_argument("--window-ms", type=float, default=1.0, metavar="MS", help="time that a request waits for "
                        "others that are under way, to be scored together (default: 1)")  # fmt: skip
-    serve.add_argument("--cache-mib", type=float, default=64, metavar="MIB", help="of memory for the rows of each "
-                       "table that stays on disk (default: 64)")  # fmt: skip
+    _caches(serve)
     serve.add_argument(
         "--quantize", choices=("none", "bfloat16", "int8", "int4"), help="of a run folder: as for export"
     )
@@ -321,6 +329,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--candidates", type=_numbers(int), default=[1, 64, 512], metavar="A,B", help="of a request")
     bench.add_argument("--seconds", type=float, default=10, metavar="S", help="of each measurement (default: 10)")
     bench.add_argument("--http", action="store_true", help="also over HTTP, to a server in a process of its own")
+    _caches(bench)
 
     check = verb(names, "preflight", verbs.preflight, "check devices, mesh, versions, config and data of all processes",
                  "preflight movietweetings mesh.devices=8 --out runs/first")  # fmt: skip

@@ -88,8 +88,7 @@ def serve(options: argparse.Namespace) -> None:
     from recjax.serving.service import ServiceConfig
 
     server.require()
-    cache_bytes = int(options.cache_mib * 2**20)
-    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, cache_bytes=cache_bytes)
+    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, **_caches(options))
     listener = server.listening(options.host, options.port)
 
     def ready(url: str) -> None:
@@ -102,6 +101,11 @@ def serve(options: argparse.Namespace) -> None:
         how = (options.step, options.quantize, options.user)
         service, example = server.opened(served(options.folder, Path(folder) / "exported", *how), config)
         server.serve(service, listener, ready)
+
+
+def _caches(options: argparse.Namespace) -> dict[str, int]:
+    """Settings of a service for tables on disk."""
+    return {"cache_bytes": int(options.cache_mib * 2**20), "pooled_bytes": int(options.pooled_mib * 2**20)}
 
 
 def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user: str = "") -> Path:
@@ -298,7 +302,7 @@ def bench_serve(options: argparse.Namespace) -> None:
     if options.overrides:
         raise ConfigError(f"{options.overrides[0]}: bench --serve takes no settings, but an export or a run folder.")
     how = load.LoadConfig(options.qps, options.candidates, options.seconds, options.http)
-    config = ServiceConfig(max(512, *options.candidates))
+    config = ServiceConfig(max(512, *options.candidates), **_caches(options))
     with tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
         export = served(expanded(options.preset), Path(folder) / "exported")
         others = Others([])

@@ -5,6 +5,7 @@
     OUT/program.onnx        or the same as ONNX, with its parameters; onnxruntime runs it
     OUT/tables/0000.npy     the rows of a table, by id: arguments of the program, not constants in it
     OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.tiers.records`
+    OUT/pooled.stablehlo    beside tables on disk that have bags of several ids: the program for bags that come pooled
     OUT/parameters.npz      beside StableHLO the dense parameters, and what else the module holds (as BatchNorm does)
     OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
     OUT/loader.py           reads and runs all that: `recjax.serving.loader`
@@ -21,7 +22,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,7 +38,7 @@ from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.serving import loader, onnx_program, outputs
+from recjax.serving import loader, on_disk, onnx_program, outputs
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.tiers import records
 from recjax.train import state as states
@@ -151,31 +152,42 @@ def write(
     arrays = states.one_version(trainer.export(state))
     rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}
     leaves = {part: arrays.get(part, {}) for part in ("dense", "module")}
-    on_disk = _on_disk(disk, list(rows), features)
-    inputs = input_shapes(schema, user, on_disk)
+    kept_there = _on_disk(disk, list(rows), features)
+    inputs = input_shapes(schema, user, kept_there)
     stored = {name: _encoded(lazy.shape, held[name]) for name, lazy in rows.items()}
-    ends = {name: "records" if name in on_disk else "npy" for name in rows}
+    ends = {name: "records" if name in kept_there else "npy" for name in rows}
     files = {name: f"tables/{number:04}.{ends[name]}" for number, name in enumerate(rows)}
+    signature, lookups = _signature(schema, inputs.inputs, user), [_lookup(feature) for feature in features]
+    bags = on_disk.poolable(lookups, {each["name"]: each for each in signature["features"]}, kept_there)
+    programs = {}
     if format == "stablehlo":  # before anything is written: it may be refused
-        seen = {
-            n: jax.ShapeDtypeStruct((inputs.rows.get(n, x.shape[0]), x.shape[1]), x.dtype) for n, x in stored.items()
-        }
-        arguments = (seen, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
-        program, result = serialise(make_program(trainer, held, user), arguments, platforms)
+
+        def made(held: Mapping[str, Held]) -> tuple[bytes, tuple[Any, ...]]:
+            like = {
+                name: _encoded((inputs.rows.get(name, x.shape[0]), x.shape[1]), held[name]) for name, x in rows.items()
+            }
+            arguments = (like, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
+            return serialise(make_program(trainer, held, user), arguments, platforms)
+
+        programs[loader.PROGRAMS[format]], result = made(held)
+        if bags:
+            programs[loader.POOLED], _ = made(held | {name: "float32" for _, names in bags for name in names})
     unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
         (unfinished / "tables").mkdir(parents=True)
         for name, lazy in rows.items():
             _write_rows(unfinished / files[name], lazy, held[name], stored[name])
         if format == "onnx":
-            program, result = onnx_program.make_onnx(trainer, held, user, inputs, leaves, files, unfinished)
+            onnx, result = onnx_program.make_onnx(trainer, held, user, inputs, leaves, files, unfinished)
+            programs[loader.PROGRAMS[format]] = onnx
         else:
             numbered = {f"{part}.{i:04}": x for part, each in leaves.items() for i, x in enumerate(each.values())}
             np.savez(unfinished / "parameters.npz", allow_pickle=False, **numbered)
-        (unfinished / loader.PROGRAMS[format]).write_bytes(program)
+        for name, program in programs.items():
+            (unfinished / name).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
-        for module in (loader, *([records] if on_disk else [])):
+        for module in (loader, *([records, on_disk] if kept_there else [])):
             shutil.copyfile(str(module.__file__), unfinished / Path(str(module.__file__)).name)
         manifest: dict[str, Any] = {
             "format": loader.FORMAT,
@@ -185,12 +197,12 @@ def write(
             "parameters": {part: list(each) for part, each in leaves.items()},
             "tables": {
                 name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
-                | {"on_disk": name in on_disk}
+                | {"on_disk": name in kept_there}
                 | _array(stored[name])
                 for name, lazy in rows.items()
             },
-            "inputs": _signature(schema, inputs.inputs, user),
-            "lookups": [_lookup(feature) for feature in features],
+            "inputs": signature,
+            "lookups": lookups,
             "outputs": {"dtype": "float32", "shape": _shape(result)} | outputs.described(trainer),
         }
         paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
@@ -248,7 +260,7 @@ def _held(table: TableSpec, quantize: Quantize) -> Held:
     return table.dtype if quantize == "none" else quantize
 
 
-def _encoded(shape: tuple[int, ...], held: Held) -> jax.ShapeDtypeStruct:
+def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
     """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     V, D = shape
     kinds = {

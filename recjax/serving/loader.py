@@ -32,6 +32,7 @@ import numpy as np
 
 FORMAT = "recjax-export/2"
 PROGRAMS = {"stablehlo": "program.stablehlo", "onnx": "program.onnx"}
+POOLED = "pooled.stablehlo"  # the program that takes bags of tables on disk pooled
 # What XLA itself knows how to compute, and jax.export writes so.
 _OWN_CALLS = r"stablehlo\.custom_call @(shape_assertion|Sharding|stablehlo\.dynamic_(reduce_window|top_k)|mhlo\.topk)\("
 _NONE: Mapping[str, Any] = {}
@@ -45,7 +46,9 @@ class InputError(ValueError):
     """Samples that the model cannot score; one paragraph."""
 
 
-def load(folder: Path | str, device: Any = None, verify: bool = True, cache_bytes: int = 64 << 20) -> Model:
+def load(
+    folder: Path | str, device: Any = None, verify: bool = True, cache_bytes: int = 64 << 20, pooled_bytes: int = 0
+) -> Model:
     """Opens an export.
 
     Args:
@@ -54,9 +57,11 @@ def load(folder: Path | str, device: Any = None, verify: bool = True, cache_byte
       verify: compare the files of tables with their checksums, which reads them whole; all others are always compared.
         Tables on disk have a checksum for each row, which is compared whenever one is read; these are not read whole.
       cache_bytes: of memory for the rows of each table on disk.
+      pooled_bytes: of memory for the pooled bags of each table on disk; 0: its bags are pooled each time.
 
     Raises:
-      ExportError: a file is missing, damaged or of another kind, or the export is not for this device.
+      ExportError: a file is missing, damaged or of another kind, or the export is not for this device, or has no bags
+        on disk that could come pooled.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -66,17 +71,17 @@ def load(folder: Path | str, device: Any = None, verify: bool = True, cache_byte
         if name not in large:
             check_file(folder, name, manifest["files"][name])
     mapped = {name: _mapped(folder, entry) for name, entry in manifest["tables"].items() if name not in on_disk}
+    if pooled_bytes and POOLED not in manifest["files"]:
+        raise ExportError(f"{folder} has no table on disk with bags of several ids. Leave the cache of bags out.")
     if manifest["program"]["format"] == "onnx":
-        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False, stores={})
-    run, stores = _by_jax(folder, manifest, mapped, device), {}
-    if on_disk:
-        records = _beside("records")
-        stores = {
-            n: records.CachedRows(records.RecordFile(folder / e["file"]), cache_bytes) for n, e in on_disk.items()
-        }
-        lookups = [(lookup["feature"], lookup["table"]) for lookup in manifest["lookups"]]
-        run = records.with_rows(run, lookups, stores, {n: np.dtype(e["dtype"]) for n, e in on_disk.items()})
-    return Model(manifest, run, padded=True, stores=stores)
+        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False)
+    run = _by_jax(folder, POOLED if pooled_bytes else PROGRAMS["stablehlo"], manifest, mapped, device)
+    if not on_disk:
+        return Model(manifest, run, padded=True)
+    records, disk = _beside("records"), _beside("on_disk")
+    stores = {n: records.CachedRows(records.RecordFile(folder / e["file"]), cache_bytes) for n, e in on_disk.items()}
+    run, pooled = disk.runner(run, manifest, stores, pooled_bytes)
+    return Model(manifest, run, True, stores, pooled)
 
 
 def _beside(name: str) -> Any:
@@ -90,7 +95,9 @@ def _beside(name: str) -> Any:
     return module
 
 
-def _by_jax(folder: Path, manifest: Mapping[str, Any], mapped: Any, device: Any) -> Callable[[Any], np.ndarray]:
+def _by_jax(
+    folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any, device: Any
+) -> Callable[[Any], np.ndarray]:
     import jax
 
     device = jax.devices()[0] if device is None else device
@@ -104,7 +111,7 @@ def _by_jax(folder: Path, manifest: Mapping[str, Any], mapped: Any, device: Any)
     with np.load(folder / "parameters.npz", allow_pickle=False) as file:
         leaves = {name: file[name] for name in sorted(file.files)}
     held = [[x for name, x in leaves.items() if name.startswith(kind)] for kind in ("dense.", "module.")]
-    call = jax.jit(_program(folder / PROGRAMS["stablehlo"]).call)
+    call = jax.jit(_program(folder / program).call)
     tables, *parameters = jax.device_put((mapped, *held), device)
 
     def run(inputs: Mapping[str, Any]) -> np.ndarray:
@@ -229,12 +236,20 @@ class Model:
       manifest: all that the export says of itself.
       run: takes "dense", "ids", "lengths", "weights" and "user" as the signature has them, unchecked, and gives logits.
       padded: whether a program is compiled for each shape, so that arrays should be padded to few of them.
-      stores: of the tables on disk, by name.
+      stores: rows of the tables on disk, by name; `hits` and `misses` count.
+      pooled: bags of these, likewise.
     """
 
-    def __init__(self, manifest: dict[str, Any], run: Callable[[Any], np.ndarray], padded: bool, stores: Any) -> None:
+    def __init__(
+        self,
+        manifest: dict[str, Any],
+        run: Callable[[Any], np.ndarray],
+        padded: bool,
+        stores: Any = _NONE,
+        pooled: Any = _NONE,
+    ) -> None:
         """See `load`."""
-        self.manifest, self.run, self.padded, self.stores = manifest, run, padded, stores
+        self.manifest, self.run, self.padded, self.stores, self.pooled = manifest, run, padded, stores, pooled
         self.signature = {key: manifest[key] for key in ("inputs", "outputs")}
 
     def __call__(

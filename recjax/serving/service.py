@@ -35,6 +35,7 @@ class ServiceConfig:
       most_bytes: of a request's text.
       read_s: time that a client may take to send it.
       cache_bytes: of memory for the rows of each table that stays on disk.
+      pooled_bytes: of memory for its pooled bags; 0: none are kept.
     """
 
     most_candidates: int = 512
@@ -43,11 +44,14 @@ class ServiceConfig:
     most_bytes: int = 4 << 20
     read_s: float = 10.0
     cache_bytes: int = 64 << 20
+    pooled_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("most_candidates", "queue", "most_bytes", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
+        if self.pooled_bytes < 0:
+            raise ConfigError(f"pooled_bytes is {self.pooled_bytes}; give 0 or more.")
         if not 0 <= self.window_ms < 10_000 or not 0 < self.read_s < 10_000:
             raise ConfigError(f"window_ms={self.window_ms}, read_s={self.read_s}: give less than 10,000.")
 
@@ -74,6 +78,8 @@ class Metrics:
         self.programs = client.Gauge("recjax_programs", "Shapes that programs were compiled for", **here)
         self.rows_cached = client.Gauge("recjax_rows_cached", "Rows on disk that the cache had", ["table"], **here)
         self.rows_read = client.Gauge("recjax_rows_read", "Rows that were read from disk", ["table"], **here)
+        self.bags_cached = client.Gauge("recjax_bags_cached", "Bags that the cache had pooled", ["table"], **here)
+        self.bags_pooled = client.Gauge("recjax_bags_pooled", "Bags that were pooled", ["table"], **here)
         times = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
         self.seconds = client.Histogram(
             "recjax_request_seconds", "Time from a request's arrival to its answer", buckets=times, **here
@@ -112,12 +118,12 @@ class Service:
           DataError: it is damaged.
         """
         try:
-            model = loader.load(folder, cache_bytes=config.cache_bytes)
+            model = loader.load(folder, cache_bytes=config.cache_bytes, pooled_bytes=config.pooled_bytes)
         except loader.ExportError as error:
             raise ConfigError(str(error)) from error
         columns, self.source = columns_of(folder, model.signature["inputs"])
         self.config, self.metrics, self.draining, self.answered = config, Metrics(), False, 0
-        self._stores = model.stores
+        self._stores, self._pooled = model.stores, model.pooled
         self.reader = RequestReader(columns, model.signature["inputs"], config.most_candidates)
         self.scorer = Scorer(model, config.most_candidates)
         self.signature, described = model.signature, model.signature["outputs"]
@@ -219,6 +225,9 @@ class Service:
             for table, store in self._stores.items():
                 self.metrics.rows_cached.labels(table).set(store.hits)
                 self.metrics.rows_read.labels(table).set(store.misses)
+            for table, bags in self._pooled.items():
+                self.metrics.bags_cached.labels(table).set(bags.hits)
+                self.metrics.bags_pooled.labels(table).set(bags.misses)
             for (_, logits), scored in zip(batch, found, strict=True):
                 if not logits.done():  # its client may have left
                     logits.set_result(scored)

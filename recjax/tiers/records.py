@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ import numpy as np
 FORMAT = "recjax-records/1"
 _BLOCK = 4096
 _THREADS = 16  # that wait for the disk
-_RUN = 16  # blocks at most that one read takes in
-_LEAST = 32  # blocks for which another thread is worth it
+_RUN_BYTES = 16 * _BLOCK  # at most, that one read takes in
+_LEAST = 8  # reads for which another thread is worth it
+UNITS = (512, _BLOCK)  # bytes that a disk can be asked for
 
 
 class CorruptRecordError(Exception):
@@ -98,11 +99,21 @@ class RecordFile:
       records: how many there are.
       row_bytes: of each row.
       direct: whether reads go around the page cache.
-      blocks_read: of 4 KiB, so far.
+      unit: bytes that are read at least, and of which all reads are a multiple.
+      units_read: so far.
     """
 
-    def __init__(self, file: Path) -> None:
-        """Opens a file; CorruptRecordError if it is none, OSError if it cannot be read."""
+    def __init__(self, file: Path, unit: int = 512) -> None:
+        """Opens a file.
+
+        Args:
+          file: what `RecordWriter` wrote.
+          unit: 512 or 4096; 4096 is taken where the disk cannot be asked for less.
+
+        Raises:
+          CorruptRecordError: it is none.
+          OSError: it cannot be read.
+        """
         self._file = file
         with file.open("rb") as opened:
             head = opened.read(_BLOCK)
@@ -117,11 +128,16 @@ class RecordFile:
             raise CorruptRecordError(
                 f"{file} is no file of records, or its first block is damaged. Copy it again."
             ) from None
-        self.direct, self.blocks_read = hasattr(os, "O_DIRECT"), 0
+        self.direct, self.unit, self.units_read = hasattr(os, "O_DIRECT"), unit, 0
         try:
             self._descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         except OSError:  # a file system that has no such reads
             self.direct, self._descriptor = False, os.open(file, os.O_RDONLY)
+        with mmap.mmap(-1, _BLOCK) as aligned:
+            try:
+                os.preadv(self._descriptor, [memoryview(aligned)[:unit]], 0)
+            except OSError:  # a disk of larger sectors
+                self.unit = _BLOCK
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "records")
         self._lock = threading.Lock()
 
@@ -137,17 +153,19 @@ class RecordFile:
         if not len(numbers):
             return np.zeros((0, self.row_bytes), np.uint8)
         starts = numbers.astype(np.int64) * self._bytes
-        first, each = starts // _BLOCK, -(-self._bytes // _BLOCK)
-        blocks = np.unique((first[:, None] + np.arange(each)).ravel())
-        held = np.empty((len(blocks), _BLOCK), np.uint8)
-        parts = max(1, min(_THREADS, len(blocks) // _LEAST))
-        edges = np.linspace(0, len(blocks), parts + 1).astype(int).tolist()
-        tasks = [self._pool.submit(self._fill, held, blocks, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        first, each = starts // self.unit, -(-self._bytes // self.unit)
+        units = np.unique((first[:, None] + np.arange(each)).ravel())
+        held = np.empty((len(units), self.unit), np.uint8)
+        parts = max(1, min(_THREADS, len(units) // each // _LEAST))
+        edges = np.linspace(0, len(units), parts + 1).astype(int).tolist()
+        tasks = [self._pool.submit(self._fill, held, units, a, b) for a, b in zip(edges[1:], edges[2:], strict=False)]
+        self._fill(held, units, *edges[:2])
         for task in tasks:
             task.result()
         with self._lock:
-            self.blocks_read += len(blocks)
-        at = np.searchsorted(blocks, first)[:, None] * _BLOCK + (starts % _BLOCK)[:, None] + np.arange(self._bytes)
+            self.units_read += len(units)
+        at = np.searchsorted(units, first)[:, None] * self.unit + (starts % self.unit)[:, None]
+        at = at + np.arange(self._bytes)
         records = held.reshape(-1)[at]
         found = records[:, -8:].copy().view("<u8")[:, 0]
         wrong = np.flatnonzero(found != checksums(records[:, :-8], numbers))
@@ -159,15 +177,16 @@ class RecordFile:
             )
         return records[:, : self.row_bytes]
 
-    def _fill(self, held: np.ndarray, blocks: np.ndarray, start: int, stop: int) -> None:
-        """Reads some blocks, those that follow each other together."""
-        with mmap.mmap(-1, _RUN * _BLOCK) as aligned:  # O_DIRECT writes to whole pages alone
-            for a, b in _runs(blocks[start:stop]):
-                length = (b - a) * _BLOCK
-                got = os.preadv(self._descriptor, [memoryview(aligned)[:length]], (1 + int(blocks[start + a])) * _BLOCK)
+    def _fill(self, held: np.ndarray, units: np.ndarray, start: int, stop: int) -> None:
+        """Reads some units, those that follow each other together."""
+        with mmap.mmap(-1, _RUN_BYTES) as aligned:  # O_DIRECT writes to whole sectors alone
+            for a, b in _runs(units[start:stop], _RUN_BYTES // self.unit):
+                length = (b - a) * self.unit
+                place = _BLOCK + int(units[start + a]) * self.unit
+                got = os.preadv(self._descriptor, [memoryview(aligned)[:length]], place)
                 if got != length:
                     raise CorruptRecordError(f"{self._file} ends too early: it was cut off. Copy it again.")
-                held[start + a : start + b] = np.frombuffer(aligned, np.uint8, length).reshape(-1, _BLOCK)
+                held[start + a : start + b] = np.frombuffer(aligned, np.uint8, length).reshape(-1, self.unit)
 
     def close(self) -> None:
         """Ends the threads, and closes the file."""
@@ -175,13 +194,13 @@ class RecordFile:
         os.close(self._descriptor)
 
 
-def _runs(blocks: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first, end) of blocks that follow each other, `_RUN` at most."""
-    ends = [*(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+def _runs(units: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """(first, end) of units that follow each other, `most` at most."""
+    ends = [*(np.flatnonzero(np.diff(units) != 1) + 1).tolist(), len(units)]
     start = 0
     for end in ends:
-        for a in range(start, end, _RUN):
-            yield a, min(a + _RUN, end)
+        for a in range(start, end, most):
+            yield a, min(a + most, end)
         start = end
 
 
@@ -191,6 +210,8 @@ class CachedRows:
     The directory takes 4 bytes for each row of the table, the cache 5 beside each of its rows. Of one caller at a time.
 
     Attributes:
+      file: that they are in.
+      room: rows that the cache can hold.
       hits: rows that were found in the cache.
       misses: rows that were read.
     """
@@ -198,7 +219,7 @@ class CachedRows:
     def __init__(self, file: RecordFile, cache_bytes: int) -> None:
         """A cache of as many rows as fit into so many bytes."""
         self.file, self.hits, self.misses = file, 0, 0
-        size = min(file.records, cache_bytes // (file.row_bytes + 5))
+        self.room = size = min(file.records, cache_bytes // (file.row_bytes + 5))
         self._slot_of = np.full(file.records, -1, np.int32)
         self._row_of = np.full(size, -1, np.int32)
         self._used = np.zeros(size, bool)
@@ -242,62 +263,3 @@ class CachedRows:
             chosen.append(ahead[free])
             count -= len(free)
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
-
-
-def components(lookups: Sequence[tuple[str, str]], tables: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """Tables on disk with the features that read them, such that no two groups share any.
-
-    Within a group ids are replaced alike, so a feature's tables are all in one group, and a table's features too.
-
-    Args:
-      lookups: (feature, table) of each lookup.
-      tables: those on disk.
-    """
-    groups: list[tuple[set[str], set[str]]] = []
-    for feature, table in lookups:
-        if table not in tables:
-            continue
-        touched = [group for group in groups if feature in group[0] or table in group[1]]
-        groups = [group for group in groups if group not in touched]
-        features, on_disk = ({x for group in touched for x in group[side]} for side in (0, 1))
-        groups.append((features | {feature}, on_disk | {table}))
-    return [(sorted(features), sorted(on_disk)) for features, on_disk in groups]
-
-
-def with_rows(
-    run: Callable[[Any], np.ndarray],
-    lookups: Sequence[tuple[str, str]],
-    stores: Mapping[str, CachedRows],
-    dtypes: Mapping[str, Any],
-) -> Callable[[Any], np.ndarray]:
-    """Runs a program whose tables are on disk: it gets the rows that a batch needs, and ids that say which.
-
-    It gets as many rows as there are ids, zeros behind those that are needed, so that their number makes no new shape.
-
-    Args:
-      run: runs the program, with "tables" among its inputs.
-      lookups: as for `components`.
-      stores: table -> its rows.
-      dtypes: table -> that of its encoded rows.
-    """
-    groups = components(lookups, list(stores))
-
-    def call(inputs: Mapping[str, Any]) -> np.ndarray:
-        ids, tables = dict(inputs["ids"]), {}
-        for features, names in groups:
-            flat = np.concatenate([ids[name].ravel() for name in features])
-            numbers, places = np.unique(flat, return_inverse=True)
-            for name in names:
-                known = numbers[numbers < stores[name].file.records]  # all that this table is asked for
-                rows = stores[name].rows(known)
-                whole = np.zeros((max(1, len(flat)), rows.shape[1]), np.uint8)
-                whole[: len(rows)] = rows
-                tables[name] = whole.view(dtypes[name])
-            start = 0
-            for name in features:
-                stop = start + ids[name].size
-                ids[name] = places[start:stop].reshape(ids[name].shape).astype(np.int32)
-                start = stop
-        return run({**inputs, "ids": ids, "tables": tables})
-
-    return call

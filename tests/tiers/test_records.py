@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.tiers.records import CachedRows, CorruptRecordError, RecordFile, RecordWriter, components, record_bytes
+from recjax.tiers.records import UNITS, CachedRows, CorruptRecordError, RecordFile, RecordWriter, record_bytes
 
 
 def written(file, rows, row_bytes, seed=0):
@@ -24,8 +24,8 @@ def written(file, rows, row_bytes, seed=0):
 def opened(tmp_path):
     made = []
 
-    def open_(file):
-        made.append(RecordFile(file))
+    def open_(file, unit=512):
+        made.append(RecordFile(file, unit))
         return made[-1]
 
     yield open_
@@ -36,17 +36,19 @@ def opened(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "row_bytes", "bytes_"), [(1000, 40, 64), (700, 128, 256), (9, 4088, 4096), (20, 5000, 8192), (1, 1, 64)]
 )
-def test_every_row_comes_back(tmp_path, opened, rows, row_bytes, bytes_):
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_row_comes_back(tmp_path, opened, rows, row_bytes, bytes_, unit):
     made = written(tmp_path / "records", rows, row_bytes)
-    file = opened(tmp_path / "records")
+    file = opened(tmp_path / "records", unit)
+    assert file.unit in (unit, 4096)  # of disks that cannot be asked for less
     assert record_bytes(row_bytes) == bytes_ and file.records == rows
     assert (tmp_path / "records").stat().st_size == 4096 + -(-rows * bytes_ // 4096) * 4096
     rng = np.random.default_rng(2)
     for numbers in (np.arange(rows), rng.integers(0, rows, 3), rng.permutation(rows), np.zeros(0, np.int64)):
         np.testing.assert_array_equal(file.read(numbers), made[numbers])
-    before = file.blocks_read
+    before = file.units_read
     file.read(np.zeros(50, np.int64))
-    assert file.blocks_read - before == max(1, bytes_ // 4096), "a block that many rows lie in is read once"
+    assert file.units_read - before == max(1, bytes_ // file.unit), "a unit that many rows lie in is read once"
 
 
 def test_any_damage_is_named_and_not_given_out(tmp_path, opened):
@@ -76,6 +78,26 @@ def test_any_damage_is_named_and_not_given_out(tmp_path, opened):
         with pytest.raises(CorruptRecordError, match="no file of records"):
             opened(tmp_path / "records")
     assert len(os.listdir("/proc/self/fd")) < 2000
+
+
+def test_of_a_thousand_damaged_records_none_is_given_out(tmp_path, opened):
+    made = written(tmp_path / "records", 4000, 56)
+    content = np.fromfile(tmp_path / "records", np.uint8)
+    rng = np.random.default_rng(3)
+    damaged = np.sort(rng.permutation(4000)[:1000])
+    content[4096 + 64 * damaged + rng.integers(0, 64, 1000)] ^= rng.integers(1, 256, 1000).astype(np.uint8)
+    content.tofile(tmp_path / "records")
+    file, cache = opened(tmp_path / "records"), CachedRows(opened(tmp_path / "records"), 4000 * 61)
+    named = []
+    for record in range(4000):
+        try:
+            np.testing.assert_array_equal(cache.rows(np.array([record]))[0], made[record])
+        except CorruptRecordError as error:
+            named.append(int(str(error).split()[1]))
+    assert named == damaged.tolist()
+    intact = np.delete(np.arange(4000), damaged)
+    np.testing.assert_array_equal(file.read(intact), made[intact])
+    assert cache.misses == 3000, "what is damaged does not enter the cache"
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +147,3 @@ def test_the_cache_is_a_clock(table, size, asked):
     assert cache.hits + cache.misses == sum(map(len, asked))
     kept = {n for n in clock.rows if n is not None}
     assert kept == set(np.flatnonzero(cache._slot_of >= 0).tolist())
-
-
-def test_tables_that_share_a_feature_go_together():
-    lookups = [("u", "U"), ("u", "u.linear"), ("i", "I"), ("j", "I"), ("k", "K"), ("j", "j.linear"), ("m", "M")]
-    groups = components(lookups, ["U", "u.linear", "I", "j.linear", "M"])
-    assert sorted(groups) == [(["i", "j"], ["I", "j.linear"]), (["m"], ["M"]), (["u"], ["U", "u.linear"])]
-    assert components(lookups, []) == []
