@@ -32,11 +32,16 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
     one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                      help="settings to change; see `recjax show`")  # fmt: skip
-    one.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and replicas.json")
-    one.add_argument("--iterations", type=int, default=600, metavar="N", help="of each training (default: 600)")
-    one.add_argument("--every", type=int, default=50, metavar="N", help="iterations between measures (default: 50)")
-    one.add_argument("--timed", type=int, default=20, metavar="N", help="iterations of which each time is the mean; 0 "
-                     "leaves out the times (default: 20)")  # fmt: skip
+    one.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report, its pictures "
+                     "and replicas.json: the same command goes on with what is left")  # fmt: skip
+    one.add_argument("--full", action="store_true", help="6,000 iterations a training, measured every 200, three seeds "
+                     "of all, 2,000 timed one by one: hours")  # fmt: skip
+    one.add_argument("--iterations", type=int, metavar="N", help="of each training (default: 300, or 6,000)")
+    one.add_argument("--every", type=int, metavar="N", help="iterations between measures (default: 50, or 200)")
+    one.add_argument("--seeds", type=int, metavar="N", help="trainings of each kind (default: 3)")
+    one.add_argument("--timed", type=int, metavar="N", help="iterations of a profile, of which parts are the mean; 0 "
+                     "leaves out all times (default: 20, or 100)")  # fmt: skip
+    one.add_argument("--series", type=int, metavar="N", help="iterations timed one by one (default: 100, or 2,000)")
     add_hoti2020(actions, verb, show, "study")
     seen = verb(actions, "foresight", lambda o: _foresight(o, show),
                 "measure how far predictions are off, and whether plans are ranked right",
@@ -88,18 +93,20 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
 
 
 def _replicas(options: argparse.Namespace, show: Print) -> None:
+    import dataclasses
+
     from recjax.config import presets
+    from recjax.studies import report
     from recjax.studies.replica_groups import study as replicas
 
-    for name, least in (("iterations", 1), ("every", 1), ("timed", 0)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name} is {getattr(options, name)}; it must be at least {least}.")
+    names = ("iterations", "every", "seeds", "timed", "series")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    how = replicas.checked(dataclasses.replace(replicas.FULL if options.full else replicas.SMALL, **given))
     preset, overrides = options.preset, list(options.overrides)
     if "=" in preset:  # it is an override, and the preset was left out
         preset, overrides = _PRESET, [preset, *overrides]
-    how = replicas.Options(options.iterations, options.every, options.timed)
-    result = replicas.study(presets.load(preset, overrides), options.out, how)
-    show(options, result, lambda: replicas.to_text(result))
+    result, made = replicas.study(presets.load(preset, overrides), options.out, how)
+    show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(result['files'])}")
 
 
 def _hot_rows(options: argparse.Namespace, show: Print) -> None:

@@ -9,7 +9,7 @@ from support.yelp import BUSINESSES, NAMES, REVIEWS, USERS, lines, many, review,
 
 from recjax.data.datasets.yelp import Yelp, open_raw
 from recjax.data.prepare.chunk import check_chunk
-from recjax.errors import DataError
+from recjax.errors import ConfigError, DataError
 
 
 def read(folder, start=0, skip=False, **options):
@@ -164,3 +164,52 @@ def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_the_verbs(tmp_path):
     damage.assert_prepares_or_refuses("yelp", many, NAMES[1], 80, tmp_path)
+
+
+def test_businesses_by_hand(tmp_path):
+    """b1 has reviews of u1, u2 and u2 again; b3 of one whom the file of users lacks; b2 one of u1, b4 none."""
+    users = [
+        {
+            "user_id": "u1",
+            "yelping_since": "2018-07-01",
+            "review_count": 9,
+            "average_stars": 4.5,
+            "fans": 3,
+            "useful": 1,
+        },
+        {"user_id": "u2", "yelping_since": "2018-07-05", "review_count": 3, "average_stars": 3.0, "fans": None},
+    ]
+    businesses = [
+        *BUSINESSES,
+        {"business_id": "b3", "stars": 4.0, "categories": "Bars"},
+        {"business_id": "b4", "stars": 5},
+    ]
+    reviews = [
+        review("u1", "b1", 5, "2018-07-11"), review("u2", "b1", 4, "2018-07-06"), review("u2", "b1", 2, "2018-07-07"),
+        review("u1", "b2", 1, "2018-07-02"), review("u9", "b3", 5, "2018-07-02"), review("u1", "b9", 5, "2018-07-02"),
+    ]  # fmt: skip
+    folder = write(tmp_path / "raw", reviews, businesses, users)
+    [chunk] = read(folder, per="business", validation_fraction=0, test_fraction=0.4)
+    assert sorted(chunk.split.tolist()) == [0, 0, 2]  # the draw puts them in another order than the file
+    order = np.argsort(-chunk.dense[:, 0], kind="stable")
+    names = values(chunk, "city")
+    assert sorted(names, key=str) == [None, None, "Reno"] and names[order[0]] == "Reno"
+    assert chunk.labels[order[0]] == 1 and chunk.labels.sum() == 1  # 4.5 is above 4; 1.5 and 4 are not
+    # reviews, user_review_count, user_average_stars, user_useful, user_funny, user_cool, user_fans, user_days
+    truth = {
+        "b1": [3, (9 + 3 + 3) / 3, (4.5 + 3 + 3) / 3, 1, NAN, NAN, 3, (10 + 1 + 2) / 3],
+        "b2": [1, 9, 4.5, 1, NAN, NAN, 3, 1],
+        "b3": [1, NAN, NAN, NAN, NAN, NAN, NAN, NAN],
+    }
+    bars = [
+        i for i, (n, state) in enumerate(zip(names, values(chunk, "state"), strict=True)) if n is None and not state
+    ]
+    rest = next(i for i in range(3) if i != order[0] and i not in bars)
+    np.testing.assert_allclose(chunk.dense[[order[0], rest, bars[0]]], list(truth.values()))
+    assert chunk.columns["categories"].lengths[[order[0], rest, bars[0]]].tolist() == [2, 0, 1]
+    with pytest.raises(DataError, match="'stars' is null, not a number from 1 to 5"):
+        read(write(tmp_path / "bad", reviews, [{"business_id": "b1", "stars": None}], users), per="business")
+    with pytest.raises(DataError, match="has no review of a business that"):
+        read(write(tmp_path / "none", reviews, businesses[3:], users), per="business")
+    with pytest.raises(ConfigError, match="per=business makes a row of each business"):
+        Yelp(per="business", order="business")

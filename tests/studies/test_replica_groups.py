@@ -1,6 +1,7 @@
 """The study of replica groups: the order of its data, its arithmetic, and a whole one that is short."""
 
 import collections
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.routing import capacity
 from recjax.errors import ConfigError
-from recjax.studies.replica_groups import study
+from recjax.studies.replica_groups import compared, study
+from recjax.studies.replica_groups.alignment import distances, procrustes
 from recjax.studies.replica_groups.arranged import Arranged, Parts
-from recjax.studies.replica_groups.cost import sync_bytes
+from recjax.studies.replica_groups.cost import PARTS, PRECISIONS, sync_bytes
+from recjax.studies.replica_groups.curves import Curves, milliseconds
 from recjax.studies.replica_groups.training import Arm, configured
 from recjax.train.compile_only import compile_step
 from recjax.train.trainer import build_trainer
 
 GROUPS, SIZE, EPOCHS = 3, 50, 2
+SHORT = dataclasses.replace(study.SMALL, iterations=20)
 
 
 def source() -> Synthetic:
@@ -56,6 +60,18 @@ def test_each_epoch_is_new_and_names_no_sample_twice(parts: Parts) -> None:
     first, second = ([set(epoch[:, g].ravel()) for g in range(GROUPS)] for epoch in order)
     shared = [len(first[a] & second[b]) for a in range(GROUPS) for b in range(GROUPS) if a != b]
     assert min(shared) > 50 if parts == "random" else max(shared) == 0
+
+
+def test_whole_parts_show_all_samples_to_every_group() -> None:
+    one, order = arranged("whole")
+    assert order.shape[1] == 1000 // SIZE
+    for epoch in order:
+        for group in range(GROUPS):
+            np.testing.assert_array_equal(np.sort(epoch[:, group].ravel()), np.arange(1000))
+        assert (epoch[:, 0] != epoch[:, 1]).mean() > 0.9
+    whole = concatenate([one.source.read("train", i) for i in range(len(one.source.row_counts("train")))])
+    np.testing.assert_array_equal(one.met_by(2, 70).dense, whole.dense[order[0, :, 2].ravel()[:70]])
+    assert one.met_by(0, 10**6).size == 1000
 
 
 def test_parts_by_a_feature_have_its_values_for_themselves() -> None:
@@ -91,33 +107,151 @@ def test_bytes_of_whole_tables_are_those_of_a_ring() -> None:
     assert found["tables int8"] == 160 * (D + 8 + 4)
 
 
-def test_claims_are_read_off_the_measures() -> None:
-    def training(groups: int, accuracy: list[float], **more: Any) -> dict[str, Any]:
-        measures = {"iteration": [0.0, 10.0, 20.0, 30.0], "accuracy": accuracy, **more}
-        return {"groups": groups, "sync": "never", "label": f"{groups}", "parts": "random", "measures": measures}
+def measured(groups: int, seed: int, **measures: Any) -> dict[str, Any]:
+    return {"name": f"{groups}", "groups": groups, "seed": seed, "measures": {"iteration": [0, 10, 20, 30], **measures}}
 
-    one = training(1, [0.5, 0.6, 0.7, 0.65])
-    two = training(2, [0.5, 0.7, 0.8, 0.8], own_accuracy=[0.5, 0.6, 0.6, 0.6], distance=[0.0, 4.0, 5.0, 5.5])
-    found = study.claims([one, two])
-    assert found["accuracy_of_one_group"] == 0.7
-    assert found["iterations_to_reach"]["2, samples random"] == {"mean": 10, "own": None}
-    assert found["distance"]["2, samples random"] == {"thirds": [4.0, 5.0, 5.5], "last_growth_over_first": 0.125}
+
+def test_values_are_read_off_the_measures_of_all_seeds() -> None:
+    one = [measured(1, s, accuracy=[0.5, 0.6, 0.7 + s / 10, 0.65]) for s in range(2)]
+    two = [measured(2, s, accuracy=[0.5, 0.7, 0.8, 0.8], distance=[0.0, 4.0, 5.0, 5.5 - s]) for s in range(2)]
+    curves = Curves([one[0], two[0], one[1], two[1]])
+    assert curves.last("2", "distance").values == (5.5, 4.5) and curves.first("1", "accuracy").mean == 0.5
+    assert curves.last("2", "distance").text(1) == "5.0 (4.5 to 5.5)"
+    assert curves.growth("2", "distance").values == (0.125, -0.125)  # of the first third's 4
+    share = curves.share_of_iterations("2", "accuracy", "1", "accuracy")
+    assert share is not None and share.values == (10 / 20, 20 / 20)  # one's best is at 20
+    assert curves.share_of_iterations("1", "accuracy", "2", "accuracy") is None
+    assert curves.get("1", "distance").size == 0
+    assert milliseconds([1.0] * 50 + [3.0] * 51) == {"p5": 1.0, "median": 3.0, "p95": 3.0}
+
+
+def test_alignment_is_the_nearest_rotation() -> None:
+    """Of two columns found by trying all angles, with and without a reflection."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 5, 2))
+    angles = np.linspace(0, 2 * np.pi, 20_001)
+    cos, sin = np.cos(angles), np.sin(angles)
+    turns: Any = np.stack([[[cos, -sin], [sin, cos]], [[cos, sin], [sin, -cos]]]).transpose(0, 3, 1, 2)
+    truth = np.linalg.norm(a - b @ turns, axis=(2, 3)).min()
+    assert procrustes(a, b) == pytest.approx(truth, rel=1e-6) and truth < np.linalg.norm(a - b)
+    a, b = rng.normal(size=(2, 40, 6))
+    turned, _ = np.linalg.qr(rng.normal(size=(6, 6)))
+    assert procrustes(a, a @ turned) == pytest.approx(0, abs=1e-6)
+    groups = [{"t": {"rows": x}, "u": {"rows": 2 * x[:9]}} for x in (a, b, a @ turned)]
+    found = distances(groups)
+    pairs = [(a, b), (a, a @ turned), (b, a @ turned)]
+    squares = [np.square(x - y).sum() + 4 * np.square(x[:9] - y[:9]).sum() for x, y in pairs]
+    assert found["distance"] == pytest.approx(np.sqrt(np.mean(squares)))
+    least = [procrustes(x, y) ** 2 + 4 * procrustes(x[:9], y[:9]) ** 2 for x, y in pairs]
+    assert found["aligned"] == pytest.approx(np.sqrt(np.mean(least)))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_what_is_trained(clipped: bool) -> None:
+    options = dataclasses.replace(study.SMALL, seeds=2)
+    found = list(study.trainings("movie", options, clipped))
+    names = [(arm.name, seed) for arm, seed in found]
+    assert len(set(names)) == len(names)
+    assert collections.Counter(seed for _, seed in names) == {0: 14 if clipped else 16, 1: 10 if clipped else 12}
+    assert len(list(study.trainings("", dataclasses.replace(options, all_seeds=True), clipped))) == 30 - 4 * clipped
+    every = {arm.every for arm, _ in found if arm.sync == "average"}
+    assert every == {study.SMALL.iterations // 10}
+
+
+def made_up() -> dict[str, Any]:
+    """Results of a study whose every value is chosen by hand."""
+    trainings = []
+    for arm, seed in study.trainings("movie", study.SMALL, False):
+        measures: dict[str, list[float]] = {"iteration": [0, 100, 200, 300]}
+        better = 0.01 * arm.groups + 0.001 * seed
+        measures |= {n: [0.5, 0.6, 0.7 + better, 0.7] for n in ("accuracy", "auc", "train_accuracy")}
+        if arm.sync != "exact":
+            start = 8.0 if arm.init == "own" else 0.0
+            measures |= {"distance": [start, 9, 10, 10.1], "aligned": [start / 2, 4, 5, 5.05]}
+            measures |= {n: [0.5, 0.55, 0.6, 0.65] for n in ("own_accuracy", "own_train_accuracy")}
+            measures |= {f"accuracy_{g}": [0.5, 0.6, 0.6, 0.64 + g / 100] for g in range(arm.groups)}
+        fields = {**dataclasses.asdict(arm), "label": arm.label, "name": arm.name, "seed": seed}
+        trainings.append({**fields, "measures": measures})
+    parts = dict.fromkeys((*PARTS, "other", "idle"), 1.0)
+    parts |= {"exchange in the group": 2.5, "total": sum(parts.values())}
+    cases = [(Arm(1), 1, 8.0), (Arm(1), 2, 35.0), (Arm(2, "never"), 1, 12.0), (Arm(2, "never", delay=1), 1, 11.0)]
+    series = [
+        {"label": arm.label, "devices": n, "ms": [ms] * 9 + [9 * ms], "parts": parts, "batch": 64}
+        for arm, n, ms in cases
+    ]
+    times = [{"varied": "groups", "groups": 2, "dim": 8, "batch": 64, "sync": "never", "ms": parts}]
+    sent = {f"rows {p}": 1000.0 for p in PRECISIONS} | {f"tables {p}, every 1": 60000.0 for p in PRECISIONS}
+    about = {"model": "dlrm", "data": "made up", "samples": 100, "batch_size_of_a_group": 64}
+    return {"about": about, "trainings": trainings, "series": series, "times": times, "bytes": {"2": {"sent": sent}}}
+
+
+def test_the_report_compares_figure_by_figure() -> None:
+    rows = {(row.figure, row.quantity): row for row in compared.rows(made_up())}
+
+    def row(figure: str, begins: str) -> Any:
+        (found,) = [of for (at, quantity), of in rows.items() if at == figure and quantity.startswith(begins)]
+        return found
+
+    start = row("figure 4", "norm of E0 - E1 at the start, same seed")
+    assert (start.ours, start.same) == ("0.00 (0.00 to 0.00)", True)
+    start = row("figure 4", "norm of E0 - E1 at the start, different seeds")
+    assert (start.ours, start.same) == ("8.00 (8.00 to 8.00)", True)
+    assert row("figure 4", "at the end, same seed, data partitioned").same
+    assert "5.05" in row("figure 4", "the same after orthogonal (Procrustes) alignment, same").ours
+    assert row("figure 5", "accuracy in training").ours == "0.7000 (0.7000 to 0.7000)"
+    assert row(
+        "figures 5-6", "iterations to one node's best test accuracy, over those that it took: the nodes"
+    ).ours == ("not reached")
+    exact = row("figures 5-6", "iterations to one node's best test accuracy, over those that it took: tables kept")
+    assert (exact.ours, exact.same) == ("1.00 (1.00 to 1.00)", False)
+    ratio = row("figures 11-12", "synchronised over independent")
+    assert (ratio.source, ratio.ours, ratio.same) == ("1.57, so slower", "1.50", True)
+    two = row("section 4.4", "an iteration on two devices")
+    assert two.ours.startswith("4.38 (35.0 ms") and two.same and two.why.startswith("2.5 ms of it exchange rows")
+    assert row("figure 13", "test accuracy of node 0").ours == "0.6400 (0.6400 to 0.6400)"
+    assert row("figure 14", "test accuracy of node 1").why == "the nodes differ by 0.0100 (0.0100 to 0.0100)"
+    assert "a device sends 2,000 bytes an iteration, for those 1,000" in (
+        row("future work", "test AUC of tables averaged every 30 iterations in int8").why
+    )
+    figures = {at for at, _ in rows}
+    assert {f"figure {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)} <= figures
 
 
 @pytest.mark.full
-def test_a_short_study_has_all_its_figures(preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_study_has_all_its_figures_and_goes_on(
+    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(study, "GROUPS", (1, 2))
-    done = inside("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",
-                  "--iterations", "4", "--every", "2", "--timed", "0", "--json")  # fmt: skip
+    own, kept = Arm(2, "never", parts="fixed"), study.trainings
+    few: tuple[Arm, ...] = (Arm(1), Arm(2), Arm(2, "never"), own, Arm(2, "never", parts="whole", init="own"))
+    few += tuple(Arm(2, "never", parts="fixed", shape=shape) for shape in study.SHAPES)
+    few += tuple(Arm(2, "average", 2, precision=precision) for precision in PRECISIONS)
+    assert {arm.name for arm in few} < {arm.name for arm, _ in kept("", dataclasses.replace(SHORT, seeds=1), False)}
+    monkeypatch.setattr(study, "trainings", lambda *_: [(arm, 0) for arm in few])
+    monkeypatch.setattr(study, "SHAPED_BATCH", 32)
+    words = ("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",
+             "--iterations", "4", "--every", "2", "--seeds", "1", "--timed", "0", "--json")  # fmt: skip
+    done = inside(*words)
     assert done.status == 0, done.err
     result = done.result
-    assert json.loads((tmp_path / "study" / "replicas.json").read_text()) == result
-    assert {Path(path).name for path in result["figures"]} == {"accuracy.png", "distance.png", "bytes.png"}
-    assert all(Path(path).stat().st_size > 10_000 for path in result["figures"])
-    own = next(t["measures"] for t in result["trainings"] if t["sync"] == "never")
-    assert own["iteration"] == [0, 2, 4] and own["distance"][0] == 0 < own["distance"][1] < own["distance"][2]
+    folder = tmp_path / "study"
+    assert {
+        key: value for key, value in json.loads((folder / "replicas.json").read_text()).items() if key != "report"
+    } == {key: value for key, value in result.items() if key != "files"}
+    pictures = {name for name in result["files"] if name.endswith(".png")}
+    assert pictures == {"norm.png", "training.png", "nodes.png", "accuracy.png", "open.png", "bytes.png"}
+    assert all((folder / name).stat().st_size > 10_000 for name in pictures)
+    found = next(t["measures"] for t in result["trainings"] if t["name"] == own.name)
+    assert found["iteration"] == [0, 2, 4] and found["distance"][0] == 0 < found["distance"][1] < found["distance"][2]
+    assert 0 < found["aligned"][2] < found["distance"][2]
     exact = next(t["measures"] for t in result["trainings"] if t["sync"] == "exact" and t["groups"] == 2)
-    assert "distance" not in exact and exact["accuracy"][0] == own["accuracy"][0] == own["own_accuracy"][0]
+    assert "distance" not in exact and exact["accuracy"][0] == found["accuracy"][0] == found["own_accuracy"][0]
+    seeded = next(t["measures"] for t in result["trainings"] if t["init"] == "own")
+    assert seeded["distance"][0] > 1
+    again = inside(*words)  # which finds all done
+    assert again.result["trainings"] == result["trainings"] and "training:" not in again.err
+    other = inside(*words[:-1], "--seeds", "2")
+    assert other.status == 2 and "holds parts of this study that were made with other settings (options)" in other.err
 
 
 def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
       DataError: naming the option and both values.
     """
     later: dict[str, Any] = {name: [] for name in getattr(type(config), "later", ())}
-    made_with = later | source.about.get("options", {})
+    # Data that were prepared before an option came lack it: they are what its default makes.
+    made_with = options_of(type(config)()) | later | source.about.get("options", {})
     for name, value in (later | options_of(config)).items():
         if made_with.get(name) != value:
             then = written(made_with.get(name))

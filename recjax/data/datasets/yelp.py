@@ -3,8 +3,11 @@
 Get it from Yelp (business.yelp.com/data/resources/open-dataset); its terms do not let recjax ship a row. A review is
 joined with its business and its user. Stars of a business or a user, and counts of their reviews, stand in the files as
 of the day of the download: they were computed from the very reviews that are to be predicted, and from later ones. So
-are `is_open`, `useful`, `funny`, `cool`, `fans` and `elite`. None of them is read. What was known when a review was
-written is computed instead, from the reviews before it: how many its user and its business had, and their mean stars.
+are `is_open`, `useful`, `funny`, `cool`, `fans` and `elite`. None of them is read for a review. What was known when a
+review was written is computed instead, from the reviews before it: how many its user and its business had, and their
+mean stars.
+
+With `per=business` a row is a business, and all of that is read: see `BusinessReader`.
 
 Held in memory are ids, time and stars of all reviews, never their text.
 """
@@ -15,23 +18,26 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from recjax.data import counter_rng
 from recjax.data.datasets.options import open_as
 from recjax.data.datasets.ratings import ranges
+from recjax.data.datasets.yelp_files import COLUMNS, Reviews, find, read_businesses, read_reviews, read_users
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash
 from recjax.data.text.fields import Faults
-from recjax.data.text.json_lines import Kind, Objects, read_objects
 from recjax.data.text.source_files import find_file, require_source, sha256
-from recjax.errors import DataError
+from recjax.errors import ConfigError, DataError
 from recjax.settings.values import check_ranges
 
 _CHUNK_ROWS = 2**17
 _DAY = 86400
+_PURPOSE = 4  # keeps the draw of splits apart from those of `recjax.data.pipeline`
+_ATTRIBUTES = ("review_count", "average_stars", "useful", "funny", "cool", "fans")  # of users, for businesses
 _HISTORY = ("user_reviews", "user_stars", "business_reviews", "business_stars")
 
 
@@ -42,9 +48,12 @@ class Yelp:
     kind: ClassVar[str] = "yelp"
 
     path: str = ""  # folder of prepared data
+    # A row is a review, with what was known before it; or a business, with attributes of its users that are known only
+    # after all its reviews, as UW-Madison's study of distributed DLRM has it
+    per: Literal["review", "business"] = "review"
     above: float = 4.0  # the label is stars > above (1 to 4.5)
     validation_fraction: float = 0.1  # share of the reviews before the test split that validate (the latest of them)
-    test_fraction: float = 0.1  # share of all reviews that are test: the latest
+    test_fraction: float = 0.1  # share of all reviews that are test: the latest (both of businesses: drawn)
     order: Literal["time", "business"] = "time"  # of the rows of a split; business: grouped, by time in each group
     ids: Frequency | Hash = Frequency(min_count=2)  # how values become rows of tables
     dense: DenseTransform = "log1p"  # of counts, stars and days; see recjax.data.prepare.dense_columns
@@ -54,51 +63,16 @@ class Yelp:
 
     def __post_init__(self) -> None:
         check_ranges(self, above=(1, 4.5), validation_fraction=(0, 0.9), test_fraction=(0, 0.9))
+        if self.per == "business" and self.order == "business":
+            raise ConfigError(
+                "per=business makes a row of each business, so order=business has no rows to group. Leave data.order "
+                "at time, or set data.per=review."
+            )
 
     open = open_as
 
 
-@dataclasses.dataclass(frozen=True)
-class Businesses:
-    """What is known of m businesses.
-
-    Attributes:
-      ids: Arrow string array [m].
-      city: bytes [m], empty where unknown.
-      state: likewise.
-      categories: of all businesses, end to end: bytes [L].
-      counts: categories of each business, int64 [m], with sum L.
-    """
-
-    ids: Any
-    city: np.ndarray
-    state: np.ndarray
-    categories: np.ndarray
-    counts: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Reviews:
-    """n reviews, in the order of time (ties by line).
-
-    Attributes:
-      user_ids: of the users that wrote one, bytes [users].
-      users: index into `user_ids`, int32 [n].
-      business_ids: of the businesses that got one, bytes [businesses].
-      businesses: index into `business_ids`, int32 [n].
-      times: seconds since 1970, by the clock of the place, int64 [n].
-      stars: float32 [n].
-    """
-
-    user_ids: np.ndarray
-    users: np.ndarray
-    business_ids: np.ndarray
-    businesses: np.ndarray
-    times: np.ndarray
-    stars: np.ndarray
-
-
-def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> YelpReader:
+def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> ReviewReader | BusinessReader:
     """Reads the three files.
 
     Args:
@@ -110,11 +84,12 @@ def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> YelpReader:
       DataError: a file is missing or at fault (with file, line and key).
     """
     folder = require_source(config.kind, source)
-    files = {name: find_file(folder, f"yelp_academic_dataset_{name}.json", f"{name}.json") for name in _COLUMNS}
-    return YelpReader(config, files, Faults(config.on_error == "skip"))
+    files = {name: find_file(folder, f"yelp_academic_dataset_{name}.json", f"{name}.json") for name in COLUMNS}
+    made = BusinessReader if config.per == "business" else ReviewReader
+    return made(config, files, Faults(config.on_error == "skip"))
 
 
-class YelpReader:
+class ReviewReader:
     """Hands reviews to the preparation (a `recjax.data.prepare.chunk.Reader`)."""
 
     name = Yelp.kind
@@ -140,12 +115,12 @@ class YelpReader:
         """
         self._files = files
         self.label = f"stars > {config.above:g}"
-        self._shops = _read_businesses(files["business"], faults)
-        user_ids, since = _read_users(files["user"], faults)
-        self._reviews = reviews = _read_reviews(files["review"], faults)
+        self._shops = read_businesses(files["business"], faults)
+        user_ids, since, _ = read_users(files["user"], faults)
+        self._reviews = reviews = read_reviews(files["review"], faults)
         self._skipped = faults.drain()
-        self._shop_of = _find(reviews.business_ids, self._shops.ids)  # -1: not in the file
-        at = _find(reviews.user_ids, user_ids)
+        self._shop_of = find(reviews.business_ids, self._shops.ids)  # -1: not in the file
+        at = find(reviews.user_ids, user_ids)
         self._since = np.where(at >= 0, since[at], -1)
         self._labels = (reviews.stars > config.above).astype(np.float32)
         self._history = [_before(keys, reviews) for keys in (reviews.users, reviews.businesses)]
@@ -198,6 +173,88 @@ class YelpReader:
         )
 
 
+class BusinessReader:
+    """Hands businesses to the preparation: is one above 4 stars?
+
+    So does the UW-Madison study of distributed DLRM: reviews are joined with their users and grouped by business, and
+    the users' attributes aggregated, here to their means over the reviews. All of these are of the day of the download:
+    a user's mean stars hold the very reviews that make the label. What a model learns of that is no forecast.
+
+    The splits are drawn at random: a business has no time of its own. Businesses without a review are left out.
+    """
+
+    name = Yelp.kind
+    dense = ("reviews", *(f"user_{name}" for name in _ATTRIBUTES), "user_days")
+    features = (
+        RawFeature("city", optional=True, values="text"),
+        RawFeature("state", optional=True, values="text"),
+        RawFeature("categories", jagged=True, values="text"),
+    )
+
+    def __init__(self, config: Yelp, files: Mapping[str, Path], faults: Faults) -> None:
+        """Reads all files; the arguments are as for `ReviewReader`."""
+        self._files = files
+        self.label = f"a business's stars > {config.above:g}"
+        self._shops = shops = read_businesses(files["business"], faults, stars=True)
+        user_ids, since, attributes = read_users(files["user"], faults, _ATTRIBUTES)
+        reviews = read_reviews(files["review"], faults)
+        self._skipped = faults.drain()
+        shop = find(reviews.business_ids, shops.ids)[reviews.businesses]
+        at = find(reviews.user_ids, user_ids)[reviews.users]
+        known = shop >= 0
+        days = np.maximum(reviews.times - since[at], 0) / _DAY
+        joined = np.where(at[:, None] >= 0, np.column_stack([attributes[at], days]), np.nan)[known]
+        shop, m = shop[known], len(shops.counts)
+        counts = np.bincount(shop, minlength=m)
+        self._dense = np.column_stack([counts, *(_mean_by(shop, column, m) for column in joined.T)])
+        rows = np.flatnonzero(counts)
+        if not len(rows):
+            raise DataError(
+                f"{files['review']} has no review of a business that {files['business']} has. Download both again."
+            )
+        self._order = rows[counter_rng.permutation(len(rows), 0, _PURPOSE)]
+        tests = int(len(rows) * config.test_fraction)
+        validations = int((len(rows) - tests) * config.validation_fraction)
+        self._split = np.repeat(np.arange(3, dtype=np.uint8), [len(rows) - tests - validations, validations, tests])
+        self._labels = (np.asarray(shops.stars) > config.above).astype(np.float32)
+        self.splits = (
+            f"businesses with a review in random order: the last {config.test_fraction:g} are test; of the rest, the "
+            f"last {config.validation_fraction:g} validation and the others train; vocabularies come from train only"
+        )
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256 of every raw file."""
+        return {file.name: sha256(file) for file in self._files.values()}
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Chunk number `start` and all later ones."""
+        for first in range(start * _CHUNK_ROWS, len(self._order), _CHUNK_ROWS):
+            rows, shops = self._order[first : first + _CHUNK_ROWS], self._shops
+            counts = shops.counts[rows]
+            starts = (np.cumsum(shops.counts) - shops.counts)[rows]
+            columns = {
+                "city": Column(shops.city[rows], missing=shops.city[rows] == b""),
+                "state": Column(shops.state[rows], missing=shops.state[rows] == b""),
+                "categories": Column(shops.categories[ranges(starts, counts)], counts.astype(np.int32)),
+            }
+            yield Chunk(
+                labels=self._labels[rows],
+                dense=self._dense[rows],
+                columns=columns,
+                split=self._split[first : first + _CHUNK_ROWS],
+                skipped=self._skipped if first == 0 else {},
+                done=min(1.0, (first + _CHUNK_ROWS) / len(self._order)),
+            )
+
+
+def _mean_by(keys: np.ndarray, values: np.ndarray, m: int) -> np.ndarray:
+    """Means of the values (float64 [n]) that are there, by key (int [n], below m): [m], NaN where none is."""
+    there = ~np.isnan(values)
+    counts = np.bincount(keys[there], minlength=m)
+    sums = np.bincount(keys[there], values[there], minlength=m)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
 def _before(keys: np.ndarray, reviews: Reviews) -> tuple[np.ndarray, np.ndarray]:
     """Of the reviews with the same key (int [n]) that are strictly older: how many, and their mean stars.
 
@@ -217,119 +274,3 @@ def _before(keys: np.ndarray, reviews: Reviews) -> tuple[np.ndarray, np.ndarray]
     count[order] = counts
     mean[order] = np.where(counts > 0, (sums[now] - sums[group]) / np.maximum(counts, 1), np.nan)
     return count, mean
-
-
-_COLUMNS: dict[str, dict[str, Kind]] = {
-    "business": {"business_id": "text", "city": "text", "state": "text", "categories": "text"},
-    "user": {"user_id": "text", "yelping_since": "text"},
-    "review": {"user_id": "text", "business_id": "text", "stars": "number", "date": "text"},
-}
-
-
-def _read_businesses(file: Path, faults: Faults) -> Businesses:
-    ids: list[str] = []
-    city: list[str | None] = []
-    state: list[str | None] = []
-    categories: list[str | None] = []
-    seen: set[str] = set()
-    for rows in read_objects(file, _COLUMNS["business"], faults):
-        found = _new_ids(rows, "business_id", seen)
-        texts = [rows.text(name, optional=True) for name in ("city", "state", "categories")]
-        keep = rows.ok
-        ids += _kept(found, keep)
-        for column, values in zip((city, state, categories), texts, strict=True):
-            column += _kept(values, keep)
-    split = [
-        list(dict.fromkeys(name for each in (text or "").split(",") if (name := each.strip()))) for text in categories
-    ]
-    return Businesses(
-        _arrow(file, ids),
-        _bytes([text or "" for text in city]),
-        _bytes([text or "" for text in state]),
-        _bytes([name for names in split for name in names]),
-        np.array([len(names) for names in split], np.int64),
-    )
-
-
-def _read_users(file: Path, faults: Faults) -> tuple[Any, np.ndarray]:
-    """The ids of the users, an Arrow array [m], and when each began, in seconds since 1970: int64 [m]."""
-    ids: list[str] = []
-    since: list[np.ndarray] = []
-    seen: set[str] = set()
-    for rows in read_objects(file, _COLUMNS["user"], faults):
-        found, times = _new_ids(rows, "user_id", seen), rows.seconds("yelping_since")
-        ids += _kept(found, rows.ok)
-        since.append(times[rows.ok])
-    return _arrow(file, ids), np.concatenate(since)
-
-
-def _read_reviews(file: Path, faults: Faults) -> Reviews:
-    import pyarrow as pa
-
-    users, businesses = [], []
-    times: list[np.ndarray] = []
-    stars: list[np.ndarray] = []
-    for rows in read_objects(file, _COLUMNS["review"], faults):
-        ids = [rows.text(name) for name in ("user_id", "business_id")]
-        given_stars, time = rows.numbers("stars", 1, 5), rows.seconds("date")
-        keep = pa.array(rows.ok)
-        users.append(ids[0].filter(keep))
-        businesses.append(ids[1].filter(keep))
-        times.append(time[rows.ok])
-        stars.append(given_stars[rows.ok].astype(np.float32))
-    if not sum(map(len, times)):
-        raise DataError(f"{file} has no review. Download or copy it again.")
-    when = np.concatenate(times)
-    order = np.argsort(when, kind="stable")
-    user_ids, user_codes = _coded(users)
-    business_ids, business_codes = _coded(businesses)
-    return Reviews(
-        user_ids, user_codes[order], business_ids, business_codes[order], when[order], np.concatenate(stars)[order]
-    )
-
-
-def _new_ids(rows: Objects, name: str, seen: set[str]) -> Any:
-    """The ids of some rows, an Arrow array; those that an earlier row has are faults."""
-    values = rows.text(name)
-    repeated = np.zeros(len(rows), bool)
-    for at, value in enumerate(values.to_pylist()):
-        if rows.ok[at]:
-            repeated[at] = value in seen
-            seen.add(value)
-    rows.refuse(repeated, name, "which an earlier line has already")
-    return values
-
-
-def _kept(values: Any, keep: np.ndarray) -> list[Any]:
-    import pyarrow as pa
-
-    return list(values.filter(pa.array(keep)).to_pylist())
-
-
-def _arrow(file: Path, ids: list[str]) -> Any:
-    import pyarrow as pa
-
-    if not ids:
-        raise DataError(f"{file} has no row. Download or copy it again.")
-    return pa.array(ids, pa.string())
-
-
-def _coded(pieces: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct texts (bytes [m], in the order of their first row) and the index of each row's (int32 [n])."""
-    import pyarrow as pa
-
-    coded = pa.chunked_array(pieces, pa.string()).dictionary_encode().combine_chunks()
-    return _bytes(coded.dictionary.to_pylist()), np.asarray(coded.indices.to_numpy(), np.int32)
-
-
-def _find(wanted: np.ndarray, ids: Any) -> np.ndarray:
-    """Where each of the texts `wanted` (bytes [m]) stands in the Arrow array `ids`: int64 [m], -1 for nowhere."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    at = pc.index_in(pa.array([text.decode() for text in wanted.tolist()], pa.string()), value_set=ids)
-    return np.asarray(pc.fill_null(at, -1).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _bytes(texts: list[str]) -> np.ndarray:
-    return np.array([text.encode() for text in texts], np.bytes_)

@@ -56,10 +56,13 @@ class Objects:
             self.refuse(empty, name, "missing or empty")
         return values
 
-    def numbers(self, name: str, least: float, most: float) -> np.ndarray:
-        """The numbers of a key: float64 [n], within a range; a missing one is a fault."""
+    def numbers(self, name: str, least: float, most: float, *, optional: bool = False) -> np.ndarray:
+        """The numbers of a key: float64 [n], within a range; a missing one is NaN if optional, else a fault."""
         values = np.asarray(self._columns[name].to_numpy(zero_copy_only=False), np.float64)
-        self.refuse(~((values >= least) & (values <= most)), name, f"not a number from {least:g} to {most:g}")
+        wrong = ~((values >= least) & (values <= most))
+        if optional:
+            wrong &= ~np.asarray(self._columns[name].is_null())
+        self.refuse(wrong, name, f"not a number from {least:g} to {most:g}")
         return values
 
     def seconds(self, name: str) -> np.ndarray:

@@ -16,9 +16,10 @@ from recjax.errors import ConfigError
 
 _PURPOSE = 3  # keeps these draws apart from those of `recjax.data.pipeline`
 
-# How the samples of an epoch come to the groups: drawn anew in each epoch; always to the same group, drawn once; or
-# always to the same group, and all samples that name a value of a feature to one.
-Parts = Literal["random", "fixed", "by_feature"]
+# How the samples of an epoch come to the groups: drawn anew in each epoch; always to the same group, drawn once; always
+# to the same group, and all samples that name a value of a feature to one; or each of them to every group, which all
+# have an order of their own.
+Parts = Literal["random", "fixed", "by_feature", "whole"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,11 @@ class Arranged:
         start = index * BLOCK_ROWS
         return dataclasses.replace(take(self._samples, self.order[start : start + BLOCK_ROWS]), position=start)
 
+    def met_by(self, group: int, most: int) -> Batch:
+        """The first samples that a group meets, `most` of them or all of an epoch's."""
+        order = self.order[: len(self.order) // self.epochs].reshape(-1, self.groups, self.size)
+        return take(self._samples, order[:, group].ravel()[:most])
+
     @functools.cached_property
     def _samples(self) -> Batch:
         return concatenate([self.source.read("train", i) for i in range(len(self.source.row_counts("train")))])
@@ -105,6 +111,8 @@ class Arranged:
 
     def _members(self, rows: int) -> list[np.ndarray]:
         """The samples of each group."""
+        if self.parts == "whole":
+            return [np.arange(rows)] * self.groups
         if self.parts != "by_feature":
             shuffled = counter_rng.permutation(rows, self.seed, _PURPOSE, 0, self.groups)
             return np.array_split(shuffled, self.groups)

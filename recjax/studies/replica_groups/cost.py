@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
+import time
 
 import jax
 
@@ -64,6 +66,23 @@ def time_parts(trainer: Trainer, steps: int) -> dict[str, float]:
     idle = found.pop("idle", 0.0)
     times = {**named, "other": sum(found.values()), "idle": idle}
     return {**times, "total": sum(times.values())}
+
+
+def time_series(trainer: Trainer, steps: int) -> list[float]:
+    """Milliseconds of each of `steps` iterations, from when a batch is at hand until its step is done.
+
+    Each is awaited before the next begins, as the source's are. The first ones, which compile, are left out.
+    """
+    state, stream, found = trainer.init_state(), trainer.train_inputs(), []
+    with contextlib.closing(stream):
+        for done, inputs in enumerate(itertools.islice(stream, steps + _WARM), 1):
+            jax.block_until_ready(inputs)
+            began = time.perf_counter()
+            state, metrics = trainer.train_step(state, inputs)
+            state = trainer.averaged(state, done)
+            jax.block_until_ready((state, metrics))
+            found.append((time.perf_counter() - began) * 1e3)
+    return found[_WARM:]
 
 
 def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> dict[str, float]:

@@ -1,140 +1,219 @@
-"""The figures of the study of replica groups."""
+"""The pictures of the study of replica groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from recjax.studies.replica_groups.cost import PARTS, PRECISIONS
+from recjax.studies.replica_groups.curves import Curves
+from recjax.studies.report import Picture
 from recjax.utils import plots
-from recjax.utils.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {1: plots.GREY, 2: plots.ORANGE, 4: plots.BLUE}  # by number of groups
-_STYLES = {"exact": "-", "never": "--", "average": ":"}
-_PARTS = {"random": "drawn anew", "fixed": "fixed parts, random", "by_feature": "fixed parts, by item"}
+_STYLES = ("-", "--", ":", "-.")
 _STACK = ("#4878a8", "#a3c1dd", "#2f7d4f", "#d1662c", "#e6b89c", "#8a6bb1", "#cccccc", "#eeeeee")
+_KEYS = {"groups": "groups", "batch of a group": "batch", "columns D": "dim"}
+Line = tuple[str, str, str]  # name of an arm, measure, label
 
 
-def figures(result: dict[str, Any], out: Path) -> list[Path]:
-    """Draws all: the paths of the pictures.
+def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
+    """The pictures of measures against the iteration: lines are means over seeds, bands go from least to largest."""
+    curves = Curves(result["trainings"])
+    apart = [name for name, arm in curves.arms.items() if arm["sync"] == "never" and not arm["shape"]]
+    apart = [name for name in apart if curves.arms[name]["groups"] == 2 and not curves.arms[name]["delay"]]
+    one = next(name for name, arm in curves.arms.items() if arm["groups"] == 1)
+    fixed = next(name for name in apart if curves.arms[name]["parts"] == "fixed")
+    plain = [n for n, a in curves.arms.items() if a["parts"] == "random" and not a["delay"] and a["sync"] != "average"]
+    open_ = [n for n, a in curves.arms.items() if a["sync"] == "average" or a["delay"]]
+    shaped = [name for name, arm in curves.arms.items() if arm["shape"]]
+    norms: list[tuple[str, list[Line]]] = [
+        ("norm of the difference of tables", [(name, "distance", name) for name in apart]),
+        ("norm after orthogonal alignment", [(name, "aligned", name) for name in apart]),
+    ]
+    training: list[tuple[str, list[Line]]] = [
+        ("accuracy", [(one, "train_accuracy", "in training"), (one, "accuracy", "test")]),
+        ("accuracy", [(fixed, "own_train_accuracy", "in training"), (fixed, "own_accuracy", "test")]),
+    ]
+    whole: list[Line] = [(name, "accuracy", name.removesuffix(", samples random")) for name in plain]
+    ranked: list[Line] = [(name, "auc", label) for name, _, label in whole]
+    nodes = [(name, [(name, f"accuracy_{g}", f"node {g}") for g in range(2)]) for name in shaped]
+    made = [
+        _lines(curves, "norm", norms, "Figure 4: how far the tables of two nodes are apart.", ("", "")),
+        _lines(
+            curves,
+            "training",
+            training,
+            "Figures 5 and 6: accuracy in training and on the test split, of one node and of two (own tables, data "
+            "partitioned).",
+            ("one node", "two nodes"),
+        ),
+        _lines(
+            curves,
+            "nodes",
+            [("test accuracy", lines) for _, lines in nodes],
+            "Figures 13 and 14: test accuracy of both nodes.",
+            [name.removesuffix(", samples fixed") for name, _ in nodes],
+        ),
+        _lines(
+            curves,
+            "accuracy",
+            [("test accuracy", whole), ("test AUC", ranked)],
+            "One, two and four groups: test accuracy and AUC, of independent tables by their means.",
+            ("", ""),
+        ),
+    ]
+    if open_:
+        text = "Averages in fewer bytes, and gradients one iteration late: test AUC."
+        made.append(_lines(curves, "open", [("test AUC", [(name, "auc", name) for name in open_])], text, ("",)))
+    return made
 
-    Raises:
-      TrainingError: one cannot be written.
-    """
-    made = [_accuracy(result, out / "accuracy.png"), _distance(result, out / "distance.png")]
-    if result["times"]:
-        made.append(_times(result, out / "times.png"))
-    return [*made, _bytes(result, out / "bytes.png")]
+
+def _lines(
+    curves: Curves, name: str, panels: Sequence[tuple[str, list[Line]]], text: str, titles: Sequence[str]
+) -> Picture:
+    """A panel for each (label of the axis, lines); panels with the same unit have one scale."""
+    with plots.literal():
+        most = max(len(lines) for _, lines in panels)
+        figure = plots.figure(max(5.6 * len(panels), 8.0), 3.6 + 0.24 * most)
+        same = len({label for label, _ in panels}) == 1 or "norm" in panels[0][0]
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=same)[0]
+        for axis, (label, lines), title in zip(axes, panels, titles, strict=True):
+            plots.plain(axis)
+            for i, (arm, measure, called) in enumerate(lines):
+                values, at = curves.get(arm, measure), curves.iterations(arm)
+                colour = plots.PALETTE[i % len(plots.PALETTE)]
+                axis.plot(at, values.mean(axis=0), _STYLES[i % len(_STYLES)], color=colour, lw=1.6, label=called)
+                axis.fill_between(at, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0)
+            axis.set_xlabel("iteration")
+            axis.set_ylabel(label)
+            axis.yaxis.set_tick_params(labelleft=True)
+            axis.set_title(title, fontsize=10)
+        alike = len({tuple(called for _, _, called in lines) for _, lines in panels}) == 1
+        if alike:
+            _legend(figure, axes[0], 1 if max(len(called) for _, _, called in panels[0][1]) > 40 else 2)
+        else:
+            for axis in axes:
+                plots.legend_below(axis, 1)
+        return Picture(f"{name}.png", text, plots.png(figure))
 
 
-def _figure(panels: int, width: float = 5.6) -> tuple[Figure, Sequence[Axes]]:
-    figure = plots.figure(width * panels, 4.2)
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
-    for axis in axes:
-        plots.plain(axis)
-    return figure, axes
-
-
-def _legend(figure: Figure, of: Axes) -> None:
+def _legend(figure: Figure, of: Axes, columns: int = 4) -> None:
     """Below the panels, where it hides nothing."""
     handles, labels = of.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, edgecolor="none")
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, edgecolor="none")
 
 
-def _saved(figure: Figure, path: Path) -> Path:
-    write_whole(path, plots.png(figure))
-    return path
+def of_times(result: Mapping[str, Any]) -> list[Picture]:
+    """The pictures of what iterations take."""
+    if not result["series"]:
+        return []
+    return [_series(result["series"]), _parts(result["series"]), _distribution(result["series"]), _varied(result)]
 
 
-def _title(result: dict[str, Any]) -> str:
-    about = result["about"]
-    return f"{about['model']} on {about['data']}, {about['batch_size_of_a_group']:,} samples a group and iteration"
+def _called(of: Mapping[str, Any]) -> str:
+    return f"{of['label']}, {of['devices']} device{'s' if of['devices'] > 1 else ''} a group"
 
 
-def _accuracy(result: dict[str, Any], path: Path) -> Path:
-    figure, axes = _figure(2)
-    figure.suptitle(_title(result))
-    for name, axis in zip(("accuracy", "auc"), axes, strict=True):
-        for t in result["trainings"]:
-            found = t["measures"]
-            if t["parts"] != "random":
-                continue
-            colour, label = _COLOURS[t["groups"]], t["label"]
-            style = _STYLES[t["sync"]]
-            if t["sync"] == "never":
-                axis.plot(found["iteration"], found[f"own_{name}"], "-.", color=colour, lw=1, label=f"{label}, each")
-                label += ", mean"
-            axis.plot(found["iteration"], found[name], style, color=colour, lw=1.6, label=label)
-        axis.set_xlabel("iteration")
-        axis.set_ylabel(f"test {'AUC' if name == 'auc' else name}")
-    _legend(figure, axes[0])
-    return _saved(figure, path)
+def _series(series: Sequence[Mapping[str, Any]]) -> Picture:
+    with plots.literal():
+        figure = plots.figure(8.0, 1.5 * len(series) + 0.6)
+        axes = figure.subplots(len(series), 1, squeeze=False, sharex=True)[:, 0]
+        top = 1.15 * max(float(np.percentile(of["ms"], 99)) for of in series)
+        for axis, of in zip(axes, series, strict=True):
+            plots.plain(axis)
+            axis.plot(np.arange(1, len(of["ms"]) + 1), of["ms"], color=plots.BLUE, lw=0.9)
+            beyond = sum(ms > top for ms in of["ms"])
+            axis.set_title(_called(of) + (f"; {beyond} beyond the scale" if beyond else ""), fontsize=9, loc="left")
+            axis.set_ylabel("ms")
+            axis.set_ylim(0, top)
+        axes[-1].set_xlabel("iteration")
+        return Picture("series.png", "Figures 7 and 8: the time of each iteration.", plots.png(figure))
 
 
-def _distance(result: dict[str, Any], path: Path) -> Path:
-    figure, axes = _figure(2)
-    figure.suptitle(_title(result))
-    for t in result["trainings"]:
-        found = t["measures"]
-        if "distance" not in found:
-            continue
-        style = {"random": "-", "fixed": "--", "by_feature": ":"}[t["parts"]]
-        colour = plots.GREEN if t["sync"] == "average" else _COLOURS[t["groups"]]
-        label = f"{t['label']}, {_PARTS[t['parts']]}"
-        axes[0].plot(found["iteration"], found["distance"], style, color=colour, label=label)
-        axes[1].plot(found["iteration"], found["own_accuracy"], style, color=colour, label=label)
-    labels = ("norm of the difference of tables", "test accuracy, mean of the groups' own")
-    for axis, label in zip(axes, labels, strict=True):
-        axis.set_xlabel("iteration")
-        axis.set_ylabel(label)
-    _legend(figure, axes[0])
-    return _saved(figure, path)
+def _parts(series: Sequence[Mapping[str, Any]]) -> Picture:
+    with plots.literal():
+        figure = plots.figure(8.4, 0.45 * len(series) + 1.7)
+        axis = figure.subplots()
+        plots.plain(axis, grid="x")
+        _stack(axis.barh, [_called(of) for of in series], [of["parts"] for of in series], "left")
+        axis.invert_yaxis()
+        axis.set_xlabel("ms of an iteration, mean of a profile")
+        _legend(figure, axis)
+        return Picture("parts.png", "Figures 9 and 10: the parts of an iteration.", plots.png(figure))
 
 
-def _times(result: dict[str, Any], path: Path) -> Path:
+def _stack(bars: Any, names: Sequence[Any], times: Sequence[Mapping[str, float]], ends: str, **how: Any) -> None:
+    """Bars of the parts of iterations, one part after the other."""
+    ended = [0.0] * len(times)
+    for part, colour in zip((*PARTS, "other", "idle"), _STACK, strict=True):
+        ms = [of[part] for of in times]
+        bars(names, ms, **{ends: ended}, color=colour, label=part, **how)
+        ended = [a + b for a, b in zip(ended, ms, strict=True)]
+
+
+def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
+    with plots.literal():
+        figure = plots.figure(8.0, 3.6 + 0.24 * len(series))
+        axis = figure.subplots()
+        plots.plain(axis)
+        top = max(float(np.percentile(of["ms"], 98)) for of in series)
+        edges = np.linspace(0, top, 60)
+        for i, of in enumerate(series):
+            share = np.histogram(np.minimum(of["ms"], top), edges)[0] / len(of["ms"]) * 100
+            axis.stairs(share, edges, color=plots.PALETTE[i], linestyle=_STYLES[i % 4], lw=1.4, label=_called(of))
+        axis.set_xlabel(f"ms of an iteration (those above {top:.1f} at the right edge)")
+        axis.set_ylabel("iterations, %")
+        plots.legend_below(axis, 1)
+        return Picture("distribution.png", "Figures 11 and 12: how iterations' times are spread.", plots.png(figure))
+
+
+def _varied(result: Mapping[str, Any]) -> Picture:
     varied = list(dict.fromkeys(case["varied"] for case in result["times"]))
-    keys = {"groups": "groups", "batch of a group": "batch", "columns D": "dim"}
-    figure, axes = _figure(len(varied))
-    figure.suptitle(f"an iteration on {result['about']['device']}, one device a group")
-    for axis, what in zip(axes, varied, strict=True):
-        cases = [c for c in result["times"] if c["varied"] == what]
-        if what != "groups":  # the middle belongs to each
-            cases += [c for c in result["times"] if c["varied"] == "groups" and c["groups"] == 2]
-        cases.sort(key=lambda c: (c[keys[what]], c["sync"]))
-        bottom = [0.0] * len(cases)
-        for part, colour in zip((*PARTS, "other", "idle"), _STACK, strict=True):
-            ms = [c["ms"][part] for c in cases]
-            axis.bar(range(len(cases)), ms, bottom=bottom, color=colour, label=part, width=0.7)
-            bottom = [a + b for a, b in zip(bottom, ms, strict=True)]
-        short = {"never": "own", "exact": "exact"}
-        axis.set_xticks(range(len(cases)), [f"{c[keys[what]]}\n{short[c['sync']]}" for c in cases], fontsize=8)
-        axis.set_xlabel(f"{what}; tables own to each group, or exact")
-        axis.set_ylabel("ms")
-    _legend(figure, axes[-1])
-    return _saved(figure, path)
+    with plots.literal():
+        figure = plots.figure(5.0 * len(varied), 4.2)
+        for axis, what in zip(figure.subplots(1, len(varied), squeeze=False)[0], varied, strict=True):
+            plots.plain(axis)
+            cases = [c for c in result["times"] if c["varied"] == what]
+            if what != "groups":  # the middle belongs to each
+                cases += [c for c in result["times"] if c["varied"] == "groups" and c["groups"] == 2]
+            cases.sort(key=lambda c: (c[_KEYS[what]], c["sync"]))
+            _stack(axis.bar, range(len(cases)), [c["ms"] for c in cases], "bottom", width=0.7)
+            short = {"never": "own", "exact": "exact"}
+            axis.set_xticks(range(len(cases)), [f"{c[_KEYS[what]]}\n{short[c['sync']]}" for c in cases], fontsize=8)
+            axis.set_xlabel(f"{what}; tables own to each group, or exact")
+            axis.set_ylabel("ms of an iteration")
+        _legend(figure, axis)
+        text = "Parts of an iteration with one device a group: groups, batch and columns varied."
+        return Picture("times.png", text, plots.png(figure))
 
 
-def _bytes(result: dict[str, Any], path: Path) -> Path:
+def of_bytes(result: Mapping[str, Any]) -> Picture:
+    """The bytes that keep tables synchronous."""
     found = result["bytes"]
-    figure, axes = _figure(len(found), 6.4)
-    figure.suptitle("bytes an iteration that a device sends to keep tables synchronous")
-    for axis, (groups, of) in zip(axes, found.items(), strict=True):
-        names = [name.replace(" float32", "") for name in of["sent"] if "float32" in name]
-        for i, (precision, colour) in enumerate(zip(PRECISIONS, ("#4878a8", "#a3c1dd", "#d1662c"), strict=True)):
-            at = [j + (i - 1) * 0.27 for j in range(len(names))]
-            sizes = [of["sent"][_with(name, precision)] for name in names]
-            axis.bar(at, sizes, width=0.25, color=colour, label=precision)
-        labels = ["row gradients,\nexact" if name == "rows" else name.replace(", ", ",\n") for name in names]
-        axis.set_xticks(range(len(names)), labels, fontsize=8)
-        axis.set_yscale("log")
-        axis.set_title(f"{groups} groups", fontsize=9)
-    _legend(figure, axes[0])
-    return _saved(figure, path)
+    with plots.literal():
+        figure = plots.figure(6.4 * len(found), 4.2)
+        axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+        for axis, (groups, of) in zip(axes, found.items(), strict=True):
+            plots.plain(axis)
+            names = [name.replace(" float32", "") for name in of["sent"] if "float32" in name]
+            for i, (precision, colour) in enumerate(zip(PRECISIONS, ("#4878a8", "#a3c1dd", "#d1662c"), strict=True)):
+                at = [j + (i - 1) * 0.27 for j in range(len(names))]
+                sizes = [of["sent"][_with(name, precision)] for name in names]
+                axis.bar(at, sizes, width=0.25, color=colour, label=precision)
+            labels = ["row gradients,\nexact" if name == "rows" else name.replace(", ", ",\n") for name in names]
+            axis.set_xticks(range(len(names)), labels, fontsize=8)
+            plots.logarithmic(axis, ["y"])
+            axis.set_ylabel("bytes an iteration and device")
+            axis.set_title(f"{groups} groups", fontsize=9)
+        _legend(figure, axes[0])
+        text = "Bytes an iteration that the fullest device sends to keep tables synchronous."
+        return Picture("bytes.png", text, plots.png(figure))
 
 
 def _with(name: str, precision: str) -> str:

@@ -1,39 +1,44 @@
 """The study of replica groups whose tables are their own, after the "distributed DLRM" project of UW-Madison.
 
 There, two nodes each keep embedding tables of their own and synchronise only the MLPs; the report expects the accuracy
-of one node after half the iterations, and a difference between the tables whose norm reaches a plateau. Its figures are
-made again here, for 1, 2 and 4 groups, beside what recjax does by default (the exact update, for which tables are one)
-and beside tables that are averaged from time to time: accuracy against iteration; the norm of the difference, with
-samples that come to the groups at random and in fixed parts; the time of an iteration by its parts; and what it would
-cost to keep the tables the same, plain and compressed, which the report left open.
+of one node after half the iterations, and a difference between the tables whose norm reaches a plateau. Its figures 4
+to 14 are made again here, beside what recjax does by default (the exact update, for which tables are one) and what the
+report left open: tables that are averaged from time to time, plain and compressed, and gradients that arrive late.
 
-Every group takes as many samples an iteration, so that more groups see more samples.
+Every group takes as many samples an iteration, so that more groups see more samples. What is done is kept in the
+study's folder: a study that was stopped goes on from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from recjax import settings
 from recjax.config.run import RunConfig
 from recjax.data.batch import Schema
+from recjax.data.source import BlockSource
+from recjax.errors import ConfigError
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.studies.replica_groups import cost, draw
+from recjax.studies import report
+from recjax.studies.finished import Finished
+from recjax.studies.replica_groups import compared, cost
 from recjax.studies.replica_groups.arranged import Arranged
-from recjax.studies.replica_groups.training import Arm, arranged, configured, run
+from recjax.studies.replica_groups.training import Arm, Shape, arranged, configured, run
 from recjax.train.trainer import build_trainer
-from recjax.utils.files import write_json
 
 GROUPS = (1, 2, 4)
 ITEMS = ("business", "movie", "item")  # features that samples are parted by, the first that the data have
 AVERAGES = (1, 10, 100)  # iterations between whole-table averages, of which the bytes are told
+SHAPES = (Shape(4, (64, 32, 16, 4)), Shape(16, (512, 256, 64, 16)))  # of figures 13 and 14
+SHAPED_BATCH = 512  # samples of a group, there
+SEED_STEP = 1000  # between the seeds of trainings, whose groups may have seeds that follow each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +49,25 @@ class Options:
       iterations: of each training.
       every: iterations between measures.
       timed: iterations of a profile; 0 leaves the times out.
+      series: iterations that are timed one by one.
+      seeds: trainings of each kind, that differ in their seed alone.
+      all_seeds: whether also those that no figure of the source shows are trained with all seeds, and not with one.
     """
 
-    iterations: int = 600
-    every: int = 50
-    timed: int = 20
+    iterations: int
+    every: int
+    timed: int
+    series: int
+    seeds: int
+    all_seeds: bool = False
 
 
-def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
-    """Runs the study and writes its figures and replicas.json.
+SMALL = Options(iterations=300, every=50, timed=20, series=100, seeds=3)
+FULL = Options(iterations=6000, every=200, timed=100, series=2000, seeds=3, all_seeds=True)
+
+
+def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any], report.Report]:
+    """Runs the study, or what is left of it, and writes its report and replicas.json.
 
     Args:
       config: data and model. `train.batch_size` is that of two groups; of `mesh.devices`, or all there are, each of
@@ -61,89 +76,116 @@ def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
       options: how long to look.
 
     Returns:
-      JSON values: "about"; "trainings", for each arm its settings and what `training.run` gives; "claims", what the
-      report expects and what was found; "times"; "bytes", by number of groups; "figures", paths; "seconds".
+      JSON values: "about"; "trainings", for each arm and seed its settings and what `training.run` gives; "times",
+      parts of an iteration; "series", iterations one by one, and their parts; "bytes", by number of groups; and
+      "files", names in `out`. And the report.
 
     Raises:
-      ConfigError, DataError, DeviceError, TrainingError: as `build_trainer`, or `out` cannot be written.
+      ConfigError, DataError, DeviceError, TrainingError: as `build_trainer`; or `out` cannot be written, or holds
+        another study.
     """
-    started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     devices = max(1, (config.mesh.devices or max(GROUPS)) // max(GROUPS))
-    make_mesh(MeshConfig(devices * max(GROUPS), config.mesh.platform))  # the largest first: see there
+    make_mesh(MeshConfig(max(devices * max(GROUPS), 4), config.mesh.platform))  # the largest first: see there
     batch_size = max(devices, config.train.batch_size // 2 // devices * devices)
     source = config.data.open()
     feature = next((name for name in ITEMS if _parts(source.schema, name)), "")
-    result: dict[str, Any] = {
-        "about": {
-            "data": source.name,
-            "model": config.model.kind,
-            "samples": int(source.row_counts("train").sum()),
-            "batch_size_of_a_group": batch_size,
-            "devices_of_a_group": devices,
-            "parted_by": feature,
-            "iterations": options.iterations,
-            "device": jax.devices()[0].device_kind,
-            "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        },
-        "trainings": [],
+    setup = {"config": settings.to_json(config), "data": source.fingerprint, "options": dataclasses.asdict(options)}
+    finished = Finished(out, setup)
+    about: dict[str, Any] = {
+        "data": source.name,
+        "model": config.model.kind,
+        "samples": int(source.row_counts("train").sum()),
+        "batch_size_of_a_group": batch_size,
+        "devices_of_a_group": devices,
+        "parted_by": feature,
+        "iterations": options.iterations,
+        "seeds": options.seeds,
+        "device": jax.devices()[0].device_kind,
     }
-    for arm in _arms(feature, options.iterations):
-        _tell(f"training: {arm.label}, samples {arm.parts}")
-        trainer = arranged(configured(config, arm, devices, batch_size), source, arm, options.iterations, feature)
-        found = run(trainer, options.iterations, options.every, _tell)
-        result["trainings"].append({**dataclasses.asdict(arm), "label": arm.label, "measures": found})
-    result["claims"] = claims(result["trainings"])
-    result["times"] = list(_times(config, source, batch_size, options)) if options.timed else []
-    result["bytes"] = _bytes(config, source, devices, batch_size)
-    result["figures"] = [str(path) for path in draw.figures(result, out)]
-    result["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out / "replicas.json", result)
-    return result
+    result: dict[str, Any] = {"about": about, "trainings": [], "series": [], "times": []}
+    for arm, seed in trainings(feature, options, config.train.clip_norm > 0):
+        name = f"{arm.name}, seed {seed}"
+        size = SHAPED_BATCH // devices * devices if arm.shape else batch_size
+
+        def train(arm: Arm = arm, seed: int = seed, size: int = size, name: str = name) -> dict[str, Any]:
+            _tell(f"training: {name}")
+            seeded = dataclasses.replace(config, seed=(config.seed + seed * SEED_STEP) % 2**32)
+            trainer = arranged(configured(seeded, arm, devices, size), source, arm, options.iterations, feature)
+            return run(trainer, options.iterations, options.every, _tell)
+
+        found = finished.get(f"training: {name}", train)
+        kept = {**dataclasses.asdict(arm), "label": arm.label, "name": arm.name, "seed": seed, "batch": size}
+        result["trainings"].append({**kept, "measures": found})
+    if options.timed:
+        result["series"] = list(_series(config, source, batch_size, options, finished.get))
+        result["times"] = list(_times(config, source, batch_size, options, finished.get))
+    result["bytes"] = finished.get("bytes", lambda: _bytes(config, source, devices, batch_size))
+    result["about"] |= report.provenance(began)
+    made = compared.report(result)
+    result["files"] = report.write(made, result, out)
+    return result, made
 
 
 def _parts(schema: Schema, name: str) -> bool:
     return any(f.name == name and f.bag == 1 for f in schema.features)
 
 
-def _arms(feature: str, iterations: int) -> Iterator[Arm]:
-    yield Arm(1)
-    for groups in GROUPS[1:]:
-        yield Arm(groups, "never")
-        yield Arm(groups, "exact")
-    yield Arm(2, "average", max(1, iterations // 20))
-    yield Arm(2, "never", parts="fixed")
-    if feature:
-        yield Arm(2, "never", parts="by_feature")
+def trainings(feature: str, options: Options, clipped: bool) -> Iterator[tuple[Arm, int]]:
+    """What is trained, with which seeds.
 
-
-def claims(trainings: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the report expects, from the trainings.
-
-    Returns:
-      "iterations_to_reach": arm -> iterations after which it first has the best accuracy of one group, or more, and of
-      its groups' own models ("own"); None if never. "distance": arm -> "thirds", the norm of the difference at a third,
-      two thirds and the end of the training, and its growth in the last third over that in the first.
+    Args:
+      feature: that samples can be parted by, or "".
+      options: of the study.
+      clipped: whether gradients are, which goes with no late ones.
     """
-    single = next(t["measures"] for t in trainings if t["groups"] == 1)
-    goal = max(single["accuracy"])
-    reached, apart = {}, {}
-    for t in trainings:
-        name, found = f"{t['label']}, samples {t['parts']}", t["measures"]
-        reached[name] = {
-            key: next((int(i) for i, x in zip(found["iteration"], found[of], strict=True) if x >= goal), None)
-            for key, of in (("mean", "accuracy"), ("own", "own_accuracy"))
-            if of in found
-        }
-        if "distance" in found and t["sync"] == "never":
-            d = found["distance"]
-            thirds = [d[round(k * (len(d) - 1) / 3)] for k in range(4)]
-            growth = (thirds[3] - thirds[2]) / (thirds[1] - thirds[0]) if thirds[1] > thirds[0] else 0.0
-            apart[name] = {"thirds": thirds[1:], "last_growth_over_first": growth}
-    return {"accuracy_of_one_group": goal, "iterations_to_reach": reached, "distance": apart}
+    every = max(1, options.iterations // 10)
+    of_figures = [
+        Arm(1),
+        Arm(2, "exact"),
+        Arm(2, "never"),
+        Arm(2, "never", parts="fixed"),
+        Arm(2, "never", parts="whole", init="own"),
+        *(Arm(2, "never", parts="fixed", shape=shape) for shape in SHAPES),
+        *(Arm(2, "average", every, precision=precision) for precision in cost.PRECISIONS),
+        *(() if clipped else (Arm(2, "exact", delay=1), Arm(2, "never", parts="fixed", delay=1))),
+    ]
+    further = [
+        Arm(4, "exact"),
+        Arm(4, "never"),
+        Arm(2, "never", parts="whole"),
+        *((Arm(2, "never", parts="by_feature"),) if feature else ()),
+    ]
+    for seed in range(options.seeds):
+        for arm in of_figures if seed and not options.all_seeds else (*of_figures, *further):
+            yield arm, seed
 
 
-def _times(config: RunConfig, source: Any, batch_size: int, options: Options) -> Iterator[dict[str, Any]]:
+Get = Callable[[str, Callable[[], Any]], Any]
+
+
+def _series(
+    config: RunConfig, source: BlockSource, batch_size: int, options: Options, get: Get
+) -> Iterator[dict[str, Any]]:
+    """Iterations one by one, and their parts: of one group and of two, with one device each and with two."""
+    cases = [(Arm(1), 1), (Arm(1), 2), (Arm(2, "never"), 1), (Arm(2, "never"), 2), (Arm(2, "exact"), 1)]
+    cases += [] if config.train.clip_norm else [(Arm(2, "never", delay=1), 1)]
+    for arm, devices in cases:
+        size = max(devices, batch_size // devices * devices)
+        name = f"series: {arm.label}, {devices} device(s) a group"
+
+        def look(arm: Arm = arm, devices: int = devices, size: int = size, name: str = name) -> dict[str, Any]:
+            _tell(name)
+            iterations = options.series + options.timed + 40
+            trainer = arranged(configured(config, arm, devices, size), source, arm, iterations, "")
+            return {"ms": cost.time_series(trainer, options.series), "parts": cost.time_parts(trainer, options.timed)}
+
+        yield {**dataclasses.asdict(arm), "label": arm.label, "devices": devices, "batch": size, **get(name, look)}
+
+
+def _times(
+    config: RunConfig, source: BlockSource, batch_size: int, options: Options, get: Get
+) -> Iterator[dict[str, Any]]:
     """One device a group, as there; from a middle, each of dimension, batch and groups varied by itself."""
     dim = config.embedding.dim
     cases = [("groups", groups, dim, batch_size) for groups in GROUPS]
@@ -151,12 +193,20 @@ def _times(config: RunConfig, source: Any, batch_size: int, options: Options) ->
     cases += [("columns D", 2, size, batch_size) for size in (dim // 2, dim * 2)]
     for varied, groups, columns, size in cases:
         for sync in ("never", "exact") if groups > 1 else ("exact",):
-            _tell(f"times: {groups} group(s), D={columns}, {size} samples each, {sync}")
-            sized = _sized(config, columns)
-            arm = Arm(groups, sync)
-            trainer = arranged(configured(sized, arm, 1, size), source, arm, options.timed + 40, "")
-            found = cost.time_parts(trainer, options.timed)
-            yield {"varied": varied, "groups": groups, "dim": columns, "batch": size, "sync": sync, "ms": found}
+            name = f"times: {groups} group(s), D={columns}, {size} samples each, {sync}"
+
+            def look(
+                groups: int = groups, columns: int = columns, size: int = size, sync: str = sync, name: str = name
+            ) -> dict[str, float]:
+                _tell(name)
+                arm = Arm(groups, sync)
+                trainer = arranged(
+                    configured(_sized(config, columns), arm, 1, size), source, arm, options.timed + 40, ""
+                )
+                return cost.time_parts(trainer, options.timed)
+
+            yield {"varied": varied, "groups": groups, "dim": columns, "batch": size, "sync": sync,
+                   "ms": get(name, look)}  # fmt: skip
 
 
 def _sized(config: RunConfig, dim: int) -> RunConfig:
@@ -186,31 +236,16 @@ def _bytes(config: RunConfig, source: Any, devices: int, batch_size: int) -> dic
     return found
 
 
-def to_text(result: dict[str, Any]) -> str:
-    """The results for people."""
-    rows = [["training", "samples", "accuracy", "AUC", "own accuracy", "norm of difference", "iterations to goal"]]
-    reached = result["claims"]["iterations_to_reach"]
-    for t in result["trainings"]:
-        found = t["measures"]
-        last = {name: f"{values[-1]:.4f}" for name, values in found.items()}
-        steps = reached[f"{t['label']}, samples {t['parts']}"]
-        best = " / ".join("-" if x is None else str(x) for x in steps.values())
-        measures = [last[name] for name in ("accuracy", "auc")]
-        rows.append([t["label"], t["parts"], *measures, last.get("own_accuracy", ""), last.get("distance", ""), best])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append(
-        f"goal: the best accuracy of one group, {result['claims']['accuracy_of_one_group']:.4f}; reached by the mean "
-        "of the groups' tables / by their own"
-    )
-    for groups, found in result["bytes"].items():
-        sent = found["sent"]
-        lines.append(
-            f"{groups} groups, bytes an iteration that a device sends to synchronise tables: row gradients "
-            f"{sent['rows float32']:,.0f} (int8 {sent['rows int8']:,.0f}), whole tables "
-            f"{sent['tables float32, every 1']:,.0f} (int8 {sent['tables int8, every 1']:,.0f})"
-        )
-    return "\n".join([*lines, f"figures: {', '.join(result['figures'])}"])
+def checked(options: Options) -> Options:
+    """The options, if they make sense.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    for name, least in (("iterations", 1), ("every", 1), ("timed", 0), ("series", 1), ("seeds", 1)):
+        if getattr(options, name) < least:
+            raise ConfigError(f"--{name} is {getattr(options, name)}; it must be at least {least}.")
+    return options
 
 
 def _tell(text: str) -> None:

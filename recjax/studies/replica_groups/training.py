@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +14,37 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.config.run import RunConfig
-from recjax.data.source import BlockSource
+from recjax.data.batch import Batch
+from recjax.data.source import BlockSource, between
 from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.replica_groups import make_distance
+from recjax.embedding.quantize import Precision
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
+from recjax.studies.replica_groups.alignment import distances
 from recjax.studies.replica_groups.arranged import Arranged, Parts
+from recjax.train.inputs import InputStream
 from recjax.train.metrics import measures
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
+
+TRAINING_SAMPLES = 4096  # of which the accuracy in training is measured, over all groups together
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Columns of all tables, and the widths of the MLPs' layers: those of the bottom, and of the top before its logit.
+
+    The top MLP has the same layers, for the source tells of one list of widths alone.
+    """
+
+    dim: int
+    widths: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """As figures call it."""
+        return f"D={self.dim}, {'-'.join(map(str, self.widths))}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,32 +56,63 @@ class Arm:
       sync: `train.replica_sync`.
       every: `train.average_every`.
       parts: how samples come to the groups; see `Arranged`.
+      init: `train.replica_init`.
+      precision: `train.average_precision`.
+      delay: `train.dense_delay`.
+      shape: of model and tables, instead of the preset's.
     """
 
     groups: int
     sync: str = "exact"
     every: int = 1
     parts: Parts = "random"
+    init: str = "same"
+    precision: Precision = "float32"
+    delay: int = 0
+    shape: Shape | None = None
 
     @property
     def label(self) -> str:
         """What figures call it."""
-        if self.groups == 1:
-            return "1 group"
-        how = {"exact": "exact", "average": f"averaged every {self.every}", "never": "own tables"}[self.sync]
-        return f"{self.groups} groups, {how}"
+        sent = "" if self.precision == "float32" else f" in {self.precision}"
+        how = {"exact": "exact", "average": f"averaged every {self.every}{sent}", "never": "own tables"}[self.sync]
+        words = ["1 group"] if self.groups == 1 else [f"{self.groups} groups", how]
+        words += ["seeds of their own"] if self.init == "own" else []
+        words += ["late gradients"] if self.delay else []
+        return ", ".join([*words, *([self.shape.label] if self.shape else [])])
+
+    @property
+    def name(self) -> str:
+        """Label and parts, which no other arm of the study shares."""
+        return f"{self.label}, samples {self.parts}"
 
 
 def configured(config: RunConfig, arm: Arm, devices: int, batch_size: int) -> RunConfig:
     """The config of an arm, of `devices` devices and `batch_size` samples for each group."""
     mesh = dataclasses.replace(config.mesh, devices=devices * arm.groups, hosts=1, replicas=arm.groups)
-    train: Any = {"shuffle": False, "accumulate": 1, "replica_sync": arm.sync, "average_every": arm.every}
+    how: Any = {
+        "shuffle": False,
+        "accumulate": 1,
+        "replica_sync": arm.sync,
+        "average_every": arm.every,
+        "average_precision": arm.precision,
+        "replica_init": arm.init,
+        "dense_delay": arm.delay,
+    }
     return dataclasses.replace(
-        config,
+        config if arm.shape is None else shaped(config, arm.shape),
         mesh=mesh,
-        train=dataclasses.replace(config.train, batch_size=batch_size * arm.groups, **train),
+        train=dataclasses.replace(config.train, batch_size=batch_size * arm.groups, **how),
         small=dataclasses.replace(config.small, below_rows=0),
     )
+
+
+def shaped(config: RunConfig, shape: Shape) -> RunConfig:
+    """With tables and MLPs of this shape; models without a bottom MLP get the tables' columns alone."""
+    model: Any = config.model
+    if hasattr(model, "bottom") and hasattr(model, "top"):
+        model = dataclasses.replace(model, bottom=shape.widths, top=(*shape.widths, 1))
+    return dataclasses.replace(config, model=model, embedding=dataclasses.replace(config.embedding, dim=shape.dim))
 
 
 def arranged(config: RunConfig, source: BlockSource, arm: Arm, iterations: int, feature: str) -> Trainer:
@@ -77,28 +128,39 @@ def run(trainer: Trainer, iterations: int, every: int, tell: Callable[[str], Non
 
     Returns:
       Lists with an entry for each measure. "iteration"; "accuracy", "auc", "logloss" of the model, whose tables are the
-      means of the groups' if these are independent; then also "own_accuracy", "own_auc" and "own_logloss", the means
-      over the models that each group has by itself, and "distance" of all tables together, see `make_distance`.
+      means of the groups' if these are independent, on the test split; "train_accuracy" of the same on the first
+      samples that each group has met in training. Of independent groups also "own_accuracy" and its like, the means
+      over the models that each group has by itself (in training, on its own samples); "accuracy_0", "accuracy_1", ...
+      of these models; and "distance" and "aligned" of all tables together: see `alignment.distances`.
     """
     independent = trainer.bound.independent
-    distance = make_distance(trainer.bound, trainer.mesh) if independent else None
     given = _make_given(trainer.bound, trainer.mesh) if independent else None
+    data, groups = trainer.source, trainer.bound.replicas
+    assert isinstance(data, Arranged)
+    met = [data.met_by(g, TRAINING_SAMPLES // groups) for g in range(groups)]
     found: dict[str, list[float]] = {}
     state, done = trainer.init_state(), 0
 
+    def of_model(state: TrainState, met: list[Batch]) -> dict[str, float]:
+        values = _measures(trainer, state, trainer.eval_inputs("test"))
+        size = min(trainer.config.train.eval_batch_size, max(batch.size for batch in met))
+        pieces = [between(batch, i, min(i + size, batch.size)) for batch in met for i in range(0, batch.size, size)]
+        return {**values, "train_accuracy": _measures(trainer, state, trainer.inputs_of(pieces, size))["accuracy"]}
+
     def measure(state: TrainState) -> None:
-        values = {"iteration": float(done), **_measures(trainer, state)}
-        if distance and given:
-            apart = distance(state.tables)
-            values["distance"] = math.sqrt(sum(float(x) ** 2 for x in apart.values()))
+        values = {"iteration": float(done), **of_model(state, met)}
+        if given:
+            values |= distances(list(trainer.export(state)["replicas"].values()))
             own = []
-            for group in range(trainer.bound.replicas):
+            for group in range(groups):
                 tables = given(state.tables, jnp.int32(group))
-                own.append(_measures(trainer, dataclasses.replace(state, tables=tables)))
+                own.append(of_model(dataclasses.replace(state, tables=tables), [met[group]]))
             values |= {f"own_{name}": float(np.mean([of[name] for of in own])) for name in own[0]}
+            values |= {f"accuracy_{group}": of["accuracy"] for group, of in enumerate(own)}
         for name, value in values.items():
             found.setdefault(name, []).append(value)
-        tell(f"  iteration {done}: " + ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "iteration"))
+        shown = [name for name in ("accuracy", "auc", "train_accuracy", "distance") if name in values]
+        tell(f"  iteration {done}: " + ", ".join(f"{name} {values[name]:.4f}" for name in shown))
 
     measure(state)
     for done, inputs in enumerate(itertools.islice(trainer.train_inputs(), iterations), 1):
@@ -111,9 +173,9 @@ def run(trainer: Trainer, iterations: int, every: int, tell: Callable[[str], Non
     return found
 
 
-def _measures(trainer: Trainer, state: TrainState) -> dict[str, float]:
+def _measures(trainer: Trainer, state: TrainState, stream: InputStream) -> dict[str, float]:
     labels, logits, weights = [], [], []
-    for batch, logits_B in trainer.predict(state, trainer.eval_inputs("test")):
+    for batch, logits_B in trainer.predict(state, stream):
         labels.append(batch.labels)
         logits.append(logits_B)
         weights.append(batch.weights)

@@ -1,0 +1,350 @@
+"""Figure by figure: what the report of UW-Madison shows, and what the study found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recjax.studies import report as reports
+from recjax.studies.replica_groups import draw
+from recjax.studies.replica_groups.cost import PARTS, PRECISIONS
+from recjax.studies.replica_groups.curves import Curves, Spread, milliseconds
+from recjax.studies.report import Row
+
+ONE, EXACT, OWN = "1 group, samples random", "2 groups, exact, samples random", "2 groups, own tables, samples random"
+PARTED = "2 groups, own tables, samples fixed"
+SEEDED = "2 groups, own tables, seeds of their own, samples whole"
+ALIKE = "2 groups, own tables, samples whole"
+PLATEAU = 0.25  # of the largest change: less is called a plateau
+
+ASSUMPTIONS = (
+    "A node of the source is a replica group here. Groups share this machine's processors, where nodes had GPUs of "
+    "their own: times compare ways to synchronise, not machines.",
+    f"A norm is on a plateau if it changes in the last third of a training by less than {PLATEAU:.0%} of its largest "
+    "change over a third; it settles likewise.",
+    "Not partitioned: every group meets all samples, in an order of its own.",
+    "The widths that the source names for figures 13 and 14 are those of the bottom MLP, where the data have dense "
+    "features, and of the top MLP before its logit; batches are of 512 samples a group.",
+    "Seeds differ in initial weights, in initial tables and in the order of samples. Given are the mean and, in "
+    "brackets, the least and the largest over them.",
+    "Accuracy in training is that on the first samples that each group has met, at the parameters of that iteration; "
+    "of a cluster, the mean over the groups' own models, each on its own samples.",
+)
+
+
+def rows(result: Mapping[str, Any]) -> list[Row]:
+    """The values of the source beside the study's: see `study.study`."""
+    curves = Curves(result["trainings"])
+    return [*_norms(curves), *_training(curves), *_times(result), *_nodes(curves), *_left_open(result, curves)]
+
+
+def report(result: Mapping[str, Any]) -> reports.Report:
+    """The study for people, from its figures: see `study.study`."""
+    curves = Curves(result["trainings"])
+    notes = [
+        f"{result['about']['model']} on {result['about']['data']}, {result['about']['samples']:,} training samples, "
+        f"{result['about']['batch_size_of_a_group']:,} a group and iteration."
+    ]
+    sections = [
+        reports.Section("Trainings", notes, [reports.Table("at the end", _table(curves))], draw.of_trainings(result)),
+        reports.Section("Time of an iteration", (), _time_tables(result), draw.of_times(result)),
+        reports.Section("Bytes to keep tables synchronous", (), [_byte_table(result)], [draw.of_bytes(result)]),
+    ]
+    return reports.Report(
+        "replicas",
+        "Replica groups with tables of their own",
+        "UW-Madison, distributed DLRM (course report): two nodes, each with embedding tables of its own, synchronise "
+        "their MLPs alone",
+        result["about"],
+        rows(result),
+        ASSUMPTIONS,
+        sections if result["series"] else [sections[0], sections[2]],
+    )
+
+
+def _norms(curves: Curves) -> list[Row]:
+    """Figure 4."""
+    rows = []
+    for name, what, start, end in (
+        (PARTED, "same seed, data partitioned", "0", "rises to a plateau"),
+        (SEEDED, "different seeds, not partitioned", "above 0", "settles"),
+    ):
+        first, last, growth = (
+            curves.first(name, "distance"),
+            curves.last(name, "distance"),
+            curves.growth(name, "distance"),
+        )
+        is_zero = max(first.values) == 0
+        rows.append(
+            Row("figure 4", f"norm of E0 - E1 at the start, {what}", start, first.text(2), is_zero == (start == "0"))
+        )
+        rows.append(
+            Row(
+                "figure 4",
+                f"at the end, {what}",
+                end,
+                f"{last.text(2)}; last third {growth.text(2)} of the largest change",
+                max(map(abs, growth.values)) < PLATEAU,
+                "" if max(map(abs, growth.values)) < PLATEAU else _still_moving(curves, name),
+            )
+        )
+        aligned = curves.last(name, "aligned")
+        kept = aligned.mean / last.mean
+        why = (
+            "rotating each table of one node onto the other's takes little away: they differ in what they say"
+            if kept > 0.8
+            else "much of the norm is a rotation, which says nothing where rows are only multiplied with each other"
+        )
+        rows.append(
+            Row(
+                "figure 4",
+                f"the same after orthogonal (Procrustes) alignment, {what}",
+                "not stated",
+                f"{aligned.text(2)}, {kept:.0%} of the norm",
+                None,
+                why,
+            )
+        )
+    if ALIKE in curves.arms:
+        rows.append(
+            Row(
+                "figure 4",
+                "at the end, same seed, not partitioned",
+                "not stated",
+                f"{curves.last(ALIKE, 'distance').text(2)}, of which aligned {curves.last(ALIKE, 'aligned').text(2)}",
+                None,
+                "the part of the norm that the order of samples makes, without other seeds or other samples",
+            )
+        )
+    return rows
+
+
+def _still_moving(curves: Curves, name: str) -> str:
+    way = "grows" if curves.growth(name, "distance").mean > 0 else "falls"
+    return f"it still {way} after {int(curves.iterations(name)[-1]):,} iterations"
+
+
+def _training(curves: Curves) -> list[Row]:
+    """Figures 5 and 6, and what the source expects of them."""
+    one, cluster = curves.last(ONE, "train_accuracy"), curves.last(PARTED, "own_train_accuracy")
+    rows = [
+        Row("figure 5", "accuracy in training, one node, at the end", "not stated", one.text(), None),
+        Row("figure 6", "accuracy in training, two nodes, at the end", "not stated", cluster.text(), None),
+    ]
+    for name, measure, what in (
+        (PARTED, "own_accuracy", "the nodes' own tables, data partitioned"),
+        (OWN, "accuracy", "the mean of the nodes' tables, samples at random"),
+        (EXACT, "accuracy", "tables kept equal (recjax's default)"),
+    ):
+        share = curves.share_of_iterations(name, measure, ONE, "accuracy")
+        rows.append(
+            Row(
+                "figures 5-6",
+                f"iterations to one node's best test accuracy, over those that it took: {what}",
+                "0.5 (expected)",
+                "not reached" if share is None else share.text(2),
+                share is not None and share.mean <= 0.55,
+                _sees(measure) if share is None or share.mean > 0.55 else "",
+            )
+        )
+    return rows
+
+
+def _sees(measure: str) -> str:
+    if measure == "own_accuracy":
+        return "a node's tables learn from its own samples alone, half of all: the other half teaches the MLPs only"
+    return "twice the samples of an iteration are not twice the progress: steps are as many, only less noisy"
+
+
+def _find(result: Mapping[str, Any], label: str, devices: int = 1) -> Mapping[str, Any] | None:
+    return next((of for of in result["series"] if of["label"] == label and of["devices"] == devices), None)
+
+
+def _times(result: Mapping[str, Any]) -> list[Row]:
+    """Figures 7 to 12, and section 4.4."""
+    one, two = _find(result, "1 group"), _find(result, "1 group", 2)
+    own = _find(result, "2 groups, own tables")
+    if one is None or own is None or two is None:
+        return []
+    rows = []
+    for figure, of, what in (("figure 7", one, "one node"), ("figure 8", own, "two nodes, MLPs synchronised")):
+        series, half = of["ms"], len(of["ms"]) // 2
+        ratio = milliseconds(series[half:])["median"] / milliseconds(series[:half])["median"]
+        rows.append(
+            Row(
+                figure,
+                f"time of each iteration, {what}",
+                "not stated",
+                f"{_text(series)}; second half {ratio:.2f} of the first",
+                None,
+            )
+        )
+    for figure, of, what in (("figure 9", one, "one node"), ("figure 10", own, "two nodes")):
+        parts = sorted(((of["parts"][p], p) for p in (*PARTS, "other", "idle")), reverse=True)[:3]
+        shares = ", ".join(f"{p} {ms / of['parts']['total']:.0%}" for ms, p in parts)
+        rows.append(Row(figure, f"largest parts of an iteration, {what}", "not stated", shares, None))
+    ratio = milliseconds(own["ms"])["median"] / milliseconds(one["ms"])["median"]
+    why = "here the second group also works on the processors of the first: part of this is no synchronisation"
+    rows.append(
+        Row("figures 11-12", "median iteration, independent", "35 ms", _text(one["ms"]), None, "another machine")
+    )
+    rows.append(
+        Row("figures 11-12", "median iteration, synchronised", "55 ms", _text(own["ms"]), None, "another machine")
+    )
+    rows.append(
+        Row(
+            "figures 11-12",
+            "synchronised over independent",
+            f"{55 / 35:.2f}, so slower",
+            f"{ratio:.2f}",
+            ratio > 1,
+            why,
+        )
+    )
+    ratio = milliseconds(two["ms"])["median"] / milliseconds(one["ms"])["median"]
+    exchange = two["parts"]["exchange in the group"]
+    rows.append(
+        Row(
+            "section 4.4",
+            "an iteration on two devices over that on one, same batch of a node",
+            f"{35 / 8:.1f} (35 ms, 8 ms)",
+            f"{ratio:.2f} ({_text(two['ms'])}; {_text(one['ms'])})",
+            ratio > 1,
+            f"{exchange:.1f} ms of it exchange rows between the two devices"
+            + ("" if ratio > 1 else "; two devices here are also twice the threads for products"),
+        )
+    )
+    return rows
+
+
+def _text(series: list[float]) -> str:
+    of = milliseconds(series)
+    return f"{of['median']:.1f} ms ({of['p5']:.1f} to {of['p95']:.1f})"
+
+
+def _nodes(curves: Curves) -> list[Row]:
+    """Figures 13 and 14."""
+    rows = []
+    for figure, name in zip(("figure 13", "figure 14"), _shaped(curves), strict=True):
+        first, second = (curves.last(name, f"accuracy_{g}") for g in range(2))
+        apart = Spread(tuple(abs(a - b) for a, b in zip(first.values, second.values, strict=True)))
+        shape = curves.arms[name]["shape"]
+        what = f"D={shape['dim']}, {'-'.join(map(str, shape['widths']))}"
+        rows.append(Row(figure, f"test accuracy of node 0, {what}", "not stated", first.text(), None))
+        rows.append(
+            Row(
+                figure,
+                f"test accuracy of node 1, {what}",
+                "not stated",
+                second.text(),
+                None,
+                f"the nodes differ by {apart.text()}",
+            )
+        )
+    return rows
+
+
+def _shaped(curves: Curves) -> list[str]:
+    return [name for name, arm in curves.arms.items() if arm["shape"]]
+
+
+def _left_open(result: Mapping[str, Any], curves: Curves) -> list[Row]:
+    """What the source names as future work."""
+    rows = []
+    exact = curves.last(EXACT, "auc")
+    sent = result["bytes"]["2"]["sent"]
+    for precision in PRECISIONS:
+        name = _averaged(curves, precision)
+        every = curves.arms[name]["every"]
+        rows.append(
+            Row(
+                "future work",
+                f"test AUC of tables averaged every {every} iterations in {precision}",
+                "not tried",
+                curves.last(name, "auc").text(),
+                None,
+                f"tables kept equal: {exact.text()}; a device sends {sent[f'tables {precision}, every 1'] / every:,.0f}"
+                f" bytes an iteration, for those {sent['rows float32']:,.0f}",
+            )
+        )
+    for late in (name for name, arm in curves.arms.items() if arm["delay"]):
+        on_time = late.replace(", late gradients", "")
+        rows.append(
+            Row(
+                "future work",
+                f"test AUC with the all-reduce of gradients one iteration late, {late.partition(', late')[0]}",
+                "not tried",
+                curves.last(late, "auc").text(),
+                None,
+                f"on time: {curves.last(on_time, 'auc').text()}",
+            )
+        )
+    delayed, own = _find(result, "2 groups, own tables, late gradients"), _find(result, "2 groups, own tables")
+    if delayed and own:
+        rows.append(
+            Row(
+                "future work",
+                "median iteration with a late all-reduce",
+                "not tried",
+                _text(delayed["ms"]),
+                None,
+                f"on time: {_text(own['ms'])}; within one process there is no network whose time could hide",
+            )
+        )
+    if "4 groups, exact, samples random" in curves.arms:
+        four = curves.share_of_iterations("4 groups, exact, samples random", "accuracy", ONE, "accuracy")
+        rows.append(
+            Row(
+                "future work",
+                "more data: iterations of four nodes with equal tables to one node's best, over those that it took",
+                "not tried",
+                "not reached" if four is None else four.text(2),
+                None,
+            )
+        )
+    rows.append(
+        Row(
+            "future work",
+            "fault tolerance",
+            "not tried",
+            "a run goes on from its checkpoint, with every group's tables",
+            None,
+            "recjax train; another number of groups goes on with the means",
+        )
+    )
+    return rows
+
+
+def _averaged(curves: Curves, precision: str) -> str:
+    return next(n for n, a in curves.arms.items() if a["sync"] == "average" and a["precision"] == precision)
+
+
+def _table(curves: Curves) -> list[list[str]]:
+    rows = [["training", "test accuracy", "test AUC", "own accuracy", "in training", "norm", "aligned"]]
+    for name in curves.arms:
+        of = [("accuracy", 4), ("auc", 4), ("own_accuracy", 4), ("train_accuracy", 4), ("distance", 2), ("aligned", 2)]
+        cells = [curves.last(name, m).text(d) if curves.get(name, m).size else "" for m, d in of]
+        rows.append([name, *cells])
+    return rows
+
+
+def _time_tables(result: Mapping[str, Any]) -> list[reports.Table]:
+    parts = (*PARTS, "other", "idle", "total")
+    rows = [["ms of an iteration", "devices a group", "median (5 to 95%)", *parts]]
+    for of in result["series"]:
+        rows.append([of["label"], str(of["devices"]), _text(of["ms"]), *(f"{of['parts'][p]:.2f}" for p in parts)])
+    varied = [["varied", "groups", "D", "batch of a group", "tables", *parts]]
+    for of in result["times"]:
+        words = [of["varied"], str(of["groups"]), str(of["dim"]), f"{of['batch']:,}"]
+        varied.append([*words, of["sync"], *(f"{of['ms'][p]:.2f}" for p in parts)])
+    return [
+        reports.Table("one by one, and the parts of a profile", rows),
+        reports.Table("parts, one device a group", varied),
+    ]
+
+
+def _byte_table(result: Mapping[str, Any]) -> reports.Table:
+    rows = [["what travels", *(f"{groups} groups" for groups in result["bytes"])]]
+    names = next(iter(result["bytes"].values()))["sent"]
+    rows += [[name, *(f"{of['sent'][name]:,.0f}" for of in result["bytes"].values())] for name in names]
+    return reports.Table("bytes an iteration that the fullest device sends to other groups", rows)
