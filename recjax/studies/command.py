@@ -71,6 +71,16 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each way to hold the tables has; 0 "
                      "leaves out the times (default: 5)")  # fmt: skip
     hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
+    disk = verb(actions, "sdm", lambda o: _sdm(o, show), "inference from disk: caches of rows and of pooled bags",
+                "study sdm --out studies/sdm")  # fmt: skip
+    disk.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for the report; its exports, "
+                      "of some 200 MB, are kept there")  # fmt: skip
+    disk.add_argument("--rows", type=int, default=200_000, metavar="N", help="of each table on disk (default: 200000)")
+    disk.add_argument("--tables", type=int, default=8, metavar="N", help="on disk (default: 8)")
+    disk.add_argument("--shares", default="0.02,0.05,0.1,0.2", metavar="X,...", help="sizes of the cache, as shares of "
+                      "the rows (default: 0.02,0.05,0.1,0.2)")  # fmt: skip
+    disk.add_argument("--seconds", type=float, default=4, metavar="S", help="of each measurement (default: 4)")
+    disk.set_defaults(tunables=True)
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -149,3 +159,23 @@ def _foresight(options: argparse.Namespace, show: Print) -> None:
     say = functools.partial(print, "foresight:", file=sys.stderr, flush=True)
     result = study.study(options.out, size, options.machine, options.seed, minutes, not options.no_published, say)
     show(options, result, lambda: study.to_text(result, options.out))
+
+
+def _sdm(options: argparse.Namespace, show: Print) -> None:
+    import time
+
+    from recjax.studies import report
+    from recjax.studies.sdm import study, told
+    from recjax.studies.sdm.workload import Size
+
+    began = time.monotonic()
+    try:
+        shares = tuple(float(word) for word in options.shares.split(","))
+    except ValueError:
+        raise ConfigError(f"--shares {options.shares}: give shares with commas between them, as in 0.05,0.1.") from None
+    how = study.Options(Size(tables=options.tables, rows=options.rows), shares, options.seconds)
+    say = functools.partial(print, "sdm:", file=sys.stderr, flush=True)
+    result = study.study(options.out, how, say)
+    made = told.report(result, report.provenance(began))
+    files = report.write(made, result, options.out)
+    show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(files)}")

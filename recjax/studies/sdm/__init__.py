@@ -1,0 +1,1 @@
+"""The study of inference from disk, after Ardestani et al. (SDM)."""

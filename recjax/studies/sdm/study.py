@@ -1,0 +1,216 @@
+"""The study of inference from disk, after Ardestani et al. ("software defined memory", 2021).
+
+Its question: what does it cost in requests a second and in latency to keep the tables of users on a disk, behind a
+cache of rows and one of pooled bags, and what does the memory that this saves mean in power? Here an untrained DLRM
+with int8 rows is exported twice, with these tables on disk and in memory, and asked by one thread for scores of one
+user and many candidates at a time: the store and the model, without JSON and HTTP, which `recjax bench --serve`
+measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recjax.errors import ConfigError
+from recjax.serving import loader
+from recjax.serving.loader import Model
+from recjax.serving.records import UNITS
+from recjax.serving.requests import Scorable
+from recjax.serving.scoring import Scorer
+from recjax.studies.sdm import measure, power
+from recjax.studies.sdm.hit_rate import clock_hit_rate
+from recjax.studies.sdm.workload import Size, Workload, export_both
+
+LOADED = 0.7  # of the lower of both bounds: the rate at which latencies are told
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Settings of the study.
+
+    Attributes:
+      size: of tables and requests.
+      shares: cache sizes, as shares of the tables' rows, at least one.
+      seconds: of each measurement.
+    """
+
+    size: Size = Size()
+    shares: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2)
+    seconds: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.shares or not all(0 < share <= 1 for share in self.shares):
+            raise ConfigError("--shares takes shares of the tables above 0 and up to 1, as in 0.05,0.1.")
+        if not 0 < self.seconds <= 600:
+            raise ConfigError(f"--seconds is {self.seconds}; give up to 600.")
+
+
+def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures everything.
+
+    Args:
+      out: folder; exports go to `out`/exports, and are taken from there if they are of this size.
+      options: what to measure.
+      say: told what is done.
+
+    Returns:
+      JSON values: "size", "same_bits", "pooled_error", "table_bytes", "bounds", "sweep", "units", "pooled",
+      "memory_qps", "power".
+
+    Raises:
+      ConfigError: flatbuffers is not installed, or the folder holds exports of another size.
+    """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError("the study exports a model, which needs flatbuffers. Install the extra `export`.")
+    say(f"writing the tables, {options.size.tables} of {options.size.rows:,} rows")
+    folders = export_both(options.size, out / "exports")
+    workload = Workload(options.size)
+    asked = [workload.request(user) for user in workload.users(400).tolist()]
+    bench = Bench(folders[0], workload, asked, options.seconds)
+    memory = Scorer(loader.load(folders[1], verify=False), options.size.candidates)
+    plain = loader.load(folders[0], cache_bytes=1)
+    pooled = loader.load(folders[0], cache_bytes=1, pooled_bytes=1)
+    found: dict[str, Any] = {"size": workload.about(), **_compared(memory, plain, pooled, bench)}
+    found["table_bytes"] = bench.table_bytes(plain)
+    say("measuring the bounds: the disk, and the processor with all rows in the cache")
+    files = [folders[0] / plain.manifest["tables"][name]["file"] for name in plain.stores]
+    iops = {unit: measure.records_per_s(files, unit, options.seconds) for unit in UNITS}
+    found["memory_qps"] = bench.closed(memory)
+    cpu = bench.at(plain, 1.0, UNITS[0])["closed_qps"]
+    found["bounds"] = {"iops": iops, "cpu_qps": cpu}
+    found["sweep"] = []
+    for share in options.shares:
+        say(f"a cache of {share:.0%} of the rows")
+        found["sweep"].append(bench.at(plain, share, UNITS[0], cpu, iops[UNITS[0]]))
+    middle = min(options.shares, key=lambda share: abs(share - 0.1))
+    rate = next(line["open"]["qps"] for line in found["sweep"] if line["share"] == middle)
+    found["units"] = []
+    for unit in UNITS:
+        say(f"reads of {unit} bytes")
+        found["units"].append(bench.at(plain, middle, unit, qps=rate))
+    say("bags from a cache")
+    found["pooled"] = [
+        bench.at(plain, middle, UNITS[0], qps=rate),
+        bench.at(pooled, middle / 2, UNITS[0], qps=rate, pooled_share=middle / 2),
+        bench.at(pooled, middle, UNITS[0], qps=rate, pooled_share=middle),
+    ]
+    found["power"] = [power.saved(scenario) for scenario in power.PAPER]
+    return found
+
+
+def _compared(memory: Scorer, plain: Model, pooled: Model, bench: Bench) -> dict[str, Any]:
+    """Whether scores have the bits of tables in memory, and how far those of pooled bags are off."""
+    size = bench.workload.size
+    scorers = [Scorer(model, size.candidates) for model in (plain, pooled)]
+    same, error = True, 0.0
+    for request in bench.asked[:50]:
+        (truth,), (rows,), (bags,) = memory([request]), *(scorer([request]) for scorer in scorers)
+        same &= bool(np.array_equal(truth, rows))
+        error = max(error, float(np.abs(bags - truth).max()))
+    return {"same_bits": same, "pooled_error": error}
+
+
+@dataclasses.dataclass
+class Bench:
+    """Measures models on one workload.
+
+    Attributes:
+      folder: of the export whose tables are on disk.
+      workload: users and requests.
+      asked: requests that are sent, over and over.
+      seconds: of each measurement.
+    """
+
+    folder: Path
+    workload: Workload
+    asked: list[Scorable]
+    seconds: float
+
+    def closed(self, scorer: Scorer) -> float:
+        """Requests a second of a scorer, one after the other."""
+        scorer([self.asked[0]])
+        return measure.closed_loop(lambda request: scorer([request]), self.asked, self.seconds)
+
+    def table_bytes(self, model: Model) -> int:
+        """Bytes of the encoded rows of the tables on disk."""
+        return sum(store.file.records * store.file.row_bytes for store in model.stores.values())
+
+    def at(
+        self,
+        model: Model,
+        share: float,
+        unit: int,
+        cpu_qps: float = 0.0,
+        iops: float = 0.0,
+        qps: float = 0.0,
+        pooled_share: float = 0.0,
+    ) -> dict[str, Any]:
+        """Measures one setting of the caches.
+
+        Args:
+          model: with its tables on disk.
+          share: of the rows that the cache has room for.
+          unit: bytes of a read.
+          cpu_qps: bound by the processor; 0: of no interest.
+          iops: records a second that the disk gives. Of the lower bound `LOADED` is the rate for latencies.
+          qps: that rate, where the bounds are of no interest; 0: no latencies.
+          pooled_share: bytes of each table's cache of bags, as a share of its rows' bytes.
+
+        Returns:
+          {"share", "unit", "pooled_share", "closed_qps", "cpu_ms" (of a request, all threads), "hit_rate",
+          "offline_hit_rate", "bag_hit_rate", "misses_per_request", "bytes_read_per_request", "dram_saved",
+          "bound_qps", "open"}.
+        """
+        store = next(iter(model.stores.values()))
+        of_one = store.file.records * (store.file.row_bytes + 5)
+        rows_bytes, bags_bytes = int(share * of_one), int(pooled_share * of_one)
+        settling = min(500, int(125 * self.seconds) + 1)
+        measure.fill(model, self.folder, self.workload, rows_bytes, unit, settling, bags_bytes)
+        scorer = Scorer(model, self.workload.size.candidates)
+        # Other requests than those that are timed: rows of a few hundred requests over and over would all be hits.
+        users = self.workload.users(4000).tolist()
+        scorer([self.asked[0]])
+        measure.reset(model)
+        asked = [self.workload.request(user) for user in users[:2000]]
+        before, cpu_s = sum(each.file.units_read for each in model.stores.values()), time.process_time()
+        closed = measure.closed_loop(lambda request: scorer([request]), asked, self.seconds)
+        count = measure.counted(model)
+        cpu_s = time.process_time() - cpu_s
+        served = closed * self.seconds
+        misses = count["misses"] / served
+        read = (sum(each.file.units_read for each in model.stores.values()) - before) * unit / served
+        bags = count["bags_hit"] + count["bags_missed"]
+        tables = range(self.workload.size.tables)
+        rooms = [each.room for each in model.stores.values()]
+        presences = [self.workload.presence(table) for table in tables]
+        offline = [clock_hit_rate(q, room) * q.sum() for q, room in zip(presences, rooms, strict=True)]
+        line = {
+            "share": share,
+            "unit": unit,
+            "pooled_share": pooled_share,
+            "closed_qps": closed,
+            "cpu_ms": 1e3 * cpu_s / served,
+            "hit_rate": count["hits"] / max(1, count["hits"] + count["misses"]),
+            "offline_hit_rate": None if bags else sum(offline) / sum(q.sum() for q in presences),
+            "bag_hit_rate": count["bags_hit"] / bags if bags else None,
+            "misses_per_request": misses,
+            "bytes_read_per_request": read,
+            "dram_saved": power.dram_saved(
+                self.table_bytes(model),
+                len(model.stores) * (rows_bytes + bags_bytes),
+            ),
+        }
+        if cpu_qps:
+            line["bound_qps"] = min(cpu_qps, iops / misses if misses else cpu_qps)
+            qps = LOADED * line["bound_qps"]
+        if qps:
+            asked = [self.workload.request(user) for user in users[2000:]]
+            line["open"] = measure.open_loop(lambda request: scorer([request]), asked, qps, self.seconds, 0)
+        return line
