@@ -28,12 +28,15 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     one = verb(actions, "replicas", lambda o: _replicas(o, show),
                "replica groups with tables of their own, after the distributed DLRM of UW-Madison",
                "study replicas movietweetings --out studies/replicas")  # fmt: skip
-    one.add_argument("preset", nargs="?", default=_PRESET, help=f"what to train on what (default: {_PRESET}); "
-                     "train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
+    one.add_argument("preset", nargs="?", default="", help=f"what to train on what (default: {_PRESET}, or yelp with "
+                     "--data); train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
     one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                      help="settings to change; see `recjax show`")  # fmt: skip
     one.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report, its pictures "
                      "and replicas.json: the same command goes on with what is left")  # fmt: skip
+    one.add_argument("--data", type=expanded, metavar="DIR", help="folder of Yelp's files, which are then prepared and "
+                     "studied twice: with a row for each business, as the source has it, and for each review, of what "
+                     "was known before it")  # fmt: skip
     one.add_argument("--full", action="store_true", help="6,000 iterations a training, measured every 200, three seeds "
                      "of all, 2,000 timed one by one: hours")  # fmt: skip
     one.add_argument("--iterations", type=int, metavar="N", help="of each training (default: 300, or 6,000)")
@@ -114,9 +117,15 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
     how = replicas.checked(dataclasses.replace(replicas.FULL if options.full else replicas.SMALL, **given))
     preset, overrides = options.preset, list(options.overrides)
     if "=" in preset:  # it is an override, and the preset was left out
-        preset, overrides = _PRESET, [preset, *overrides]
-    result, made = replicas.study(presets.load(preset, overrides), options.out, how)
-    show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(result['files'])}")
+        preset, overrides = "", [preset, *overrides]
+    if options.data is None:
+        result, made = replicas.study(presets.load(preset or _PRESET, overrides), options.out, how)
+        show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(result['files'])}")
+        return
+    found = replicas.on_yelp(presets.load(preset or "yelp", overrides), options.data, options.out, how)
+    texts = [f"{report.to_text(made)}\n\nin {options.out / per}: {', '.join(of['files'])}"
+             for per, (of, made) in found.items()]  # fmt: skip
+    show(options, {per: of for per, (of, _) in found.items()}, lambda: "\n\n".join(texts))
 
 
 def _hot_rows(options: argparse.Namespace, show: Print) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.commands import inside
+from support.yelp import many
 
 import recjax
 from recjax.comms.compiled import collectives
-from recjax.data.source import BlockSource, concatenate
+from recjax.data.source import SPLITS, BlockSource, concatenate
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.routing import capacity
@@ -22,9 +23,9 @@ from recjax.studies.replica_groups.alignment import distances, procrustes
 from recjax.studies.replica_groups.arranged import Arranged, Parts
 from recjax.studies.replica_groups.cost import PARTS, PRECISIONS, sync_bytes
 from recjax.studies.replica_groups.curves import Curves, milliseconds
-from recjax.studies.replica_groups.training import Arm, configured
+from recjax.studies.replica_groups.training import Arm, configured, run
 from recjax.train.compile_only import compile_step
-from recjax.train.trainer import build_trainer
+from recjax.train.trainer import Trainer, build_trainer
 
 GROUPS, SIZE, EPOCHS = 3, 50, 2
 SHORT = dataclasses.replace(study.SMALL, iterations=20)
@@ -217,6 +218,19 @@ def test_the_report_compares_figure_by_figure() -> None:
     assert {f"figure {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)} <= figures
 
 
+def trained_or_made_up(trainer: Trainer, *how: Any) -> dict[str, Any]:
+    """Trains three arms; for the others, whose programs would have to be compiled, makes measures up."""
+    train, groups = trainer.config.train, trainer.bound.replicas
+    shaped = trainer.config.model.top[:-1] in [shape.widths for shape in study.SHAPES]
+    if groups == 2 and train.replica_sync != "average" and not shaped:
+        return run(trainer, *how)
+    measures: dict[str, Any] = {"iteration": [0.0, 2.0, 4.0]}
+    names = ["accuracy", "auc", "logloss", "train_accuracy"]
+    if trainer.bound.independent:
+        names += ["distance", "aligned", "accuracy_0", "accuracy_1", *(f"own_{name}" for name in names)]
+    return measures | {name: [0.4, 0.5, 0.6] for name in names}
+
+
 @pytest.mark.full
 def test_a_short_study_has_all_its_figures_and_goes_on(
     preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +243,7 @@ def test_a_short_study_has_all_its_figures_and_goes_on(
     assert {arm.name for arm in few} < {arm.name for arm, _ in kept("", dataclasses.replace(SHORT, seeds=1), False)}
     monkeypatch.setattr(study, "trainings", lambda *_: [(arm, 0) for arm in few])
     monkeypatch.setattr(study, "SHAPED_BATCH", 32)
+    monkeypatch.setattr(study, "run", trained_or_made_up)
     words = ("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",
              "--iterations", "4", "--every", "2", "--seeds", "1", "--timed", "0", "--json")  # fmt: skip
     done = inside(*words)
@@ -252,6 +267,24 @@ def test_a_short_study_has_all_its_figures_and_goes_on(
     assert again.result["trainings"] == result["trainings"] and "training:" not in again.err
     other = inside(*words[:-1], "--seeds", "2")
     assert other.status == 2 and "holds parts of this study that were made with other settings (options)" in other.err
+
+
+def test_yelp_is_studied_by_business_and_by_review(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "study", lambda config, out, options: (config, out))
+    raw = many(tmp_path / "raw")
+    (raw / "yelp_academic_dataset_business.json").write_text(
+        "".join(json.dumps({"business_id": f"b{i}", "stars": 3 + i}) + "\n" for i in range(3))
+    )
+    config = recjax.load("yelp", "data.test_fraction=0.4", "data.validation_fraction=0")
+    found: Any = study.on_yelp(config, raw, tmp_path / "out", study.SMALL)
+    assert [(per, out.name) for per, (_, out) in found.items()] == [("business",) * 2, ("review",) * 2]
+    opened = {per: config.data.open() for per, (config, _) in found.items()}
+    rows = {per: [int(source.row_counts(split).sum()) for split in SPLITS] for per, source in opened.items()}
+    assert rows == {"business": [2, 0, 1], "review": [48, 0, 32]}
+    labels = np.concatenate([opened["business"].read(split, 0).labels for split in ("train", "test")])
+    assert sorted(labels) == [0, 0, 1]  # stars of 3, 4 and 5
+    with pytest.raises(ConfigError, match="the preset trains on movietweetings"):
+        study.on_yelp(recjax.load("movietweetings"), raw, tmp_path / "out", study.SMALL)
 
 
 def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:

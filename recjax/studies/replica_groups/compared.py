@@ -53,7 +53,7 @@ def report(result: Mapping[str, Any]) -> reports.Report:
     return reports.Report(
         "replicas",
         "Replica groups with tables of their own",
-        "UW-Madison, distributed DLRM (course report): two nodes, each with embedding tables of its own, synchronise "
+        "UW-Madison, report on distributed DLRM: two nodes, each with embedding tables of its own, synchronise "
         "their MLPs alone",
         result["about"],
         rows(result),
@@ -180,7 +180,8 @@ def _times(result: Mapping[str, Any]) -> list[Row]:
             )
         )
     for figure, of, what in (("figure 9", one, "one node"), ("figure 10", own, "two nodes")):
-        parts = sorted(((of["parts"][p], p) for p in (*PARTS, "other", "idle")), reverse=True)[:3]
+        parts = sorted(((of["parts"][p], p) for p in (*PARTS, "other")), reverse=True)[:3]
+        parts.append((of["parts"]["idle"], "idle"))
         shares = ", ".join(f"{p} {ms / of['parts']['total']:.0%}" for ms, p in parts)
         rows.append(Row(figure, f"largest parts of an iteration, {what}", "not stated", shares, None))
     ratio = milliseconds(own["ms"])["median"] / milliseconds(one["ms"])["median"]

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import time
+from typing import Any
 
 import jax
 
@@ -71,18 +72,25 @@ def time_parts(trainer: Trainer, steps: int) -> dict[str, float]:
 def time_series(trainer: Trainer, steps: int) -> list[float]:
     """Milliseconds of each of `steps` iterations, from when a batch is at hand until its step is done.
 
-    Each is awaited before the next begins, as the source's are. The first ones, which compile, are left out.
+    Each is awaited before the next begins, as the source's are. The first ones are left out, and those that compile.
     """
-    state, stream, found = trainer.init_state(), trainer.train_inputs(), []
+    state, stream = trainer.init_state(), trainer.train_inputs()
+    found: list[float] = []
+    compiled: set[Any] = set()
     with contextlib.closing(stream):
-        for done, inputs in enumerate(itertools.islice(stream, steps + _WARM), 1):
+        for done, inputs in enumerate(stream, 1):
+            shapes = tuple(x.shape for x in jax.tree.leaves(inputs))
             jax.block_until_ready(inputs)
             began = time.perf_counter()
             state, metrics = trainer.train_step(state, inputs)
             state = trainer.averaged(state, done)
             jax.block_until_ready((state, metrics))
-            found.append((time.perf_counter() - began) * 1e3)
-    return found[_WARM:]
+            if shapes in compiled and done > _WARM:
+                found.append((time.perf_counter() - began) * 1e3)
+            compiled.add(shapes)
+            if len(found) == steps:
+                return found
+    raise AssertionError("a training has no end")
 
 
 def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> dict[str, float]:

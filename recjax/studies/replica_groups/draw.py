@@ -124,7 +124,7 @@ def _series(series: Sequence[Mapping[str, Any]]) -> Picture:
     with plots.literal():
         figure = plots.figure(8.0, 1.5 * len(series) + 0.6)
         axes = figure.subplots(len(series), 1, squeeze=False, sharex=True)[:, 0]
-        top = 1.15 * max(float(np.percentile(of["ms"], 99)) for of in series)
+        top = 1.15 * max(float(np.percentile(of["ms"], 98)) for of in series)
         for axis, of in zip(axes, series, strict=True):
             plots.plain(axis)
             axis.plot(np.arange(1, len(of["ms"]) + 1), of["ms"], color=plots.BLUE, lw=0.9)
@@ -162,7 +162,7 @@ def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
         figure = plots.figure(8.0, 3.6 + 0.24 * len(series))
         axis = figure.subplots()
         plots.plain(axis)
-        top = max(float(np.percentile(of["ms"], 98)) for of in series)
+        top = max(float(np.percentile(of["ms"], 95)) for of in series)
         edges = np.linspace(0, top, 60)
         for i, of in enumerate(series):
             share = np.histogram(np.minimum(of["ms"], top), edges)[0] / len(of["ms"]) * 100
@@ -209,6 +209,7 @@ def of_bytes(result: Mapping[str, Any]) -> Picture:
             labels = ["row gradients,\nexact" if name == "rows" else name.replace(", ", ",\n") for name in names]
             axis.set_xticks(range(len(names)), labels, fontsize=8)
             plots.logarithmic(axis, ["y"])
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axis.set_ylabel("bytes an iteration and device")
             axis.set_title(f"{groups} groups", fontsize=9)
         _legend(figure, axes[0])

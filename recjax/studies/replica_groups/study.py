@@ -16,13 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from recjax import settings
 from recjax.config.run import RunConfig
+from recjax.data import catalog
 from recjax.data.batch import Schema
+from recjax.data.datasets.yelp import Yelp
 from recjax.data.source import BlockSource
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -125,6 +127,39 @@ def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any
     made = compared.report(result)
     result["files"] = report.write(made, result, out)
     return result, made
+
+
+def on_yelp(
+    config: RunConfig, raw: Path, out: Path, options: Options
+) -> dict[Literal["business", "review"], tuple[dict[str, Any], report.Report]]:
+    """Does the study on Yelp's files: with a row for each business, as the source, and for each review.
+
+    Args:
+      config: as for `study`; of its data what does not say where they are and what a row is.
+      raw: folder of the files.
+      out: folder to write: the prepared data and a study for either, in folders of their own.
+      options: how long to look.
+
+    Returns:
+      What `study` returns for either.
+
+    Raises:
+      ConfigError: the config's data are others, or as for `study`.
+      DataError, DeviceError, TrainingError: as for `study`, or the files are at fault.
+    """
+    data = config.data
+    if not isinstance(data, Yelp):
+        raise ConfigError(
+            f"--data is a folder of Yelp's files, but the preset trains on {data.kind}. Leave out one of them."
+        )
+    found: dict[Literal["business", "review"], Any] = {}
+    pers: tuple[Literal["business", "review"], ...] = ("business", "review")
+    for per in pers:
+        each = dataclasses.replace(data, per=per, path=str(out / f"data_{per}"))
+        _tell(f"data: a row for each {per}")
+        catalog.prepare(each, raw, each.path)
+        found[per] = study(dataclasses.replace(config, data=each), out / per, options)
+    return found
 
 
 def _parts(schema: Schema, name: str) -> bool:
