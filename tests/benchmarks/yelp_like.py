@@ -4,8 +4,8 @@
 
 0.28 users and 0.021 businesses for each review, few of which have most; texts of 700 bytes as in the real one (5.3 GB
 for 7 million reviews); users have long lists of friends. Whether a review has 5 stars follows from a planted model:
-effects of user, business and city, and a product of one of the user and one of the business. The best AUC that any
-model can expect on all reviews is printed.
+effects of user, business and city, and a product of one of the user and one of the business. Stars of a business and
+mean stars of a user are those of their reviews. The best AUC that any model can expect on all reviews is printed.
 """
 
 import argparse
@@ -25,24 +25,32 @@ def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> n
     def key(kind: str, number: int) -> str:
         return f"{kind}{number:021d}"
 
-    with (folder / "yelp_academic_dataset_business.json").open("w") as file:
-        for i in range(businesses):
-            row = {"business_id": key("b", i), "name": f"Shop {i}", "address": "1 Road", "city": f"City {i % cities}",
-                   "state": f"S{i % 27}", "stars": 3.5, "review_count": 9, "is_open": 1, "attributes": {"WiFi": "no"},
-                   "categories": f"Restaurants, Kind {i % 1300}, Other {i % 77}", "hours": None}  # fmt: skip
-            file.write(json.dumps(row) + "\n")
-    friends = ", ".join(key("u", i) for i in range(60))
-    with (folder / "yelp_academic_dataset_user.json").open("w") as file:
-        for i in range(users):
-            row = {"user_id": key("u", i), "name": "A", "review_count": 3, "yelping_since": "2010-03-04 05:06:07",
-                   "friends": friends, "fans": 0, "average_stars": 4.0}  # fmt: skip
-            file.write(json.dumps(row) + "\n")
     who = (users * rng.random(reviews) ** 3).astype(int)
     where = (businesses * rng.random(reviews) ** 2).astype(int)
     of_user, of_business = rng.standard_normal((2, users)), rng.standard_normal((2, businesses))
     logit = 0.8 * of_user[0, who] + 0.9 * of_business[0, where] + 0.3 * rng.standard_normal(cities)[where % cities]
     probability = 1 / (1 + np.exp(0.2 - logit - 0.5 * of_user[1, who] * of_business[1, where]))
     stars = np.where(rng.random(reviews) < probability, 5, rng.integers(1, 5, reviews)).tolist()
+    given = np.array(stars, float)
+
+    def mean_by(keys: np.ndarray, count: int) -> list[float]:
+        sums = np.bincount(keys, given, count) / np.maximum(1, np.bincount(keys, minlength=count))
+        return np.where(sums > 0, sums, 3.0).tolist()
+
+    of_shops, of_writers = np.round(2 * np.array(mean_by(where, businesses))) / 2, mean_by(who, users)
+    with (folder / "yelp_academic_dataset_business.json").open("w") as file:
+        for i in range(businesses):
+            row = {"business_id": key("b", i), "name": f"Shop {i}", "address": "1 Road", "city": f"City {i % cities}",
+                   "state": f"S{i % 27}", "stars": float(of_shops[i]), "review_count": 9, "is_open": 1,
+                   "attributes": {"WiFi": "no"},
+                   "categories": f"Restaurants, Kind {i % 1300}, Other {i % 77}", "hours": None}  # fmt: skip
+            file.write(json.dumps(row) + "\n")
+    friends = ", ".join(key("u", i) for i in range(60))
+    with (folder / "yelp_academic_dataset_user.json").open("w") as file:
+        for i in range(users):
+            row = {"user_id": key("u", i), "name": "A", "review_count": 3, "yelping_since": "2010-03-04 05:06:07",
+                   "friends": friends, "fans": 0, "average_stars": round(of_writers[i], 2)}  # fmt: skip
+            file.write(json.dumps(row) + "\n")
     times = np.datetime64("2008-01-01T00:00:00") + rng.integers(0, 4 * 10**8, reviews)
     days = [str(time).replace("T", " ") for time in times]
     text = ('The tea was "fine",\nthe rest not so. ' * (text_bytes // 38 + 1))[:text_bytes]
