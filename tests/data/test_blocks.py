@@ -326,3 +326,22 @@ def test_no_permission_to_read(prepared, monkeypatch, which):
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != file)
     with pytest.raises(DataError, match=f"no permission to read {file}"):
         open_prepared(prepared)
+
+
+def test_records_are_those_of_tfds():
+    """Byte for byte, so that files have the checksums that they would have had."""
+    from recjax.data.storage import builder  # imports TFDS
+
+    schema = Schema(("d",), (Feature("x", 9), Feature("y", 9, None), Feature("z", 9, None, weighted=True)))
+    ids, lengths = np.arange(5, dtype=np.int32), np.array([2, 0, 3], np.int32)
+    bags = {"x": Bags(ids[:3, None]), "y": Bags(ids, lengths), "z": Bags(ids, lengths, ids.astype(np.float32))}
+    floats = np.linspace(0, 1, 3, dtype=np.float32)
+    for dense, names in ((floats[:, None], ("d",)), (np.zeros((3, 0), np.float32), ())):
+        layout = dataclasses.replace(schema, dense=names)
+        record: dict = {"labels": floats, "weights": floats + 1}
+        record["bags"] = {
+            name: {key: array for key, array in vars(of).items() if array is not None} for name, of in bags.items()
+        }
+        record |= {"dense": dense} if names else {}
+        truth = builder._record_layout(layout).serialize_example(record)
+        assert builder._serialized(Batch(dense, bags, floats, floats + 1)) == truth

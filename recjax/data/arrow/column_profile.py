@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -47,6 +47,13 @@ class ColumnProfile:
         self._looked = False
         self._seen = np.zeros(0, np.uint64)
         self.counted_rows = 0
+
+    @classmethod
+    def known(cls, kind: Kind, rows: int, missing: bool) -> Self:
+        """A profile of a column without lists of which no more than this is known."""
+        found = cls()
+        found._kind, found.rows, found.missing = kind, rows, int(missing)
+        return found
 
     @property
     def kind(self) -> Kind:

@@ -71,9 +71,14 @@ def decoded(array: Any) -> Any:
 
 def kind_of(array: Any) -> Kind:
     """Returns the kind of the values of an array without lists, by its type."""
+    return kind_of_type(array.type)
+
+
+def kind_of_type(kind: Any) -> Kind:
+    """Returns the kind of values of a plain type without lists."""
     import pyarrow.types as t
 
-    kind = array.type.value_type if t.is_dictionary(array.type) else array.type
+    kind = kind.value_type if t.is_dictionary(kind) else kind
     if t.is_boolean(kind):
         return "boolean"
     if t.is_integer(kind):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from recjax.data import batch
-from recjax.data.arrow import chunk_columns, convert, pieces, roles, scan, splits
+from recjax.data.arrow import chunk_columns, convert, footer, pieces, roles, scan, splits
 from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
@@ -205,6 +205,9 @@ class TableReader:
         """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""
         csv = self._files[0][0].form == "csv"
         wanted = [*judged, *(name for name, each in asked.items() if each.role not in ("skip", "cross"))]
+        plain = {name: each for name, each in asked.items() if name in wanted}
+        told = {} if self._choices.where else footer.profiles([file for file, _ in self._files], plain)
+        wanted = [name for name in wanted if name not in told]
         profiles = {
             name: ColumnProfile(asked[name].separator if name in asked and asked[name].role == "jagged" else "", csv)
             for name in wanted
@@ -243,6 +246,7 @@ class TableReader:
         else:
             self._labels = several.found()
             self.label, self.labels = str(self._labels), self._labels.schema
+        profiles |= told
         self._split = splitter.splits()
         if not (self._split == 0).any():
             raise DataError(f"none of {row:,} rows is left to train on ({self.splits}). Choose another split.")

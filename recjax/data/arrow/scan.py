@@ -34,6 +34,7 @@ DELIMITERS = ",\t;|"  # that a first line is searched for
 _NEEDS = "Parquet (.parquet), ORC (.orc), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
 _BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
 _BATCH_ROWS = 2**16
+_PARQUET_ROWS = 2**17
 _MALFORMED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")  # what Arrow says of a line of CSV
 
 
@@ -140,6 +141,19 @@ def schema(file: TableFile) -> Any:
     return found
 
 
+def footer(file: TableFile) -> tuple[Any, Any]:
+    """The metadata and the Arrow schema of a Parquet file.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with _reading(file), _opened(file) as stream:
+        opened = pq.ParquetFile(stream)
+        return opened.metadata, opened.schema_arrow
+
+
 def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
     """The rows of a file as record batches of these columns, in this order, of any number of rows each.
 
@@ -157,7 +171,8 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             texts = [field.name for field in probe.schema_arrow if field.name in columns and _is_text(field.type)]
             # What Parquet has in dictionaries stays there: a third of the work.
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
-            for batch in reader.iter_batches(_BATCH_ROWS, columns=columns):
+            # In the caller's thread, and many rows at once: each batch has dictionaries of its own.
+            for batch in reader.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
                 yield batch.select(columns)
         elif file.form == "orc":
             stripes = _orc(stream)

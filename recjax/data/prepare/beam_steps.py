@@ -4,7 +4,7 @@ All that machines share is the work folder. What is done twice (Beam repeats wor
 same bytes to the same name again.
 
     WORK/scan/00003.json          a raw file: its checksum, and where its pieces begin
-    WORK/parts/part-000012.npz    a chunk, dictionary coded
+    WORK/parts/part-000012.part   a chunk, dictionary coded
     WORK/vocabulary/7/            the vocabulary of feature number 7
     WORK/blocks/train-00000.json  a finished file of blocks: its size and checksum
 """
@@ -33,8 +33,8 @@ from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.data.prepare.encoder import Encoder
 from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, load_map, stable_hash
+from recjax.data.prepare.part_file import SUFFIX, opened, save, train_counts
 from recjax.data.prepare.part_file import rows as part_rows
-from recjax.data.prepare.part_file import save, train_counts
 from recjax.data.prepare.prepare import counted, least_count
 from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
@@ -45,7 +45,6 @@ from recjax.data.text.chunks import TextFile
 from recjax.data.text.source_files import sha256
 from recjax.errors import DataError
 from recjax.utils import strict_json
-from recjax.utils.npy import open_arrays
 
 SHARDS = 16  # of the values of a feature, counted apart
 _COPY_BYTES = 1 << 22
@@ -170,8 +169,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         )
         if not isinstance(ids, Frequency):
             continue
-        stream.seek(0)
-        with open_arrays(stream) as arrays:
+        with opened(stream.getvalue()) as arrays:
             for i in range(len(reader.features)):
                 values, counts = counted(train_counts(arrays, i), ids)
                 values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
@@ -182,7 +180,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
 
 def part_file(job: Job, number: int) -> Path:
     """The file of a chunk."""
-    return place(job.work) / "parts" / f"part-{number:06}.npz"
+    return place(job.work) / "parts" / f"part-{number:06}{SUFFIX}"
 
 
 def count_shard(job: Job, key: int, runs: Iterable[Run]) -> tuple[int, Run]:
@@ -305,7 +303,7 @@ def _blocks(job: Job, encoder: Encoder, file: BlockFile) -> Iterator[Batch]:
     rest: list[Batch] = []
     held = 0
     for number, start in file.parts:
-        with open_arrays(io.BytesIO(part_file(job, number).read_bytes())) as arrays:
+        with opened(part_file(job, number).read_bytes()) as arrays:
             rows = encoder.encode_coded(part_rows(arrays, split, names))
         rest.append(between(rows, max(0, file.first - start), min(rows.size, last - start)))
         held += rest[-1].size

@@ -28,13 +28,15 @@ class CodedChunk:
         keep = self.split == split
         if keep.all():
             return self
+        at = np.flatnonzero(keep)  # to take by it is three times as fast as by the mask
         columns = {}
         for name, column in self.columns.items():
-            entries = keep if column.lengths is None else np.repeat(keep, column.lengths)
-            lengths = None if column.lengths is None else column.lengths[keep]
-            columns[name] = Coded(column.values, column.codes[entries], lengths)
-        weights = None if self.weights is None else self.weights[keep]
-        return CodedChunk(self.labels[keep], self.dense[keep], columns, self.split[keep], weights)
+            entries = at if column.lengths is None else np.flatnonzero(np.repeat(keep, column.lengths))
+            lengths = None if column.lengths is None else column.lengths[at]
+            columns[name] = Coded(column.values, np.take(column.codes, entries), lengths)
+        weights = None if self.weights is None else self.weights[at]
+        dense = np.take(self.dense, at, axis=0)
+        return CodedChunk(self.labels[at], dense, columns, self.split[at], weights)
 
 
 def code_chunk(chunk: Chunk) -> CodedChunk:

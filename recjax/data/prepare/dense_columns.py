@@ -140,5 +140,7 @@ class DenseEncoder:
             return np.log(np.maximum(dense - least, 0) + 2)
         if name == "standard":
             deviation = np.sqrt(stats.squares / np.maximum(stats.count, 1))
-            return (dense - stats.mean) / np.where(deviation > 0, deviation, 1.0)
+            apart = dense - stats.mean
+            apart /= np.where(deviation > 0, deviation, 1.0)
+            return apart
         return dense

@@ -103,10 +103,14 @@ class Encoder:
 
 def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:
     """The table row of every entry: int32 of the shape of the codes."""
-    rows = np.empty(len(column.values) + 1, np.int32)
-    rows[:-1] = map_.rows_of(column.values)
+    values, codes = column.values, column.codes
+    if 4 * len(codes) < len(values):  # rows of a small split, whose values are those of the whole chunk
+        used, codes = np.unique(codes, return_inverse=True)
+        values = values[used[used < len(values)]]
+    rows = np.empty(len(values) + 1, np.int32)
+    rows[:-1] = map_.rows_of(values)
     rows[-1] = 0 if missing is None else missing  # the code of missing values, which there are none of then
-    return np.take(rows, column.codes)
+    return np.take(rows, codes)
 
 
 def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOptions, by: DenseEncoder) -> dict[str, Any]:

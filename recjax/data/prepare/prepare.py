@@ -53,7 +53,7 @@ from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
 from recjax.utils.paths import located
 
-_VERSION = 3  # of the work folder; raise it when the same files and options start to give other parts
+_VERSION = 4  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
 _T = TypeVar("_T")
 _ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed

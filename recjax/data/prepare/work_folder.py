@@ -2,7 +2,7 @@
 
     .NAME.work/key.json               what the folder is the work of: the reader's files, checksums and options
     .NAME.work/journal.jsonl          a line for each finished part
-    .NAME.work/part-000000.npz        one chunk, dictionary coded
+    .NAME.work/part-000000.part       one chunk, dictionary coded
     .NAME.work/vocabulary/KEY/C1/     a finished vocabulary, for the id options that KEY stands for
 
 A part counts once its line is in the journal, a vocabulary once its folder has its final name: both are complete then.
@@ -17,8 +17,6 @@ import itertools
 import json
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,6 @@ from recjax.data.source import SPLITS
 from recjax.data.storage.uris import escapes
 from recjax.errors import DataError
 from recjax.utils import strict_json
-from recjax.utils.npy import open_arrays
 
 _KEY, _JOURNAL = "key.json", "journal.jsonl"
 
@@ -129,10 +126,10 @@ class WorkFolder:
 
     def write(self, index: int, chunk: CodedChunk, skipped: Mapping[str, int], done: float | None) -> Part:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""
-        file = self.path / f"part-{index:06}.npz"
+        file = self.path / f"part-{index:06}{part_file.SUFFIX}"
         with file.open("wb") as stream:
             part_file.save(stream, chunk)
-        train = chunk.dense[chunk.split == SPLITS.index("train")]
+        train = np.take(chunk.dense, np.flatnonzero(chunk.split == SPLITS.index("train")), axis=0)
         rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
         return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(train), done)
 
@@ -160,9 +157,9 @@ class WorkFolder:
     def _open(self, part: Part) -> Iterator[Mapping[str, np.ndarray]]:
         path = self.path / part.file
         try:
-            with open_arrays(path) as arrays:
+            with part_file.opened(path) as arrays:
                 yield arrays
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"{path} is damaged ({' '.join(str(error).split())[:200]}): an unfinished preparation wrote it. Remove "
                 f"the folder {self.path} and prepare again."

@@ -1,0 +1,72 @@
+"""Files of parts: what was written comes back, and damage is named."""
+
+import numpy as np
+import pytest
+
+from recjax.data.prepare import part_file
+from recjax.data.prepare.chunk import Coded
+from recjax.data.prepare.coding import CodedChunk
+
+ROWS = 40
+
+
+@pytest.fixture
+def chunk():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 3, ROWS).astype(np.int32)
+    columns = {
+        "word": Coded(np.array([b"a", b"bc"]), rng.integers(0, 3, ROWS).astype(np.uint8), None),
+        "bag": Coded(np.arange(300), rng.integers(0, 300, lengths.sum()).astype(np.uint16), lengths),
+    }
+    labels = rng.integers(0, 2, ROWS).astype(np.float32)
+    return CodedChunk(labels, rng.normal(size=(ROWS, 2)), columns, rng.integers(0, 3, ROWS).astype(np.uint8), None)
+
+
+def values(chunk, keep):
+    """The values of each row in plain Python, None where missing."""
+    words, bag = chunk.columns["word"], chunk.columns["bag"]
+    ends = np.cumsum(bag.lengths)
+    word = [*words.values.tolist(), None]
+    entries = [*bag.values.tolist(), None]
+    return [
+        (word[words.codes[i]], [entries[c] for c in bag.codes[ends[i] - bag.lengths[i] : ends[i]]], *chunk.dense[i])
+        for i in np.flatnonzero(keep)
+    ]
+
+
+def test_rows_of_each_split_and_counts_come_back(tmp_path, chunk):
+    with (tmp_path / "file").open("wb") as stream:
+        part_file.save(stream, chunk)
+    for file in (tmp_path / "file", (tmp_path / "file").read_bytes()):
+        with part_file.opened(file) as arrays:
+            for split in range(3):
+                found = part_file.rows(arrays, split, ["word", "bag"])
+                keep = chunk.split == split
+                assert values(found, np.ones(keep.sum(), bool)) == values(chunk, keep)
+                np.testing.assert_array_equal(found.labels, chunk.labels[keep], strict=True)
+            of_train = [row[0] for row in values(chunk, chunk.split == 0)]
+            assert [c.tolist() for c in part_file.train_counts(arrays, 0)] == [
+                [b"a", b"bc"], [of_train.count(b"a"), of_train.count(b"bc")]
+            ]  # fmt: skip
+
+
+def test_any_changed_byte_is_noticed(tmp_path, chunk):
+    file = tmp_path / "file"
+    with file.open("wb") as stream:
+        part_file.save(stream, chunk)
+    content = file.read_bytes()
+    with part_file.opened(content) as arrays:
+        truth = {name: array.tobytes() for name, array in arrays.items()}
+    for at in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[at] ^= 16
+        try:
+            with part_file.opened(bytes(damaged)) as arrays:
+                assert {name: array.tobytes() for name, array in arrays.items()} == truth  # between two arrays
+                assert not content[at]
+        except part_file.DamagedPartError:
+            pass
+    for cut in (0, 5, 40, len(content) - 1):
+        file.write_bytes(content[:cut])
+        with pytest.raises(part_file.DamagedPartError), part_file.opened(file):
+            pass
