@@ -351,8 +351,9 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
 
     tune = verb(names, "tune", verbs.tune, "search for good settings, with Optuna; repeat to go on, also elsewhere",
-                "tune search.toml --trials 30")  # fmt: skip
-    tune.add_argument("file", metavar="FILE", help="path of a TOML file with a [search]")
+                "tune search --trials 30")  # fmt: skip
+    tune.add_argument("file", metavar="FILE",
+                      help="path of a TOML file with a [search], or the name of one in configs/sweeps/")  # fmt: skip
     tune.add_argument("--out", type=expanded, help="folder of the study (default: runs/tune-NAME, after the file); "
                       "several processes may share it")  # fmt: skip
     tune.add_argument("--trials", type=int, metavar="N", help="in all, instead of what the file says")

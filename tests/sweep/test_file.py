@@ -12,6 +12,7 @@ from recjax.config import presets
 from recjax.errors import ConfigError
 from recjax.settings.overrides import config_hash
 from recjax.sweep.file import read_sweep
+from recjax.sweep.search_file import read_search
 
 FULL = """
 preset = "synthetic"
@@ -161,6 +162,10 @@ def test_dry_run_prints_the_lines_and_touches_nothing(tmp_path):
 
 def test_the_shipped_sweeps_are_valid():
     files = sorted((presets.preset_files.find_sweep("size").parent).glob("*.toml"))
-    assert files
+    searches = [file for file in files if "[search]" in file.read_text().splitlines()]
+    assert len(files) > len(searches) > 0
     for file in files:
-        assert len(read_sweep(file).runs) > 1
+        if file in searches:
+            assert read_search(file).trials > 1
+        else:
+            assert len(read_sweep(file).runs) > 1
