@@ -24,8 +24,9 @@ Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce")
 _NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
             "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
-            "shortcut")  # fmt: skip
-_OF_TCP = {"ack_delay": "0ns", "switch_buffer": "", "segment": "64KiB", "tcp_timeout": "10ms"}  # defaults
+            "tcp_start", "shortcut")  # fmt: skip
+_OF_TCP = {"ack_delay": "0ns", "switch_buffer": "", "segment": "64KiB", "tcp_timeout": "10ms",
+           "tcp_start": "0"}  # defaults  # fmt: skip
 
 
 def add(
@@ -122,6 +123,8 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
     to.add_argument("--segment", metavar="SIZE", help="that is sent at once (default: 64KiB)")
     to.add_argument("--tcp-timeout", metavar="TIME",
                     help="until what was lost is sent again (default: 10ms)")  # fmt: skip
+    to.add_argument("--tcp-start", metavar="N", help="segments that a sender's own window begins with, which grows "
+                    "with acknowledgements and shrinks at a loss (default: 0, it has none)")  # fmt: skip
     to.add_argument("--vary", action="append", default=[], metavar="NAME=A,B,...", help="simulate once with each of "
                     "these values of an option, such as chunks=1,8 (or of a preset's shape); given several times, "
                     "every combination; values with commas stand with semicolons between")  # fmt: skip
@@ -185,6 +188,7 @@ def _tcp(options: argparse.Namespace) -> Tcp | None:
         buffer,
         read_bytes(values["segment"], "--segment"),
         read_time(values["tcp_timeout"], "--tcp-timeout"),
+        int(values["tcp_start"]) if values["tcp_start"].isdigit() else -1,
     )
 
 

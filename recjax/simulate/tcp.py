@@ -5,9 +5,13 @@ one. A connection has at most a window of bytes under way; a segment stops count
 the acknowledgement delay and the latencies of the way after it has arrived (acknowledgements take no bandwidth).
 
 A switch has one buffer for all its output ports, which holds a segment from its arrival until its port has sent it. A
-segment that finds no room is lost, and sent again a timeout later. Senders queue without loss. The window is fixed:
-there is no slow start, and a loss does not shrink it. One rank stands for all only as long as nothing is lost, for who
-of several loses the last room is a matter of order.
+segment that finds no room is lost, and sent again a timeout later. Senders queue without loss. One rank stands for all
+only as long as nothing is lost, for who of several loses the last room is a matter of order.
+
+The window is fixed, or it is that of the receiver and the sender has one of its own, as Reno and its kin: it begins at
+some segments and grows with every acknowledgement, by as many bytes as are acknowledged ("slow start": it doubles in a
+round trip) until a loss has halved it, and from there by a segment in a round trip. After a timeout it begins at one
+segment again. Between messages it stays as it is.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class Tcp:
       buffer_bytes: of a switch, for all its output ports.
       segment_bytes: that travel together, at most; a window at most.
       timeout_ns: from a loss until the segment is sent again.
+      start_segments: that a sender's own window begins with; 0: it has none, and sends as much as `window_bytes` lets.
     """
 
     window_bytes: float
@@ -41,6 +46,7 @@ class Tcp:
     buffer_bytes: float = math.inf
     segment_bytes: float = 65536.0
     timeout_ns: float = 1e7
+    start_segments: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what could never send anything."""
@@ -48,14 +54,18 @@ class Tcp:
             raise ConfigError(
                 "TCP's window, segment, switch buffer and timeout must be above 0, the ack delay 0 or more."
             )
+        if self.start_segments < 0:
+            raise ConfigError(f"TCP begins with {self.start_segments} segments; give 1 or more, or 0 for none.")
 
 
 class _Connection:
     """What a pair of ranks has under way, and what waits for the window."""
 
-    __slots__ = ("acks", "flying", "queue", "waking")
+    __slots__ = ("acks", "flying", "queue", "threshold", "waking", "window")
 
-    def __init__(self) -> None:
+    def __init__(self, window: float) -> None:
+        self.window = window  # bytes that may be under way
+        self.threshold = math.inf  # of the window, up to which it doubles in a round trip
         self.flying = 0.0  # bytes
         self.acks: deque[tuple[int, float]] = deque()  # (time, bytes) of acknowledgements on their way
         self.queue: deque[tuple[int, int, Run, int, Any]] = deque()  # (label, actor, run, step, segment)
@@ -95,6 +105,7 @@ class TcpEngine(Engine):
         """
         super().__init__(network, endpoint_ticks, copy_ticks)
         self._tcp, self._segment = tcp, min(tcp.segment_bytes, tcp.window_bytes)
+        self._first_window = min(tcp.window_bytes, tcp.start_segments * self._segment or math.inf)
         self._connections: dict[int, _Connection] = {}
         self._timeout, self._ack = round(tcp.timeout_ns * TICKS_PER_NS), round(tcp.ack_delay_ns * TICKS_PER_NS)
         limited = not math.isinf(tcp.buffer_bytes)
@@ -105,7 +116,9 @@ class TcpEngine(Engine):
     def _send(self, run: Run, actor: int, step: int, now: int, messages: Any) -> None:
         label = run.label + step * run.stride
         for message in messages:
-            connection = self._connections.setdefault(message[4], _Connection())
+            connection = self._connections.get(message[4])
+            if connection is None:
+                connection = self._connections[message[4]] = _Connection(self._first_window)
             pieces = self._cut(message)
             left = [len(pieces)]  # segments of this message that are not there yet
             for piece in pieces:
@@ -132,13 +145,18 @@ class TcpEngine(Engine):
     def _push(self, connection: _Connection, now: int) -> None:
         """Sends what the window lets through."""
         while connection.acks and connection.acks[0][0] <= now:
-            connection.flying -= connection.acks.popleft()[1]
+            size = connection.acks.popleft()[1]
+            connection.flying -= size
+            if connection.window < self._tcp.window_bytes:
+                slow = connection.window >= connection.threshold
+                connection.window += self._segment * size / connection.window if slow else size
+                connection.window = min(connection.window, self._tcp.window_bytes)
         if not connection.acks and connection.flying < 1e-6:
             connection.flying = 0.0  # but for rounding
         queue = connection.queue
         while queue:
             size = queue[0][4][3]
-            if connection.flying and connection.flying + size > self._tcp.window_bytes * (1 + 1e-12):
+            if connection.flying and connection.flying + size > connection.window * (1 + 1e-12):
                 self._wake(connection)
                 return
             connection.flying += size
@@ -186,6 +204,10 @@ class TcpEngine(Engine):
         if self.network.stands_for > 1:
             raise NotSymmetricError("TCP loses segments, and who loses them is a matter of order")
         self.lost += 1
+        if self._tcp.start_segments:
+            connection = message[5]
+            connection.threshold = max(connection.window / 2, 2 * self._segment)
+            connection.window = self._segment
         again = functools.partial(self._again, label - hop, run, message, step)
         self.at(now + self._timeout, label, actor, again)
 

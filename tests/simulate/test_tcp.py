@@ -42,6 +42,42 @@ def test_a_window_above_bandwidth_times_round_trip_costs_nothing():
     assert one_message(10_000, window_bytes=200, **how).time_ns == 210 + 100 + 49 * 260
 
 
+def test_a_sender_begins_slowly_and_doubles_its_window_in_a_round_trip():
+    """Round trip of a segment 210 + 190 + 10 = 410: one segment, two, four, then three that are left of ten.
+
+    The last three leave one after the other as acknowledgements come: the first is there 3 * 410 + 210 after the start.
+    """
+    how = {"window_bytes": 10_000, "segment_bytes": 100, "ack_delay_ns": 190}
+    assert one_message(1000, start_segments=1, **how).time_ns == 3 * 410 + 210 + 200
+    assert one_message(1000, start_segments=10, **how).time_ns == 210 + 900
+    assert one_message(1000, **how).time_ns == 210 + 900
+
+
+def test_a_window_grows_no_further_than_the_receivers():
+    """From one segment to two, of the receiver's window of 200: then pairs as with a fixed one, a round trip later."""
+    how = {"window_bytes": 200, "segment_bytes": 100, "ack_delay_ns": 190}
+    fixed = one_message(800, **how).time_ns
+    assert fixed == 210 + 100 + 3 * 410
+    assert one_message(900, start_segments=1, **how).time_ns == fixed + 410
+
+
+def test_a_loss_halves_what_a_window_may_double_to():
+    """Rank 1's segment and the first of rank 2's five meet at 105 at a port with room for one; the latter is lost.
+
+    Rank 2's window of three falls to one segment, and may double to two. Its second and third segment are acknowledged
+    at 510 (two may be under way, as many as are) and 610 (two and a half: the fourth leaves), the fourth at 1020 (2.9:
+    the fifth leaves). The lost one leaves after that, at 1120 in place of 1105, and is there 210 later. A fixed window
+    of three sends the fourth and fifth at 510 and 610, and the lost one at 1105.
+    """
+    both = exchange({(1, 0): 100, (2, 0): 500}, 4)
+    how = {"ack_delay_ns": 190, "segment_bytes": 100, "buffer_bytes": 199, "timeout_ns": 1000}
+    where = topology("switch:4", latency=5)
+    own = play([both], where, tcp=Tcp(1000, start_segments=3, **how))
+    assert (own.lost, own.time_ns) == (1, 1330)
+    fixed = play([both], where, tcp=Tcp(300, **how))
+    assert (fixed.lost, fixed.time_ns) == (1, 1315)
+
+
 def test_incast_is_lost_at_a_full_port_and_sent_again():
     """Ranks 1 and 2 send 100 bytes to rank 0; the switch has room for 100.
 

@@ -10,6 +10,7 @@ from recjax.simulate.astra_text import read_text
 from recjax.simulate.dlrm import DlrmShape, dlrm
 from recjax.simulate.execution import simulate
 from recjax.simulate.layers import Comm, Layer, training_loop
+from recjax.simulate.report import of_workload
 from recjax.simulate.system import System
 
 # Two tables of dimension 4, one bottom and one top layer. 1 flop and 1 byte take a nanosecond.
@@ -201,6 +202,16 @@ def test_who_takes_part_under_each_parallelism(tmp_path, header, shape, activati
     members = len(activations[1][0]) if activations[1] else where.groups(tuple(group)).shape[1]
     assert forward.bytes == 100 * members  # an all-gather's bytes are a rank's input there
     assert simulate(read_text(written(tmp_path, text), where), where, System()).time_ns > 5 + 6 + 7
+
+
+def test_groups_within_a_switch_are_reported(tmp_path):
+    """Model parallel in fours: activations are gathered there (300 = 3/4 of 400 come to each), weights across them."""
+    text = "HYBRID_TRANSFORMER model_parallel_NPU_group: 4\n1\nlayer -1 5 ALLGATHER 100 6 NONE 0 7 ALLREDUCE 300 8\n"
+    where = topology("switch:8")
+    found = of_workload(simulate(read_text(written(tmp_path, text), where), where, System()))
+    (layer,) = found["layers"]
+    assert {one["collective"] for one in layer["collectives"]} == {"all_gather", "all_reduce"}
+    assert found["bytes_on_links"] == 8 * 2 * (300 + 300)
 
 
 @pytest.mark.parametrize(
