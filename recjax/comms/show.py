@@ -32,6 +32,8 @@ def _headline(name: str, one: Mapping[str, Any]) -> str:
     if one["missing"]:
         lacking = ", ".join(map(str, one["missing"][:8])) + (", ..." if len(one["missing"]) > 8 else "")
         ranks = f"{one['ranks']} of {one['world']} ranks (there is no file of rank {lacking})"
+    if one.get("counted_ranks"):
+        ranks += f" (splits counted of {one['counted_ranks']}, the others taken to be alike)"
     return (
         f"{name}: {one['source'] or 'trace'}, {ranks}, {one['steps']} step(s){batch}; bytes and counts "
         "are those of a rank and step"

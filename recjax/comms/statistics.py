@@ -25,6 +25,7 @@ def figures(trace: Trace) -> dict[str, Any]:
 
     Returns:
       "label", "source", "format", "config", "ranks" (how many the trace has), "world", "steps", "batch_size";
+      "counted_ranks": None, or of how many ranks the splits were counted, which the others are taken to have, too;
       "collectives": for each kind and phase, the most bytes first: see `_line`;
       "sizes": kind -> [[b, count, bytes], ...] of messages of 2^b to 2^(b + 1) - 1 bytes, padding included;
       "moved": useful bytes of each rank, see `moved_bytes`; "imbalance": of them;
@@ -51,6 +52,7 @@ def figures(trace: Trace) -> dict[str, Any]:
         **{key: trace.about.get(key) for key in ("label", "source", "format", "config", "batch_size")},
         "ranks": len(trace.ranks),
         "world": trace.world,
+        "counted_ranks": trace.about.get("counted_ranks"),
         "steps": trace.steps,
         "collectives": sorted(collectives, key=lambda line: -line["padded_bytes"]),
         "count": len(found) / per,

@@ -140,8 +140,9 @@ class Recording:
 def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
     """The trace of a first step that is compiled, not run: sizes and dependencies; times only if a machine is given.
 
-    For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are in it
-    if the ids of all devices' shares could be counted (see `compile_report.sample`), else padded sizes alone.
+    For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are those
+    of all ids, or if these are too many (see `compile_report.sample`) those of the first devices, of which the others
+    are taken to ask alike; then "counted_ranks" in `about` says how many were counted.
 
     Args:
       config: what would be trained.
@@ -161,15 +162,24 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
         text = compile_step(trainer, found.capacities).as_text() or ""
     else:
         text = compiled_text(trainer, found.capacities)  # as it trains: kernels count, and not collectives alone
-    counted_all = found.devices == trainer.bound.all_devices
-    ranks = step_events(trainer, text, found.counts if counted_all else {})
+    ranks = step_events(trainer, text, repeated(found.counts, found.devices, trainer.bound.all_devices))
     about = _about(trainer, 1, False) | {"compiled": True}
+    if found.devices < trainer.bound.all_devices:
+        about["counted_ranks"] = found.devices
     if machine is not None:
         line = _predicted(trainer, text, machine)
         ranks = {rank: line.joined(events, 0, first_id=0) for rank, events in ranks.items()}
         about |= {"predicted_for": machine.name, "measured_machine": machine.measured}
     all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
     return checked(Trace(trainer.bound.all_devices, all_ranks, about), "the trace")
+
+
+def repeated(counts: dict[str, GroupRouting], counted: int, devices: int) -> dict[str, GroupRouting]:
+    """The counts of some devices' routing as those of all: what the first ask for, the others ask for in turn."""
+    if counted == devices:
+        return counts
+    of_all = np.arange(devices) % counted
+    return jax.tree.map(lambda of_counted: np.asarray(of_counted)[of_all], counts)
 
 
 def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
