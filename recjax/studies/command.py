@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,17 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
     seen.set_defaults(tunables=True)
+    chu = verb(actions, "communication", lambda o: _communication(o, show),
+               "communication by size, placement, buckets and precision, after Chu et al. (Meta)",
+               "study communication --out studies/communication")  # fmt: skip
+    chu.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
+                     "command goes on with what is left of the study")  # fmt: skip
+    chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters: a quarter of "
+                     "an hour or more for each of 9 cases (default: every 8th table, 10 minutes in all)")  # fmt: skip
+    chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
+    chu.add_argument("--devices", type=int, metavar="N", help="to measure on; 0: nothing is measured (default: all "
+                     "that the machine has, its cores if it has no accelerator)")  # fmt: skip
+    chu.set_defaults(tunables=True)
     hot = verb(actions, "hot_rows", lambda o: _hot_rows(o, show), "copies of the rows in most batches, after P2RES",
                "study hot_rows bench_kaggle16 data.max_rows=100000 --out studies/hot_rows")  # fmt: skip
     hot.add_argument("preset", help="what to train on what")
@@ -98,11 +110,13 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
                 f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
     made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
-    made.add_argument("--chunks", type=int, default=128, metavar="N", help="to cut collectives into, where they are "
-                      "not what varies (default: 128)")  # fmt: skip
-    made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, scheduling, chunk_counts, "
-                      "copies, lone_all_reduce, transport (default: all)")  # fmt: skip
-    made.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hoti2020.json")
+    made.add_argument("--chunks", type=int, metavar="N", help="to cut collectives into, where they are not what "
+                      "varies; at most 128 in hierarchical systems (default: 32, with --full 1024)")  # fmt: skip
+    made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours")
+    made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, flops, in_flight, "
+                      "chunk_counts, copies, lone_all_reduce, transport (default: all)")  # fmt: skip
+    made.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
+                      "command goes on with what is left of the study")  # fmt: skip
 
 
 def _replicas(options: argparse.Namespace, show: Print) -> None:
@@ -143,19 +157,35 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     show(options, result, lambda: study.to_text(result))
 
 
+def _communication(options: argparse.Namespace, show: Print) -> None:
+    from recjax.studies.communication import study
+    from recjax.studies.report import to_json, to_text
+
+    if options.ranks < 2 or (options.devices is not None and options.devices < 0):
+        raise ConfigError(
+            f"--ranks is {options.ranks} and --devices {options.devices}; give at least 2 and at least 0."
+        )
+    say = functools.partial(print, "communication:", file=sys.stderr, flush=True)
+    made, result, files = study.study(options.out, options.full, options.ranks, options.devices, say)
+    shown = {**result, "report": to_json(made)}
+    show(options, shown, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}")
+
+
 def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies.hoti2020 import observed, study
-    from recjax.studies.hoti2020.draw import draw
-    from recjax.utils.files import write_json
+    from recjax.studies.hoti2020.draw import pictures
+    from recjax.studies.report import provenance, to_json, to_text, write
 
-    options.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     names = options.experiments.split(",") if options.experiments else tuple(study.EXPERIMENTS)
     say = functools.partial(print, "hoti2020:", file=sys.stderr)
-    found = study.run(options.ranks, options.chunks, names, say)
-    found["observations"] = observed.observations(found)
-    figures = draw(found, options.out)
-    write_json(options.out / "hoti2020.json", found)
-    show(options, found, lambda: f"{observed.to_text(found)}\n\nin {options.out}: hoti2020.json, {', '.join(figures)}")
+    chunks = options.chunks or (1024 if options.full else 32)
+    found = study.run(options.out, options.ranks, chunks, options.full, names, say)
+    made = observed.report(found, provenance(began), pictures(found))
+    files = write(made, found, options.out)
+    show(
+        options, {**found, "report": to_json(made)}, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}"
+    )
 
 
 def _foresight(options: argparse.Namespace, show: Print) -> None:

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recjax.simulate.draw import COLOURS, save
+from recjax.simulate.draw import COLOURS
+from recjax.studies.hoti2020.observed import ratios
 from recjax.studies.hoti2020.study import DIRECT, TREE
-from recjax.utils.plots import figure, legend_beside
+from recjax.studies.report import Picture
+from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png
 
 
-def draw(found: dict[str, Any], out: Path) -> list[str]:
-    """Writes the figures.
+def pictures(found: dict[str, Any]) -> list[Picture]:
+    """Draws what was run.
 
     Args:
       found: of `study.run`.
-      out: a folder that exists.
-
-    Returns:
-      Names of the files.
     """
     drawings = {
-        "systems.png": (_systems, "systems"),
-        "layers.png": (_layers, "systems"),
-        "scheduling.png": (_scheduling, "scheduling"),
-        "chunks.png": (_chunks, "chunk_counts"),
-        "copies.png": (_copies, "copies"),
-        "lone_all_reduce.png": (_lone_all_reduce, "lone_all_reduce"),
-        "transport.png": (_transport, "transport"),
+        "systems.png": (_systems, "systems", "two iterations on each system, by all-reduce algorithm"),
+        "layers.png": (_layers, "systems", "raw latency and exposed communication of every layer"),
+        "flops.png": (_flops, "flops", "slowest over fastest system by the FLOP/s that a GPU reaches"),
+        "in_flight.png": (_in_flight, "in_flight", "two iterations by chunks in flight and order"),
+        "chunks.png": (_chunks, "chunk_counts", "two iterations by chunks a collective, copies of 1 us"),
+        "copies.png": (_copies, "copies", "two iterations by memory-copy latency"),
+        "lone_all_reduce.png": (_lone_all_reduce, "lone_all_reduce", "a lone all-reduce against an analytical model"),
+        "transport.png": (_transport, "transport", "TCP's window and the switch's buffer"),
     }
-    made = {name: drawing for name, (drawing, experiment) in drawings.items() if experiment in found}
-    for name, drawing in made.items():
-        save(drawing(found), out / name)
-    return list(made)
+    return [Picture(name, text, png(drawing(found))) for name, (drawing, experiment, text) in drawings.items()
+            if experiment in found]  # fmt: skip
 
 
 def _ms(rows: Sequence[dict[str, Any]], key: str = "time_ns") -> np.ndarray:
@@ -80,16 +76,26 @@ def _layers(found: dict[str, Any]) -> Any:
     return drawn
 
 
-def _scheduling(found: dict[str, Any]) -> Any:
-    drawn = figure(9, 4)
+def _flops(found: dict[str, Any]) -> Any:
+    drawn = figure(6, 4)
     panel = drawn.subplots()
-    rows = found["scheduling"]
-    labels = [f"{row['system']}\n{row['in_flight']} in flight" for row in rows[::2]]
-    for i, order in enumerate(("fifo", "lifo")):
-        times = _ms([row for row in rows if row["scheduling"] == order])
-        panel.bar(np.arange(len(labels)) + (i - 0.5) * 0.35, times, 0.35, label=order)
-    _bars(panel, labels, "two iterations, direct all-reduce")
+    of = ratios(found["flops"])
+    panel.plot(list(of), list(of.values()), marker="o", markersize=4, label="slowest over fastest system")
+    panel.axhline(3, color=GREY, linestyle=":", linewidth=1, label="stated: 3x")
+    panel.axvline(60, color=GREY, linestyle="--", linewidth=1, label="stated: 60 TFLOP/s")
+    panel.set_xlabel("reached TFLOP/s of a GPU")
+    panel.set_ylabel("ratio of times of two iterations")
+    panel.set_ylim(bottom=0)
+    panel.spines[["top", "right"]].set_visible(False)
     legend_beside(panel)
+    return drawn
+
+
+def _in_flight(found: dict[str, Any]) -> Any:
+    drawn = figure(7, 4)
+    panel = drawn.subplots()
+    lifo = [row for row in found["in_flight"] if row["scheduling"] == "lifo"]
+    _systems_by(panel, lifo, "in_flight", "chunks in flight, LIFO", 2)
     return drawn
 
 
@@ -98,25 +104,33 @@ def _chunks(found: dict[str, Any]) -> Any:
 
 
 def _copies(found: dict[str, Any]) -> Any:
-    return _against(found["copies"], "copy_us", "memory copy, us", 10)
+    drawn = figure(11, 4)
+    for panel, all_reduce in zip(drawn.subplots(1, 2, sharey=True), (TREE, DIRECT), strict=True):
+        rows = [row for row in found["copies"] if row["all_reduce"] == all_reduce]
+        _systems_by(panel, rows, "copy_us", "memory copy, us", 10)
+        panel.set_title(all_reduce, fontsize=10)
+    return drawn
 
 
 def _against(rows: Sequence[dict[str, Any]], key: str, label: str, base: int) -> Any:
     drawn = figure(6, 4)
+    _systems_by(drawn.subplots(), rows, key, label, base)
+    return drawn
+
+
+def _systems_by(panel: Any, rows: Sequence[dict[str, Any]], key: str, label: str, base: int) -> None:
     x = sorted({row[key] for row in rows})
     systems = dict.fromkeys(row["system"] for row in rows)
     lines = {system: _ms([row for row in rows if row["system"] == system]).tolist() for system in systems}
-    panel = drawn.subplots()
     _curves(panel, x, lines, label, "two iterations, ms", base)
     panel.set_ylim(bottom=0)
-    return drawn
 
 
 def _curves(
     panel: Any, x: Sequence[float], lines: dict[str, list[float]], x_label: str, y_label: str, base: int
 ) -> None:
-    for name, y in lines.items():
-        panel.plot(x, y, marker="o", markersize=4, label=name)
+    for (name, y), marker, colour in zip(lines.items(), "osD^vP", PALETTE, strict=False):
+        panel.plot(x, y, marker=marker, markersize=4, label=name, color=colour)
     panel.set_xscale("log", base=base)
     panel.set_xlabel(x_label)
     panel.set_ylabel(y_label)

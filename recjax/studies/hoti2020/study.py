@@ -5,22 +5,15 @@ the study are its parameters (the model in `dlrm`; links of 100 or 800 Gb/s and 
 switch buffers of 64 MB to 1 GB; copies of 0.01 to 100 us; 64 chunks in flight; all-reduce by double binary tree or
 all-to-all; LIFO) and two results. ASSUMPTIONS names what we had to choose.
 
-`recjax study hoti2020 --out hoti2020` takes about 8 minutes of CPU. What it gave, two iterations in ms:
-
-    all-reduce           Flat100G  Flat800G   Hier  HierOpt
-    double binary tree      37.86      7.11  37.33     7.98     computation 7.11; slowest over fastest 5.3
-    direct                  36.48      7.11  34.54     7.88     5.1 (2.2 with memory copies of 100 us)
-
-The study's "3x" between systems does not come out, nor does its "up to 50x" between congestion-aware and analytical for
-a lone all-reduce: up to the largest layer (8 MiB) the direct algorithm is off by 108 in one chunk (at most N = 128) and
-320 with 128 chunks at once, the tree by 2.9 and 9.5.
+docs/results/hoti2020.md has what it gave.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from recjax.errors import ConfigError
 from recjax.simulate import report
@@ -30,26 +23,32 @@ from recjax.simulate.system import System
 from recjax.simulate.tcp import Tcp
 from recjax.simulate.topology import Topology, read_topology
 from recjax.simulate.workload import Operation, from_operations
+from recjax.studies.finished import Finished
 
 ASSUMPTIONS = [
     "Flat: every GPU is a node behind one switch. Hier: 8 GPUs a node behind an in-node switch of 800 Gb/s a GPU, and "
     "a 100 Gb/s port of each GPU to a switch that joins the GPUs of the same number in all nodes. HierOpt: the same "
     "network, with collectives that go dimension by dimension (reduce-scatter inside, all-reduce across, all-gather "
     "inside; all-to-all inside, then across). All links have 0.5 us, those inside nodes too.",
-    "Chunks: 128 in all systems. (The study has 1024 in flat ones; `chunk_counts` shows what they change.)",
+    "Chunks: the study has 1024 in flat systems and 128 in hierarchical ones, as --full; else 32 in all. "
+    "Iterations with the double binary tree have 16 chunks and no TCP unless --full is given, for all ranks must be "
+    "played.",
     "The study's all-reduce by all-to-all is the direct algorithm: every rank sends its parts to all others at once, "
     "twice.",
-    "Chunks' messages are stored and forwarded whole; all experiments but `transport` run without TCP.",
-    "A memory copy is a latency before the messages of each step, and takes no bandwidth.",
-    "TCP: fixed window, segments of 64 KiB, 1 us acknowledgement delay, a buffer shared by all ports of a "
-    "switch, 10 ms until a lost segment is sent again. No slow start.",
-    "Analytical: the same messages without waiting for each other (no contention at links and ports); the bytes of a "
-    "message count once, whatever the links on its way, as in ASTRA-sim's analytical network.",
-    "The model's own assumptions stand in recjax/simulate/dlrm.py.",
+    "TCP throughout: segments of 128 KiB, a window of 0.5 MB, 1 us acknowledgement delay, a buffer of 1 GB shared by "
+    "all ports of a switch, 10 ms until a lost segment is sent again. Congestion control: a sender's own window begins "
+    "with one segment, doubles in a round trip until a loss halves it, and then grows by a segment in a round trip; it "
+    "stays between messages.",
+    "A memory copy is a latency before the messages of each step, and takes no bandwidth; it is 0.01 us, their least, "
+    "where it does not vary.",
+    "Analytical: the same messages without waiting for each other (no contention at links and ports) and without TCP; "
+    "the bytes of a message count once, whatever the links on its way, as in ASTRA-sim's analytical network.",
+    "The model's own assumptions stand in recjax/simulate/dlrm.py. 60 TFLOP/s are reached where they do not vary.",
 ]
 TREE, DIRECT = "double_binary_tree", "direct"
-_PER_NODE = 8
-_DEFAULTS: dict[str, Any] = {"scheduling": "lifo", "in_flight": 64}
+_PER_NODE, _MOST_IN_HIERARCHICAL, _TREE_CHUNKS = 8, 128, 16
+TCP = Tcp(5e5, 1000.0, 1e9, 2.0**17, start_segments=1)
+_DEFAULTS: dict[str, Any] = {"scheduling": "lifo", "in_flight": 64, "tcp": TCP, "copy_latency_ns": 10.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Setting:
     topology: Topology
     across: str = "{}"  # the all-reduce, {} being the algorithm
     exchange: str = DIRECT
+    flat: bool = False
 
     def algorithms(self, all_reduce: str) -> dict[str, str]:
         """For `System`."""
@@ -78,114 +78,175 @@ def settings(ranks: int) -> list[Setting]:
     slow, fast, latency = 12.5e9, 100e9, [500.0]
     nodes = read_topology(deep, [fast, slow], latency)
     return [
-        Setting("Flat100G", read_topology(flat, [slow], latency)),
-        Setting("Flat800G", read_topology(flat, [fast], latency)),
+        Setting("Flat100G", read_topology(flat, [slow], latency), flat=True),
+        Setting("Flat800G", read_topology(flat, [fast], latency), flat=True),
         Setting("Hier", nodes),
         Setting("HierOpt", nodes, "hierarchical:direct,{}", "hierarchical"),
     ]
 
 
-def _iterations(setting: Setting, all_reduce: str, **system: Any) -> dict[str, Any]:
-    workload = dlrm(PRESETS["hoti2020"], setting.topology.size, 2, "hoti2020")
-    how = System(setting.algorithms(all_reduce), **_DEFAULTS | system)
-    return report.of_workload(simulate(workload, setting.topology, how))
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Simulations of the study, each of which is kept when it is done.
+
+    Attributes:
+      systems: that are compared.
+      chunks: of a collective; in hierarchical systems 128 at most.
+      full: whether the largest numbers of chunks are tried, too.
+      keep: (name, function) -> what the function gives, now or in an earlier run.
+    """
+
+    systems: Sequence[Setting]
+    chunks: int
+    full: bool
+    keep: Callable[[str, Callable[[], Any]], Any]
+
+    def chunks_of(self, setting: Setting) -> int:
+        """Chunks of a collective in a system."""
+        return self.chunks if setting.flat else min(self.chunks, _MOST_IN_HIERARCHICAL)
+
+    def iterations(self, setting: Setting, all_reduce: str, flops: float = 60e12, **system: Any) -> dict[str, Any]:
+        """Two iterations: "time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers"."""
+        how = _DEFAULTS | {"chunks": self.chunks_of(setting)} | system
+        if all_reduce == TREE and not self.full:  # no rank stands for all: segments would take minutes each
+            how |= {"tcp": None, "chunks": min(self.chunks, _TREE_CHUNKS)}
+
+        def run() -> dict[str, Any]:
+            shape = dataclasses.replace(PRESETS["hoti2020"], flops_per_s=flops)
+            workload = dlrm(shape, setting.topology.size, 2, "hoti2020")
+            found = report.of_workload(
+                simulate(workload, setting.topology, System(setting.algorithms(all_reduce), **how))
+            )
+            keys = ("time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers", "shortcut")
+            return {key: found[key] for key in keys} | {"lost_segments": found["lost_segments"]}
+
+        return cast(dict[str, Any], self.keep(f"iterations {setting.name} {all_reduce} {flops:g} {_name(how)}", run))
+
+    def alone(self, setting: Setting, operation: Operation, all_reduce: str, **system: Any) -> dict[str, float]:
+        """One collective: "time_ns" and "lost_segments"."""
+        how = _DEFAULTS | system
+
+        def run() -> dict[str, float]:
+            workload = from_operations("alone", [operation])
+            result = simulate(workload, setting.topology, System(setting.algorithms(all_reduce), **how))
+            return {"time_ns": report.rounded(result.time_ns), "lost_segments": result.lost}
+
+        name = f"alone {setting.name} {operation.name} {operation.bytes:g} {all_reduce} {_name(how)}"
+        return cast(dict[str, float], self.keep(name, run))
 
 
-def _systems(systems: Sequence[Setting], chunks: int) -> list[dict[str, Any]]:
-    rows = []
-    for setting in systems:
-        for all_reduce in (TREE, DIRECT):
-            found = _iterations(setting, all_reduce, chunks=chunks)
-            keys = ("time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers", "links",
-                    "events", "shortcut")  # fmt: skip
-            rows.append({"system": setting.name, "all_reduce": all_reduce} | {key: found[key] for key in keys})
-    return rows
+def _name(how: dict[str, Any]) -> str:
+    """Options as a text; equal ones have equal texts."""
+    return ", ".join(f"{key}={dataclasses.astuple(of) if key == 'tcp' and of else of}"
+                     for key, of in sorted(how.items()))  # fmt: skip
 
 
-def _scheduling(systems: Sequence[Setting], chunks: int) -> list[dict[str, Any]]:
+def _systems(runs: Runs) -> list[dict[str, Any]]:
+    return [
+        {"system": setting.name, "all_reduce": all_reduce} | runs.iterations(setting, all_reduce)
+        for setting in runs.systems
+        for all_reduce in (TREE, DIRECT)
+    ]
+
+
+def _flops(runs: Runs) -> list[dict[str, Any]]:
+    """By the FLOP/s that a GPU reaches."""
+    return [
+        {"system": setting.name, "tflops": tflops}
+        | {"time_ns": runs.iterations(setting, DIRECT, tflops * 1e12)["time_ns"]}
+        for setting in runs.systems
+        for tflops in (15, 30, 45, 60, 90)
+    ]
+
+
+def _in_flight(runs: Runs) -> list[dict[str, Any]]:
     return [
         {"system": setting.name, "scheduling": order, "in_flight": in_flight}
-        | {"time_ns": _iterations(setting, DIRECT, chunks=chunks, scheduling=order, in_flight=in_flight)["time_ns"]}
-        for setting in systems
-        for in_flight in (1, 64)
-        for order in ("fifo", "lifo")
+        | {"time_ns": runs.iterations(setting, DIRECT, scheduling=order, in_flight=in_flight)["time_ns"]}
+        for setting in runs.systems
+        for in_flight in (1, 16, 64, 128)
+        for order in (("fifo", "lifo") if in_flight >= 64 else ("lifo",))
     ]
 
 
-def _chunk_counts(systems: Sequence[Setting], chunks: int) -> list[dict[str, Any]]:
+def _chunk_counts(runs: Runs) -> list[dict[str, Any]]:
+    """By chunks, with copies of 1 us, which is what a chunk costs beside its bytes."""
     return [
-        {"system": setting.name, "chunks": count, "time_ns": _iterations(setting, DIRECT, chunks=count)["time_ns"]}
-        for setting in systems
-        for count in (1, 4, 16, 64, 256, 1024)
-        if count <= 8 * chunks
+        {"system": setting.name, "chunks": count}
+        | {"time_ns": runs.iterations(setting, DIRECT, chunks=count, copy_latency_ns=1e3)["time_ns"]}
+        for setting in runs.systems
+        for count in (1, 4, 16, 64, 128, *((256, 1024) if runs.full else ()))
     ]
 
 
-def _copies(systems: Sequence[Setting], chunks: int) -> list[dict[str, Any]]:
+def _copies(runs: Runs) -> list[dict[str, Any]]:
+    """By memory copies; with their double binary tree, which is dear to simulate, only the ends unless `full`."""
     return [
-        {"system": setting.name, "copy_us": copy}
-        | {"time_ns": _iterations(setting, DIRECT, chunks=chunks, copy_latency_ns=copy * 1e3)["time_ns"]}
-        for setting in systems
-        for copy in (0.01, 0.1, 1.0, 10.0, 100.0)
+        {"system": setting.name, "all_reduce": all_reduce, "copy_us": copy}
+        | {"time_ns": runs.iterations(setting, all_reduce, copy_latency_ns=copy * 1e3)["time_ns"]}
+        for setting in runs.systems
+        for all_reduce in (TREE, DIRECT)
+        for copy in ((0.01, 100.0) if all_reduce == TREE and not runs.full else (0.01, 1.0, 10.0, 100.0))
     ]
-
-
-def _alone(setting: Setting, operation: Operation, all_reduce: str, **system: Any) -> dict[str, float]:
-    how = System(setting.algorithms(all_reduce), **_DEFAULTS | system)
-    result = simulate(from_operations("alone", [operation]), setting.topology, how)
-    return {"time_ns": report.rounded(result.time_ns), "lost_segments": result.lost}
 
 
 def _all_reduce(size_bytes: float) -> Operation:
     return Operation("all_reduce", "collective", collective="all_reduce", bytes=size_bytes)
 
 
-def _lone_all_reduce(systems: Sequence[Setting], chunks: int) -> list[dict[str, Any]]:
+def _lone_all_reduce(runs: Runs) -> list[dict[str, Any]]:
     rows = []
-    for setting in systems[:1]:
-        for all_reduce in (TREE, DIRECT):
-            for count in sorted({1, chunks}):
-                for size in (2.0**e for e in range(14, 29)):
-                    aware, blind = (
-                        _alone(setting, _all_reduce(size), all_reduce, chunks=count, congestion=c)["time_ns"]
-                        for c in (True, False)
-                    )
-                    rows.append({"system": setting.name, "all_reduce": all_reduce, "chunks": count, "bytes": size,
-                                 "time_ns": aware, "analytical_ns": blind, "ratio": aware / blind})  # fmt: skip
+    setting = runs.systems[0]
+    for all_reduce in (TREE, DIRECT):
+        for count in sorted({1, min(runs.chunks, 1024 if runs.full else 16)}):
+            for size in (2.0**e for e in range(14, 29)):
+                aware, blind = (
+                    runs.alone(
+                        setting,
+                        _all_reduce(size),
+                        all_reduce,
+                        chunks=count,
+                        congestion=c,
+                        tcp=None,
+                        copy_latency_ns=0.0,
+                    )["time_ns"]
+                    for c in (True, False)
+                )
+                rows.append({"system": setting.name, "all_reduce": all_reduce, "chunks": count, "bytes": size,
+                             "time_ns": aware, "analytical_ns": blind, "ratio": aware / blind})  # fmt: skip
     return rows
 
 
-def _transport(systems: Sequence[Setting], chunks: int) -> dict[str, list[dict[str, Any]]]:
+def _transport(runs: Runs) -> dict[str, list[dict[str, Any]]]:
     """The all-reduce of a top layer and a many-to-one exchange by window and buffer; iterations by window."""
     alone, iterations = [], []
-    ranks = systems[0].topology.size
+    ranks = runs.systems[0].topology.size
     gather = [[float(to == 0 != i) * 2**20 for to in range(ranks)] for i in range(ranks)]
     to_one = Operation("to_one", "collective", collective="all_to_all", splits=tuple(map(tuple, gather)))
-    for setting in systems[:2]:
+    count = min(runs.chunks, 16)
+    for setting in runs.systems:
         for window in (None, 5e5, 1e5):
             for buffer in (16e6, 64e6, 1e9):
-                tcp = Tcp(window, 1000.0, buffer) if window else None
-                where: dict[str, Any] = {
-                    "system": setting.name,
-                    "window_bytes": window,
-                    "buffer_bytes": buffer if window else None,
-                }
-                tree = _alone(setting, _all_reduce(8 * 2.0**20), TREE, chunks=chunks, tcp=tcp)
-                incast = _alone(setting, to_one, TREE, tcp=tcp)
+                tcp = dataclasses.replace(TCP, window_bytes=window, buffer_bytes=buffer) if window else None
+                where: dict[str, Any] = {"system": setting.name, "window_bytes": window}
+                where["buffer_bytes"] = buffer if window else None
+                tree = runs.alone(setting, _all_reduce(8 * 2.0**20), TREE, chunks=count, tcp=tcp)
+                incast = runs.alone(setting, to_one, TREE, chunks=1, tcp=tcp)
                 alone += [where | {"what": "all_reduce"} | tree, where | {"what": "many_to_one"} | incast]
                 if not window:
                     break
-    for setting in systems:
-        for window in (None, 5e5, 1e5, 2e4, 4e3):
-            tcp = Tcp(window, 1000.0) if window else None
-            time = _iterations(setting, DIRECT, chunks=min(chunks, 32), tcp=tcp)["time_ns"]
+    for setting in runs.systems:
+        for window in (None, 5e5, 1e5):
+            tcp = dataclasses.replace(TCP, window_bytes=window) if window else None
+            time = runs.iterations(setting, DIRECT, chunks=min(runs.chunks, 32), tcp=tcp)["time_ns"]
             iterations.append({"system": setting.name, "window_bytes": window, "time_ns": time})
     return {"alone": alone, "iterations": iterations}
 
 
-EXPERIMENTS = {
+EXPERIMENTS: dict[str, Callable[[Runs], Any]] = {
     "systems": _systems,
-    "scheduling": _scheduling,
+    "flops": _flops,
+    "in_flight": _in_flight,
     "chunk_counts": _chunk_counts,
     "copies": _copies,
     "lone_all_reduce": _lone_all_reduce,
@@ -194,13 +255,16 @@ EXPERIMENTS = {
 
 
 def run(
-    ranks: int = 128, chunks: int = 128, names: Sequence[str] = tuple(EXPERIMENTS), say: Callable[[str], None] = print
-) -> dict[str, Any]:
-    """Experiments of the study.
+    out: Path, ranks: int = 128, chunks: int = 32, full: bool = False, names: Sequence[str] = tuple(EXPERIMENTS),
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:  # fmt: skip
+    """Experiments of the study; what is done already is not done again.
 
     Args:
+      out: folder of what is done.
       ranks: GPUs.
-      chunks: that a collective is cut into, where it is not what varies.
+      chunks: that a collective is cut into, where it is not what varies; in hierarchical systems 128 at most.
+      full: whether the largest numbers of chunks are tried, too.
       names: of EXPERIMENTS.
       say: called with the name of each experiment as it starts.
 
@@ -208,13 +272,14 @@ def run(
       Plain data: parameters, assumptions, and an entry for each experiment; see `observed`.
 
     Raises:
-      ConfigError: an unknown experiment, or a number of ranks that makes no systems.
+      ConfigError: an unknown experiment, a number of ranks that makes no systems, or `out` is another study's.
     """
     systems = settings(ranks)
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         raise ConfigError(f"experiment {unknown[0]!r} is unknown. There are {', '.join(EXPERIMENTS)}.")
+    runs = Runs(systems, chunks, full, Finished(out, {"ranks": ranks}).get)
     found: dict[str, Any] = {"ranks": ranks, "chunks": chunks, "iterations": 2, "assumptions": ASSUMPTIONS}
     for name in names:
         say(name)
-        found[name] = EXPERIMENTS[name](systems, chunks)
+        found[name] = EXPERIMENTS[name](runs)
     return found

@@ -1,0 +1,195 @@
+"""The pictures of the study: messages by size, variations, ranks, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recjax.studies.communication.shape import BASE
+from recjax.studies.report import Picture
+from recjax.utils import plots
+from recjax.utils.units import size_text
+
+KINDS = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+VARIATIONS = {
+    "batch": "batch size",
+    "placement": "placement",
+    "buckets": "bucket size",
+    "dense": "dense part sharded",
+    "precision": "precision of the exchange",
+}
+_PHASES = {
+    "id_exchange": "ids (alltoallv-1)",
+    "pooled_exchange": "pooled vectors (alltoallv-2)",
+    "pooled_grad_exchange": "their gradients (alltoallv-2, backward)",
+}
+_LINES = ("-", "--", ":", "-.")
+
+
+def of_variation(cases: Mapping[str, Any], variation: str) -> list[str]:
+    """The cases of a variation by name, the base first."""
+    base = [name for name, one in cases.items() if one["variation"] == BASE]
+    return base + [name for name, one in cases.items() if one["variation"] == variation]
+
+
+def label(variation: str, name: str) -> str:
+    """What to call a case within a variation, of which the base is one value."""
+    named = {"batch": "the batch", "placement": "table-wise", "buckets": "one bucket", "dense": "replicated",
+             "precision": "float32"}  # fmt: skip
+    return named.get(variation, name) if name == BASE else name
+
+
+@plots.literal()
+def pictures(result: Mapping[str, Any]) -> dict[str, list[Picture]]:
+    """Returns the pictures of each section: "sizes", "variations", "ranks", "time"."""
+    made = {
+        "sizes": [
+            Picture(f"{kind}.png", f"{kind} of a rank in a step by message size: how many, and their share of "
+                    "bytes, in each variation", _sizes(result["compiled"], kind))
+            for kind in ("all_reduce", "all_to_all")
+        ],
+        "variations": [Picture("bytes.png", "bytes of a rank in a step, by phase, in every variation",
+                               _bytes(result["compiled"]))],
+        "ranks": [Picture("ranks.png", "bytes that each rank sends and receives in the all-to-alls, ranks in order of "
+                          "their bytes, for both placements", _ranks(result["compiled"]))],
+    }  # fmt: skip
+    if result["measured"]:
+        made["time"] = [Picture("time.png", f"a step on {result['devices']} devices of this machine, the mean of ranks "
+                                "and steps", _time(result["measured"]))]  # fmt: skip
+    return made
+
+
+def _sizes(cases: Mapping[str, Any], kind: str) -> bytes:
+    figure = plots.figure(15, 6)
+    panels = figure.subplots(2, len(VARIATIONS), sharey="row", sharex=True)
+    bins = sorted({int(b) for one in cases.values() for b, _, _ in one["sizes"].get(kind, ())})
+    for column, (variation, title) in enumerate(VARIATIONS.items()):
+        names = of_variation(cases, variation)
+        width = 0.8 / len(names)
+        for row, (index, unit) in enumerate(((1, "messages"), (2, "share of bytes, %"))):
+            panel = panels[row][column]
+            plots.plain(panel)
+            for place, name in enumerate(names):
+                found = {int(one[0]): one[index] for one in cases[name]["sizes"].get(kind, ())}
+                whole = sum(found.values()) / 100 if index == 2 else 1
+                panel.bar(
+                    [bins.index(b) + (place - (len(names) - 1) / 2) * width for b in found],
+                    [value / (whole or 1) for value in found.values()],
+                    width,
+                    color=plots.PALETTE[place],
+                    label=label(variation, name),
+                )
+            panel.set_xticks(range(len(bins)), [size_text(2.0**b) for b in bins], rotation=90, fontsize=7)
+            if column == 0:
+                panel.set_ylabel(unit)
+            if row == 0:
+                panel.set_title(title, fontsize=10)
+                panel.margins(y=0.45)
+                panel.legend(fontsize=7, frameon=False, loc="upper left")
+            else:
+                panel.set_xlabel("message of at least")
+    figure.suptitle(f"{kind}, a rank and step", fontsize=11)
+    return plots.png(figure)
+
+
+def _bytes(cases: Mapping[str, Any]) -> bytes:
+    keys = list(dict.fromkeys((c["phase"], c["kind"]) for one in cases.values() for c in one["collectives"]))
+    keys = [k for k in keys if max(_of(one, k) for one in cases.values()) >= 2**10]
+    figure = plots.figure(11, 1.6 + 0.4 * len(cases))
+    panel = figure.subplots()
+    plots.plain(panel, "x")
+    names = list(cases)
+    left = [0.0] * len(names)
+    for place, key in enumerate(keys):
+        mib = [_of(cases[name], key) / 2**20 for name in names]
+        panel.barh(range(len(names)), mib, 0.65, left=left, color=plots.PALETTE[place % len(plots.PALETTE)],
+                   label=f"{key[0]} ({key[1]})")  # fmt: skip
+        left = [a + b for a, b in zip(left, mib, strict=True)]
+    panel.set_yticks(range(len(names)), names, fontsize=9)
+    panel.invert_yaxis()
+    panel.set_xlabel("MiB of a rank in a step, padding included")
+    plots.legend_beside(panel)
+    return plots.png(figure)
+
+
+def _of(one: Mapping[str, Any], key: tuple[str, str]) -> float:
+    return float(sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key))
+
+
+def _ranks(cases: Mapping[str, Any]) -> bytes:
+    names = of_variation(cases, "placement")
+    phases = [phase for phase in _PHASES if phase in cases[names[0]]["phases"]]
+    figure = plots.figure(4.6 * len(phases), 7)
+    panels = figure.subplots(2, len(phases), sharex=True, squeeze=False)
+    for column, phase in enumerate(phases):
+        for row, way in enumerate(("sent", "received")):
+            panel = panels[row][column]
+            plots.plain(panel)
+            for place, name in enumerate(names):
+                of = cases[name]["phases"][phase]
+                uneven = of["imbalance"][way]["phase"]
+                panel.plot([value / 2**10 for value in sorted(of[way], reverse=True)], _LINES[place % 4],
+                           color=plots.PALETTE[place], linewidth=2,
+                           label=f"{label('placement', name)}: max/mean {uneven:.2f}")  # fmt: skip
+            panel.set_ylim(0, 1.35 * max(max(cases[name]["phases"][phase][way]) for name in names) / 2**10)
+            panel.legend(fontsize=8, frameon=False, loc="upper right")
+            panel.set_ylabel(f"KiB {way} in a step")
+            if row == 0:
+                panel.set_title(_PHASES[phase], fontsize=10)
+            else:
+                panel.set_xlabel("ranks, the one with the most bytes first")
+    return plots.png(figure)
+
+
+def _time(cases: Mapping[str, Any]) -> bytes:
+    figure = plots.figure(10, 1.6 + 0.4 * len(cases))
+    panel = figure.subplots()
+    plots.plain(panel, "x")
+    names = list(cases)
+    left = [0.0] * len(names)
+    colours = {"computing alone": plots.BLUE, "communication beside computing": "#e6b89c",
+               "exposed communication": plots.ORANGE, "neither": "#dddddd"}  # fmt: skip
+    for part, colour in colours.items():
+        ms = [parts(cases[name]["time"])[part] for name in names]
+        panel.barh(range(len(names)), ms, 0.65, left=left, color=colour, label=part)
+        left = [a + b for a, b in zip(left, ms, strict=True)]
+    panel.set_yticks(range(len(names)), names, fontsize=9)
+    panel.invert_yaxis()
+    panel.set_xlabel("ms a step")
+    plots.legend_beside(panel)
+    return plots.png(figure)
+
+
+def parts(time: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a step's time, ms, which add up to the step."""
+    hidden = time["communication_ms"] - time["exposed_ms"]
+    rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
+    return {
+        "computing alone": time["computing_ms"] - hidden,
+        "communication beside computing": hidden,
+        "exposed communication": time["exposed_ms"],
+        "neither": max(0.0, rest),
+    }
+
+
+def phase_title(phase: str) -> str:
+    """A phase in the words of the study."""
+    return _PHASES.get(phase, phase)
+
+
+def size_rows(cases: Mapping[str, Any], names: Sequence[tuple[str, str]], kind: str) -> list[list[str]]:
+    """The histogram of a kind as text: a row for each case and power of two; none for cases without messages.
+
+    Args:
+      cases: name -> figures.
+      names: (what to call it, name) of each case.
+      kind: of collectives.
+    """
+    rows = [["case", "message of at least", "count", "share of count", "bytes", "share of bytes"]]
+    for called, name in names:
+        found = cases[name]["sizes"].get(kind, ())
+        count, total = (sum(one[i] for one in found) for i in (1, 2))
+        for b, n, size in found:
+            rows.append([called, size_text(2.0 ** int(b)), f"{n:.4g}", f"{n / count:.1%}", size_text(size),
+                         f"{size / total:.1%}"])  # fmt: skip
+    return rows
