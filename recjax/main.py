@@ -77,7 +77,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             used = planned.kept(origins.found(config, path, _note), path)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
-            for remark in remarks(used, trainer):
+            for remark in [*remarks(used, trainer), *(trainer.tier.about() if trainer.tier else ())]:
                 _note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, progress, undone = _start(trainer, checkpoints, folder.path)
@@ -90,6 +90,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
                 outcome = fit(trainer, state, progress, log, callbacks, stop)
+                tiers = trainer.tier.figures() if trainer.tier else {}
                 try:
                     if outcome.stop:
                         raise StopRequested(outcome.stop)
@@ -99,6 +100,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
                 file.write(evaluation.as_line(step, "test", result))
         summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
+        if trainer.tier:
+            summary["tier"] = tiers
         if main:
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")

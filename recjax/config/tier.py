@@ -18,16 +18,23 @@ class TierConfig:
 
     device_bytes: int | str = 0  # of a device, for rows and their optimizer's state; 0: all rows are on the devices
     dram_bytes: int | str = 0  # of the host's memory, for rows that are not on the devices; 0: as many as they need
+    disk: str = ""  # folder on a disk for rows that dram_bytes has no room for; "": none
     look_ahead: int = 4  # batches that say which rows stay on the devices, beside the next one
 
     def __post_init__(self) -> None:
         check_ranges(self, look_ahead=(1, 64))
         for name in ("device_bytes", "dram_bytes"):
             self.bytes_of(name)
-        if self.dram_bytes and not self.device_bytes:
+        set_ = next((name for name in ("dram_bytes", "disk") if getattr(self, name)), None)
+        if set_ and not self.device_bytes:
             raise ConfigError(
-                "tier.dram_bytes is set, but tier.device_bytes is not: all rows are on the devices. Set that one, too, "
-                "for example tier.device_bytes=1GiB."
+                f"tier.{set_} is set, but tier.device_bytes is not: all rows are on the devices. Set it, too, for "
+                "example tier.device_bytes=1GiB."
+            )
+        if self.disk and not self.dram_bytes:
+            raise ConfigError(
+                "tier.disk is set, but tier.dram_bytes is not: it says how much of the host's memory rows take before "
+                "they go to the disk. Set it, for example tier.dram_bytes=4GiB."
             )
 
     def bytes_of(self, name: str) -> int:

@@ -155,15 +155,7 @@ class RecordFile:
         starts = numbers.astype(np.int64) * self._bytes
         first, each = starts // self.unit, -(-self._bytes // self.unit)
         units = np.unique((first[:, None] + np.arange(each)).ravel())
-        held = np.empty((len(units), self.unit), np.uint8)
-        parts = max(1, min(_THREADS, len(units) // each // _LEAST))
-        edges = np.linspace(0, len(units), parts + 1).astype(int).tolist()
-        tasks = [self._pool.submit(self._fill, held, units, a, b) for a, b in zip(edges[1:], edges[2:], strict=False)]
-        self._fill(held, units, *edges[:2])
-        for task in tasks:
-            task.result()
-        with self._lock:
-            self.units_read += len(units)
+        held = self.read_units(units, each)
         at = np.searchsorted(units, first)[:, None] * self.unit + (starts % self.unit)[:, None]
         at = at + np.arange(self._bytes)
         records = held.reshape(-1)[at]
@@ -177,13 +169,27 @@ class RecordFile:
             )
         return records[:, : self.row_bytes]
 
+    def read_units(self, units: np.ndarray, each: int = 1) -> np.ndarray:
+        """Units behind the first block, by their numbers [n], ascending: uint8 [n, unit]; `each` make a record."""
+        held = np.empty((len(units), self.unit), np.uint8)
+        parts = max(1, min(_THREADS, len(units) // each // _LEAST))
+        edges = np.linspace(0, len(units), parts + 1).astype(int).tolist()
+        tasks = [self._pool.submit(self._fill, held, units, a, b) for a, b in zip(edges[1:], edges[2:], strict=False)]
+        self._fill(held, units, *edges[:2])
+        for task in tasks:
+            task.result()
+        with self._lock:
+            self.units_read += len(units)
+        return held
+
     def _fill(self, held: np.ndarray, units: np.ndarray, start: int, stop: int) -> None:
         """Reads some units, those that follow each other together."""
         with mmap.mmap(-1, _RUN_BYTES) as aligned:  # O_DIRECT writes to whole sectors alone
             for a, b in _runs(units[start:stop], _RUN_BYTES // self.unit):
                 length = (b - a) * self.unit
                 place = _BLOCK + int(units[start + a]) * self.unit
-                got = os.preadv(self._descriptor, [memoryview(aligned)[:length]], place)
+                with memoryview(aligned)[:length] as view:  # released also where the disk gives an error
+                    got = os.preadv(self._descriptor, [view], place)
                 if got != length:
                     raise CorruptRecordError(f"{self._file} ends too early: it was cut off. Copy it again.")
                 held[start + a : start + b] = np.frombuffer(aligned, np.uint8, length).reshape(-1, self.unit)

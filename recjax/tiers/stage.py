@@ -52,6 +52,8 @@ class CacheStage:
         """An empty cache."""
         self.look_ahead = max(1, look_ahead)
         self._groups, self._tier = bound.cached, tier
+        self._course: Course | None = None
+        self._advanced = False
         self.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,6 +63,11 @@ class CacheStage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begins anew, with an empty cache."""
         del state
+        if self._course is not None and not self._advanced:
+            return
+        self._course = None  # before others are made: the directories of large tables are large
+        self._directories = {}
+        self._advanced = False
         self._directories = {
             group.name: [Directory(group.home_rows, group.rows) for _ in range(group.owners)] for group in self._groups
         }
@@ -69,6 +76,7 @@ class CacheStage:
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """As `OrderedStage.advance`."""
         moves: dict[str, list[Moves]] = {}
+        self._advanced = True
         for group in self._groups:
             directories = self._directories[group.name]
             for batch in (routed, *upcoming)[directories[0].seen :]:
@@ -79,6 +87,7 @@ class CacheStage:
             except CacheTooSmallError as short:
                 raise _too_small(group, short.args[0]) from None
             routed = with_slots(group, routed, [directory.slot_of for directory in directories])
+        assert self._course is not None
         return dataclasses.replace(routed, admission=self._tier.prepare(self._course, moves))
 
 

@@ -100,38 +100,46 @@ class RowStore:
     """The rows of one owner that are not known to be at their initial values.
 
     Takes 4 bytes for each home, beside the records.
+
+    Attributes:
+      places: of the records.
+      written: rows ever written.
     """
 
     def __init__(self, homes: int, places: Places) -> None:
         """Nothing is written yet."""
         self._place_of = np.full(homes, -1, np.int32)
-        self._places = places
-        self.written = 0  # rows ever written
+        self.places = places
+        self.written = 0
 
     def is_written(self, homes_K: np.ndarray) -> np.ndarray:
         """Whether there is a record of each home, bool [K]."""
         found: np.ndarray = self._place_of[homes_K] >= 0
         return found
 
+    def written_between(self, first: int, last: int) -> np.ndarray:
+        """The homes from `first` to below `last` of which there is a record, ascending: int32 [K]."""
+        return (np.flatnonzero(self._place_of[first:last] >= 0) + first).astype(np.int32)
+
     def read(self, homes_K: np.ndarray) -> np.ndarray:
         """The records of homes that all are written, uint8 [K, record]."""
-        return self._places.read(self._place_of[homes_K])
+        return self.places.read(self._place_of[homes_K])
 
     def write(self, homes_K: np.ndarray, records: np.ndarray) -> None:
         """Writes the records of some homes, all different."""
         places_K = self._place_of[homes_K]
         new = np.flatnonzero(places_K < 0)
         places_K[new] = np.arange(self.written, self.written + len(new), dtype=np.int32)
-        self._places.write(places_K, records)
+        self.places.write(places_K, records)
         self._place_of[homes_K[new]] = places_K[new]  # only now: a reader finds what is there
         self.written += len(new)
 
     def clear(self, places: Places) -> None:
         """Forgets all records, and goes on with an empty place for others."""
-        self._places.close()
-        self._places, self.written = places, 0
+        self.places.close()
+        self.places, self.written = places, 0
         self._place_of[:] = -1
 
     def close(self) -> None:
         """Gives memory and files back."""
-        self._places.close()
+        self.places.close()

@@ -27,7 +27,7 @@ def export_cached(bound: BoundPlan, tier: Tier) -> dict[str, dict[str, LazyArray
 def _export(group: Group, segment: BoundSegment, tier: Tier, name: str) -> LazyArray:
     layout: Record = tier.records[group.name]
     kind, shape = next((dtype, tail) for field, _, dtype, tail in layout.fields if field == name)
-    dtype = np.dtype(jnp.bfloat16) if kind == np.uint16 else kind
+    dtype = outside(kind)
     whole = (segment.spec.rows, *shape)
 
     def read(part: Index) -> np.ndarray:
@@ -38,6 +38,11 @@ def _export(group: Group, segment: BoundSegment, tier: Tier, name: str) -> LazyA
         return out
 
     return LazyArray(whole, dtype, read, block_of(whole, dtype))
+
+
+def outside(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in checkpoints of what records hold as `kind`."""
+    return np.dtype(jnp.bfloat16) if kind == np.uint16 else kind
 
 
 def _runs(group: Group, segment: BoundSegment, start: int, stop: int) -> Iterator[tuple[int, np.ndarray, slice]]:
@@ -51,9 +56,11 @@ def _runs(group: Group, segment: BoundSegment, start: int, stop: int) -> Iterato
 
 
 def import_cached(bound: BoundPlan, tier: Tier, saved: Saved | Sequence[Saved]) -> None:
-    """The inverse of `export_cached`, from what any mesh, plan and tier gave. The host holds one part at a time."""
+    """The inverse of `export_cached`, from what any mesh, plan and tier gave, into a tier of which nothing is written.
+
+    The host holds one part at a time. Rows at their initial values are not written.
+    """
     source: Any = saved if isinstance(saved, dict) else saved[0]
-    tier.clear()
     for group in bound.cached:
         layout = tier.records[group.name]
         for segment in group.segments:

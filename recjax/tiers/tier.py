@@ -13,6 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +23,12 @@ from jax.sharding import Mesh
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.tiers.directory import Directory, Moves
+from recjax.tiers.disk import OnDisk
 from recjax.tiers.moves import ROWS, Arrays, InitialRecords, Mover, Record
 from recjax.tiers.stage import Admission, OfOwners
 from recjax.tiers.store import Budget, InMemory, Places, RowStore
+from recjax.utils.paths import expanded
+from recjax.utils.units import size_text
 
 _READERS = 2
 
@@ -69,8 +73,22 @@ class Tier:
       records: group name -> the layout of its records.
     """
 
-    def __init__(self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, budget: Budget) -> None:
-        """Nothing is written: all rows are at their initial values."""
+    def __init__(
+        self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
+    ) -> None:
+        """Nothing is written: all rows are at their initial values.
+
+        Args:
+          bound: a plan with caches.
+          mesh: its devices.
+          seed: of the run.
+          dtype: of tables and slots.
+          dram_bytes: of the host's memory for rows; 0: as many as they need.
+          disk: folder for the rest; "": none.
+
+        Raises:
+          ConfigError: nothing can be written there.
+        """
         self._groups = {group.name: group for group in bound.cached}
         self.records = {name: Record.of(group, dtype) for name, group in self._groups.items()}
         device = mesh.devices.flat[0]
@@ -78,7 +96,8 @@ class Tier:
             name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self._groups.items()
         }
         self._movers = {name: Mover(group, mesh) for name, group in self._groups.items()}
-        self._budget = budget
+        self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
+        self._disk = _folder(disk) if disk else None
         self._stores = {
             name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
             for name, group in self._groups.items()
@@ -92,7 +111,12 @@ class Tier:
         self._writing: list[Future[None]] = []
 
     def _places(self, name: str) -> Places:
-        return InMemory(self.records[name].bytes, self._budget)
+        size = self.records[name].bytes
+        if self._disk is None:
+            return InMemory(size, self._budget)
+        needs = {n: group.owners * group.home_rows * self.records[n].bytes for n, group in self._groups.items()}
+        share = (self._budget.limit or 0) * needs[name] // sum(needs.values()) // self._groups[name].owners
+        return OnDisk(self._disk, name, size, share)
 
     def course(self, directories: dict[str, list[Directory]]) -> Course:
         """Returns a new course; it begins with the first of its batches that is admitted."""
@@ -292,6 +316,14 @@ class Tier:
         """Records of some homes of one owner, uint8 [K, record]."""
         return self._read_store(name, owner, homes_K)
 
+    def written(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
+        """The homes of an owner from `first` to below `last` that were ever written, ascending: int32 [K]."""
+        return self._stores[name][owner].written_between(first, last)
+
+    def put(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records of some homes, all different."""
+        self._stores[name][owner].write(homes_K, records)
+
     def view(self, state: Any, homes: OfOwners) -> Any:
         """A state to predict one batch with: its tables hold the rows of the batch and no others.
 
@@ -329,6 +361,36 @@ class Tier:
             for store in stores:
                 store.clear(self._places(name))
 
+    def figures(self) -> dict[str, int]:
+        """Counts since the last `clear`, over all groups and owners.
+
+        Keys: "hits" and "misses", rows that batches named and that were, or were not, on the devices; "written_rows",
+        of which the host has a record; "records_read" and "records_written", by the disk; "disk_bytes".
+        """
+        found = dict.fromkeys(("hits", "misses", "written_rows", "records_read", "records_written", "disk_bytes"), 0)
+        for name, stores in self._stores.items():
+            for directory in self._course.directories[name] if self._course else ():
+                found["hits"] += directory.hits
+                found["misses"] += directory.misses
+            for store in stores:
+                found["written_rows"] += store.written
+                if isinstance(store.places, OnDisk):
+                    found["records_read"] += store.places.read_records
+                    found["records_written"] += store.places.written_records
+                    found["disk_bytes"] += store.places.file_bytes
+        return found
+
+    def about(self) -> list[str]:
+        """A line for each cache: how many rows it holds of how many, and what the host keeps to find them."""
+        lines = []
+        for name, group in self._groups.items():
+            homes, size = group.home_rows, self.records[name].bytes
+            lines.append(
+                f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
+                f"optimizer's state); the host finds all by {size_text(group.owners * (8 * homes + 28 * group.rows))}"
+            )
+        return lines
+
     def close(self) -> None:
         """Ends the threads, and gives memory and files back."""
         self._writer.shutdown()
@@ -336,3 +398,16 @@ class Tier:
         for stores in self._stores.values():
             for store in stores:
                 store.close()
+
+
+def _folder(path: str) -> Path:
+    """A folder for scratch files, which is made if need be; ConfigError if it cannot be."""
+    folder = expanded(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"tier.disk={path}: the folder cannot be made: {error.strerror or error}. Choose one on a disk with room "
+            "for all rows that are touched."
+        ) from error
+    return folder

@@ -137,7 +137,7 @@ class SaveCheckpoint:
         best = progress.end["best_step"] if progress.end else progress.best_step
         with self._log.progress.paused(), watchdog.during("checkpoint"):
             self._checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
-            arrays = self._trainer.export(state)
+            arrays = self._trainer.checkpoint(state)
             if self._copies is None:
                 self._copies = self._decide(size_bytes(arrays))
             if self._copies:

@@ -18,6 +18,7 @@ from recjax.embedding.collection import export_tables, import_tables, mean_table
 from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
+from recjax.tiers.written import WRITTEN, whole_tables
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.late import Late
@@ -133,6 +134,9 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
 
 def one_version(saved: dict[str, Any]) -> dict[str, Any]:
     """What `export` gave, with "tables": of independent replica groups the means, to be read a part at a time."""
+    if WRITTEN in saved:  # of tables that were larger than the devices' memory
+        rest = {key: value for key, value in saved.items() if key not in (WRITTEN, "tables")}
+        return {"tables": {**saved.get("tables", {}), **whole_tables(saved[WRITTEN])}, **rest}
     if "replicas" not in saved:
         return saved
     rest = {key: value for key, value in saved.items() if key != "replicas"}

@@ -37,9 +37,9 @@ from recjax.parallel.mesh import AXES, Share, make_mesh, own
 from recjax.planning.planner import Answer
 from recjax.tiers.caches import read_through, with_caches
 from recjax.tiers.stage import CacheStage, ReadStage
-from recjax.tiers.store import Budget
 from recjax.tiers.tables import export_cached, import_cached
 from recjax.tiers.tier import Tier
+from recjax.tiers.written import WRITTEN, export_written, import_written
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
@@ -103,7 +103,9 @@ class Trainer:
         of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
         state = states.from_host(arrays, step, *of, self.options.late)
         if self.tier is not None:
-            import_cached(self.bound, self.tier, states.one_version(arrays)["tables"])
+            self.tier.clear()
+            if not import_written(self.bound, self.tier, self.config.seed, arrays.get(WRITTEN, {})):
+                import_cached(self.bound, self.tier, states.one_version(arrays)["tables"])
         return state
 
     def export(self, state: TrainState) -> dict[str, Any]:
@@ -113,6 +115,15 @@ class Trainer:
             return arrays
         self.tier.flush(state)
         return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier)}}
+
+    def checkpoint(self, state: TrainState) -> dict[str, Any]:
+        """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`."""
+        arrays = states.export(state, self.bound, self.dense)
+        if self.tier is None:
+            return arrays
+        self.tier.flush(state)
+        arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
+        return {**arrays, WRITTEN: export_written(self.bound, self.tier, self.config.seed)}
 
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
@@ -465,8 +476,7 @@ def build_trainer(
     if budget := config.tier.bytes_of("device_bytes"):
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
-            dram = Budget(config.tier.bytes_of("dram_bytes") or None, "tier.dram_bytes")
-            tier = Tier(bound, mesh, config.seed, dtype, dram)
+            tier = Tier(bound, mesh, config.seed, dtype, config.tier.bytes_of("dram_bytes"), config.tier.disk)
     tx = config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)

@@ -32,7 +32,6 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES
 from recjax.tiers.caches import with_caches
-from recjax.tiers.store import Budget
 from recjax.tiers.tier import Tier
 from recjax.train import state as states
 from recjax.train.dense import make_dense
@@ -125,11 +124,13 @@ def trainer_of(
     mapped: int | None = None,
     ragged: bool = False,
     cache_bytes: int = 0,
+    dram_bytes: int = 0,
+    disk: str = "",
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
     With `mapped`, the seed of a random permutation, no row lies in the slot of its home. With `cache_bytes` a device
-    has so many for rows, and all others are on the host.
+    has so many for rows, and all others are on the host, in so much of its memory and on disk.
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
@@ -139,7 +140,7 @@ def trainer_of(
     tier = None
     if cache_bytes:
         bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
-        tier = Tier(bound, mesh, problem.seed, dtype, Budget(None, ""))
+        tier = Tier(bound, mesh, problem.seed, dtype, dram_bytes, disk)
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,

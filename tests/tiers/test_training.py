@@ -110,21 +110,28 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either() -
     names = ("adagrad", "momentum")
     problem = make(names, True)
     losses, middle, end = whole(names, 2, True, "row_wise")
-    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=9_000)
-    assert trainer.bound.cached and all(group.rows < V // 2 for group in trainer.bound.cached)
+    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
+    assert [group.rows < group.homes for group in trainer.bound.groups] == [True, True]
     state, before = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
     assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
+    saved = load(trainer.checkpoint(state))
+    assert all(0 < len(of["rows"]) == len(of["positions"]) < V for of in saved["written"].values())
     state, after = trained(problem, trainer, state, STEPS // 2, STEPS)  # a new stream: an empty cache
     assert before + after == losses
     assert bits(trainer.export(state)) == end
 
-    state, again = trained(problem, trainer, trainer.restore(middle, STEPS // 2), STEPS // 2, STEPS)
-    assert again == losses[STEPS // 2 :]
-    assert bits(trainer.export(state)) == end
-
     then = trainer_of(problem, 2, "row_wise")
-    state, again = trained(problem, then, then.restore(load(trainer.export(trainer.restore(middle, 25))), 25), 25, 50)
-    assert again == losses[25:]
+    for trainer_of_rest, arrays in ((trainer, middle), (trainer, saved), (then, saved)):
+        state, again = trained(problem, trainer_of_rest, trainer_of_rest.restore(arrays, 25), 25, STEPS)
+        assert again == losses[25:]
+        assert bits(trainer_of_rest.export(state)) == end
+
+    other = trainer_of(problem, 1, "row_wise", cache_bytes=9_500)
+    assert len(other.bound.cached) == 2
+    for arrays in (middle, saved):
+        assert bits(other.export(other.restore(arrays, 25))) == jax.tree.map(np.ndarray.tobytes, middle)
+    found = load(other.checkpoint(other.restore(saved, 25)))
+    assert jax.tree.map(np.ndarray.tobytes, found) == jax.tree.map(np.ndarray.tobytes, saved)
 
     logits = [
         np.concatenate([found for _, found in t.predict(s, t.inputs_of(problem.batches[:9], B))])
@@ -166,7 +173,7 @@ def test_what_caches_cannot_do_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             trainer_of(what, devices, plan, cache_bytes=4_000, **how)
-    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=9_000)
+    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
     inputs = next(stream_of(problem, trainer))
     with pytest.raises(ConfigError, match=r"tier\.device_bytes=0"):
         trainer.train_step(trainer.init_state(), inputs)

@@ -1,0 +1,214 @@
+"""Records on a disk behind a cache of them in host memory, for rows that are in no device's cache.
+
+The file has no name from the moment it is open: it goes when the process does, however that ends, and is never read by
+another. Reads and writes go around the page cache where the file system lets them, in blocks of 4 KiB from threads.
+Records are written when they leave the memory, many at a time and sorted by place; a block of which only some records
+are new is read first. Every record has a checksum, which is checked on each read.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from recjax.errors import ConfigError, TrainingError
+from recjax.tiers.records import FORMAT, CorruptRecordError, RecordFile, checksums, record_bytes
+from recjax.utils.files import disk_error
+
+_BLOCK = 4096
+_RUN = 64  # blocks at most that one call writes
+_SHARE = 16  # of the memory: so much is written at least when room is needed
+
+
+class OnDisk:
+    """Records as `recjax.tiers.store.Places` has them. One thread writes, any may read.
+
+    Attributes:
+      read_records: from the disk, so far.
+      written_records: to the disk, so far.
+    """
+
+    def __init__(self, folder: Path, name: str, record: int, memory_bytes: int) -> None:
+        """Makes the file.
+
+        Args:
+          folder: an existing one on the disk.
+          name: of what it holds, for messages.
+          record: bytes of a record.
+          memory_bytes: for records that are not on the disk, or not only.
+
+        Raises:
+          ConfigError: no file can be made there.
+        """
+        self._path, self._bytes = folder / f"recjax-{name}-{secrets.token_hex(4)}.rows", record
+        self._padded = record_bytes(record)
+        try:
+            about = {"format": FORMAT, "records": 0, "row_bytes": record, "record_bytes": self._padded}
+            with self._path.open("xb") as opened:
+                opened.write(json.dumps(about).encode().ljust(_BLOCK))
+            self._file = RecordFile(self._path)
+            flags = os.O_WRONLY | (getattr(os, "O_DIRECT", 0) if self._file.direct else 0)
+            self._descriptor = os.open(self._path, flags)
+            self._path.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"tier.disk: a file for rows cannot be made in {folder}: {error.strerror or error}. Choose another "
+                "folder, on a disk with room for all rows that are touched."
+            ) from error
+        self._blocks = 0  # of the file, but for the first
+        size = max(64, memory_bytes // (record + 9))
+        self._slab = np.empty((size, record), np.uint8)
+        self._place_of = np.full(size, -1, np.int32)
+        self._used = np.zeros(size, bool)
+        self._dirty = np.zeros(size, bool)
+        self._slot_of = np.full(1024, -1, np.int32)  # of each place
+        self._free = size  # slots at the end that were never used
+        self._hand = 0
+        self._lock = threading.Lock()
+        self.read_records = self.written_records = 0
+
+    def read(self, places_K: np.ndarray) -> np.ndarray:
+        """As `Places.read`; TrainingError where the disk gives something else than was written, or nothing."""
+        records = np.empty((len(places_K), self._bytes), np.uint8)
+        with self._lock:
+            slots_K = self._slot_of[places_K]
+            here_K = slots_K >= 0
+            records[here_K] = self._slab[slots_K[here_K]]
+        absent = np.flatnonzero(~here_K)
+        if len(absent):
+            records[absent] = self._from_disk(places_K[absent])
+        return records
+
+    def _from_disk(self, places_K: np.ndarray) -> np.ndarray:
+        try:
+            found = self._file.read(places_K)
+        except CorruptRecordError as damage:
+            raise TrainingError(
+                f"{str(damage).partition('. Copy')[0]}. It is a scratch file of tier.disk, and holds something else "
+                "than was written: check the disk, and start the same command again. A run resumes from its newest "
+                "checkpoint, and needs none of the file."
+            ) from damage
+        except OSError as error:
+            raise TrainingError(
+                f"{self._path}, a scratch file of tier.disk, cannot be read: {error.strerror or error}. Check the "
+                "disk, and start the same command again: a run resumes from its newest checkpoint."
+            ) from error
+        self.read_records += len(places_K)
+        return found
+
+    def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
+        """As `Places.write`; TrainingError where the disk does not take what must leave the memory for them."""
+        most = len(self._slab) // 2  # of which there is always room
+        for first in range(0, len(places_K), most):
+            self._write(places_K[first : first + most], records[first : first + most])
+
+    def _write(self, places_K: np.ndarray, records: np.ndarray) -> None:
+        highest = int(places_K.max(initial=-1))
+        if highest >= len(self._slot_of):
+            more = np.full(max(highest + 1, 2 * len(self._slot_of)) - len(self._slot_of), -1, np.int32)
+            with self._lock:
+                self._slot_of = np.concatenate([self._slot_of, more])
+        slots_K = self._slot_of[places_K]
+        new = np.flatnonzero(slots_K < 0)
+        self._used[slots_K[slots_K >= 0]] = True  # so that none of them has to go
+        slots_K[new] = self._room(len(new), slots_K[slots_K >= 0])
+        with self._lock:
+            self._slab[slots_K] = records
+            self._slot_of[places_K[new]] = slots_K[new]
+            self._place_of[slots_K[new]] = places_K[new]
+            self._used[slots_K] = True
+            self._dirty[slots_K] = True
+
+    def _room(self, count: int, kept: np.ndarray) -> np.ndarray:
+        """Slots for new records: free ones, or of records that go to the disk (CLOCK), but none of `kept`."""
+        size = len(self._slab)
+        taken = min(count, self._free)
+        found = np.arange(size - self._free, size - self._free + taken, dtype=np.int32)
+        self._free -= taken
+        if taken == count:
+            return found
+        stays = np.zeros(size, bool)
+        stays[kept] = True
+        stays[found] = True
+        wanted = max(count - taken, min(size // _SHARE, size - int(stays.sum())))
+        order = (self._hand + np.arange(size)) % size
+        order = order[~stays[order]]
+        unused = order[~self._used[order]][:wanted]
+        go = unused
+        if len(unused) < wanted:  # all others lose their mark, and go in turn
+            go = np.concatenate([unused, order[self._used[order]][: wanted - len(unused)]])
+            self._used[:] = False
+        else:
+            passed = order[: int(np.flatnonzero(order == unused[-1])[0]) + 1] if len(unused) else order[:0]
+            self._used[passed] = False
+        self._hand = int(go[-1] + 1) % size
+        dirty = go[self._dirty[go]]
+        self._to_disk(self._place_of[dirty], self._slab[dirty])
+        spare = go[count - taken :]  # clean now, and there until others come
+        with self._lock:
+            self._dirty[go] = False
+            gone = go[: count - taken]
+            before = self._place_of[gone]
+            self._slot_of[before[before >= 0]] = -1
+            self._place_of[gone] = -1
+        self._used[spare] = False
+        return np.concatenate([found, gone.astype(np.int32)])
+
+    def _to_disk(self, places_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records to their places in the file."""
+        if not len(places_K):
+            return
+        order = np.argsort(places_K)
+        places_K, count = places_K[order].astype(np.int64), len(places_K)
+        padded = np.zeros((count, self._padded), np.uint8)
+        padded[:, : self._bytes] = records[order]
+        padded[:, -8:] = checksums(padded[:, :-8], places_K).astype("<u8").view(np.uint8).reshape(-1, 8)
+        each = max(1, self._padded // _BLOCK)  # blocks of a record
+        per = max(1, _BLOCK // self._padded)  # records of a block
+        blocks, inverse, counts = np.unique(places_K // per, return_inverse=True, return_counts=True)
+        held = np.zeros((len(blocks), each * _BLOCK), np.uint8)
+        partial = np.flatnonzero((counts < per) & (blocks * each < self._blocks))
+        try:
+            if len(partial):
+                held[partial] = self._file.read_blocks(blocks[partial])
+            cells = held.reshape(len(blocks), per, self._padded) if per > 1 else held.reshape(len(blocks), 1, -1)
+            cells[inverse, places_K % per] = padded
+            self._write_blocks(blocks, held.reshape(len(blocks), -1), each)
+        except OSError as error:
+            failed = disk_error(self._path, error, held.nbytes)
+            raise TrainingError(f"{failed} It is a scratch file of tier.disk.") from error
+        self._blocks = max(self._blocks, int(blocks[-1] + 1) * each)
+        self.written_records += count
+
+    def _write_blocks(self, blocks: np.ndarray, held: np.ndarray, each: int) -> None:
+        """Writes blocks, those that follow each other together."""
+        run = max(1, _RUN // each)
+        ends = [*(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+        start = 0
+        with mmap.mmap(-1, run * each * _BLOCK) as aligned:  # O_DIRECT takes whole pages alone
+            for end in ends:
+                for a in range(start, end, run):
+                    part = held[a : min(a + run, end)]
+                    aligned[: part.nbytes] = part.tobytes()
+                    at, done = (1 + int(blocks[a]) * each) * _BLOCK, 0
+                    while done < part.nbytes:
+                        with memoryview(aligned)[done : part.nbytes] as rest:
+                            done += os.pwrite(self._descriptor, rest, at + done)
+                start = end
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return (1 + self._blocks) * _BLOCK
+
+    def close(self) -> None:
+        """Gives memory and the disk's room back."""
+        self._file.close()
+        os.close(self._descriptor)
+        self._slab = self._slab[:0]
