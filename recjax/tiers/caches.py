@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.errors import ConfigError
@@ -71,6 +73,7 @@ def _check_plan(bound: BoundPlan) -> None:
     for what, found in (
         ("replica groups (mesh.replicas)", bound.replicas > 1),
         ("several hosts (mesh.hosts)", bound.hosts > 1),
+        ("several processes", jax.process_count() > 1),
         ("hot rows (embedding.hot, or hot segments of the plan)", bool(bound.hot)),
         ("pooled vectors (embedding.exchange.kind=pooled)", bool(bound.pooled)),
     ):
