@@ -52,7 +52,7 @@ class OnDisk:
             about = {"format": FORMAT, "records": 0, "row_bytes": record, "record_bytes": self._padded}
             with self._path.open("xb") as opened:
                 opened.write(json.dumps(about).encode().ljust(_BLOCK))
-            self._file = RecordFile(self._path)
+            self._file = RecordFile(self._path, _BLOCK)
             flags = os.O_WRONLY | (getattr(os, "O_DIRECT", 0) if self._file.direct else 0)
             self._descriptor = os.open(self._path, flags)
             self._path.unlink()
@@ -176,7 +176,7 @@ class OnDisk:
         partial = np.flatnonzero((counts < per) & (blocks * each < self._blocks))
         try:
             if len(partial):
-                held[partial] = self._file.read_blocks(blocks[partial])
+                held[partial] = self._file.read_units(blocks[partial])
             cells = held.reshape(len(blocks), per, self._padded) if per > 1 else held.reshape(len(blocks), 1, -1)
             cells[inverse, places_K % per] = padded
             self._write_blocks(blocks, held.reshape(len(blocks), -1), each)
