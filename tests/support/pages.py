@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +40,25 @@ def marked(name: str, mark: str) -> str:
     """The code block of a page between the comments `<!-- mark -->` and `<!-- /mark -->`."""
     (block,) = re.findall(rf"<!-- {mark} -->\n```\w+\n(.*?)```\n<!-- /{mark} -->", text(name), re.S)
     return str(block)
+
+
+def code(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in a language, in their order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def shell_lines(page: Path) -> list[list[str]]:
+    """The commands of a page's `bash` blocks as words, without comments, those joined by `&&` one by one.
+
+    A program of an environment (`.venv/bin/recjax`) is named without its folder.
+    """
+    lines = []
+    for block in code(page, "bash"):
+        words = ["&&"]
+        for line in block.replace("\\\n", " ").splitlines():
+            words += [*shlex.split(line, comments=True), "&&"]
+        for more, part in itertools.groupby(words, key=lambda word: word != "&&"):
+            if more:
+                program, *arguments = part
+                lines.append([re.sub(r"^[\w.]+/bin/", "", program), *arguments])
+    return lines

@@ -1,0 +1,152 @@
+"""Commands and Python of README.md and docs/: every line is accepted, and what takes seconds is run as it is printed.
+
+What would take longer gets the settings of `SHORTER` and is run too. `NOT_RUN` names the rest, with the reason.
+"""
+
+import re
+import shlex
+import shutil
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+from support.commands import inside
+from support.pages import ROOT, code, pages, shell_lines
+
+import recjax
+from recjax.cli.main import _parser
+from recjax.tracing.verbs import joined
+
+FILL = {"PRESET": "synthetic"}  # words that a page leaves open
+# Begin of a command -> what makes it shorter. The longest one counts.
+SHORTER = {
+    "train": "train.steps=2 mesh.devices=1",
+    "train movietweetings mesh.devices=8": "train.steps=2",
+    "train synthetic": "train.steps=2 mesh.devices=1 data.train_rows=4096 data.validation_rows=512 data.test_rows=512",
+    "sweep": "--dry-run",
+    "sweep mine.toml --dry-run": "",
+    "data info zipf_stream": "max_rows=2000 --batches=3",
+    "calibrate": "--quick",
+}
+# Pattern of a command -> why no test runs it here.
+NOT_RUN = {
+    r"^(pip|python3[.\d]*|python -m|sed|curl) ": "installs, asks a server, or edits this checkout",
+    r"^recjax serve ": "runs until it is stopped: tests/serving/test_server.py",
+    r"mesh.platform=gpu": "needs a GPU",
+    r"^recjax bench bench_kaggle16$": "minutes: tests/bench/test_bench.py",
+    r"--against torchrec": "needs PyTorch and FBGEMM: tests/bench/test_bench.py with a stand-in",
+    r"^recjax data prepare (criteo|movielens|avazu|taobao|tfds|yelp|movietweetings --from FOLDER)": (
+        "needs downloaded files: tests/data/ writes such files and prepares them"
+    ),
+    r"data.path=prepared/": "needs downloaded files",
+    r"^recjax sweep mine.toml --(index|results)": "starts a process for each run: tests/sweep/test_run.py",
+    r"^recjax tune ": "needs Optuna, and minutes: tests/sweep/test_tune.py",
+    r"^recjax weights|runs/imported": "needs a state dict of PyTorch: tests/test_weights.py",
+    r"^python exported/loader.py": "in a process without recjax: tests/serving/test_load.py",
+    r"^launch/local.sh": "tests/launch/test_local.py",
+    r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/simulate/, tests/tracing/",
+    r"^recjax simulate workload hoti2020": "half a minute: tests/studies/test_hoti2020.py",
+    r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/bench/test_compile_report.py",
+    r"--measure": "half a minute: tests/planning/test_plan_predict.py",
+}
+
+
+def listed():
+    return [(page, words) for page in pages() for words in shell_lines(page)]
+
+
+def reason(words):
+    line = shlex.join(words)
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), "")
+
+
+@pytest.mark.parametrize("words", [words for _, words in listed() if words[0] == "recjax"], ids=shlex.join)
+def test_is_accepted(words, tmp_path, monkeypatch):
+    """Verb, options, preset and settings; nothing is run."""
+    options, rest = _parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
+    assert [word for word in rest if "=" not in word or word.startswith("-")] == []
+    if "preset" in options:
+        overrides = [*options.overrides, *rest]
+        monkeypatch.chdir(tmp_path)
+        recjax.load(options.preset, overrides)
+
+
+# What a page's commands find when they begin, and what ran before them on another page.
+BEFORE = {
+    "communication/simulate.md": ["trace movietweetings train.batch_size=128 --steps=2 --out traces/first"],
+    "guides/export.md": ["train movietweetings train.steps=2 mesh.devices=1 --out runs/mine"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the files that pages name: a table of 400 clicks, rows to score, sweep files."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    clicked, stars = random.integers(0, 2, 400), random.integers(1, 6, 400)
+    table = pa.table({
+        "user": random.integers(0, 40, 400), "price": random.random(400), "tags": [["a", "b"][: k % 3] for k in stars],
+        "clicked": clicked, "bought": clicked * random.integers(0, 2, 400), "rating": stars * 1.5, "stars": stars,
+    })  # fmt: skip
+    parquet.write_table(table, "clicks.parquet")
+    new = table.drop_columns(["clicked", "tags"]).append_column("tags", pa.array(["a|b"] * 400))
+    csv.write_csv(new, "new.csv")
+    shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"user": 6, "movie": 1483013, "genres": ["Action"], "year": null, "time": 1373234211}\n'
+    )
+    for name, block in zip(("mine.toml", "search.toml"), code(ROOT / "docs/guides/sweeps.md", "toml"), strict=True):
+        (tmp_path / name).write_text(block)
+    return tmp_path
+
+
+def shorter(line):
+    begins = [begin for begin in SHORTER if line.startswith(begin)]
+    return SHORTER[max(begins, key=len)].split() if begins else []
+
+
+def runnable(page):
+    return [words for words in shell_lines(page) if not reason(words)]
+
+
+AGAIN = ("README.md", "docs/index.md")  # of which other pages have all commands
+WIDE = ("foresight.md", "replica_groups.md", "optimizers.md", "several_labels.md")  # they take the longest
+PAGES = [page for page in pages() if runnable(page) and str(page.relative_to(ROOT)) not in AGAIN]
+
+
+def test_no_command_of_the_first_pages_is_theirs_alone():
+    others = [words for page in PAGES for words in shell_lines(page)]
+    assert [words for name in AGAIN for words in runnable(ROOT / name) if words not in others] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.wide] if page.name in WIDE else [], id=page.stem) for page in PAGES],
+)
+def test_run_one_after_the_other(page, folder):
+    before = BEFORE.get(str(page.relative_to(ROOT / "docs")), ())
+    for words in [*(["recjax", *line.split()] for line in before), *runnable(page)]:
+        assert words[0] == "recjax", words
+        line = shlex.join(words[1:])
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules rely on it
+            done = inside(*(FILL.get(word, word) for word in words[1:]), *shorter(line))
+        assert done.status == 0, (line, done.err)
+
+
+# Python of a page, its blocks one after the other -> what is shorter here, as text to replace.
+QUICK = {'"train.epochs": 2, "mesh.devices": 4': '"train.steps": 2, "mesh.devices": 1',
+         '{"data.path": "prepared/"}': '{"data.path": "prepared/", "train.steps": 2, "mesh.devices": 1}'}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["README.md", "docs/getting_started/python.md", "docs/guides/own_data.md"])
+def test_python_runs(name, folder):
+    text = "\n".join(code(ROOT / name, "python"))
+    for old, new in QUICK.items():
+        text = text.replace(old, new)
+    assert "train.steps" in text
+    table = parquet.read_table("clicks.parquet").select(["user", "tags", "price", "clicked"])
+    exec(compile(text, name, "exec"), {"__name__": "page", "frame": table, "new_rows": table})
