@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from a profile of training steps.
+"""Breakdown of the time of a step, from a profile of training steps.
 
 On the devices every operation that XLA ran is an event with a beginning and an end, named after an instruction of the
 compiled step, whose scope tells its phase. At each moment of the profiled steps the time is split evenly among the

@@ -33,7 +33,7 @@ COUNTED_IDS = 2**24  # so many are counted in seconds; the shares of further dev
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What the first batch asks for, as far as it was counted.
+    """Rows that the first batch asks for, as far as it was counted.
 
     Attributes:
       devices: whose shares were counted: the first so many.

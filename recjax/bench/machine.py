@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured on the spot: the rates that a step is compared with."""
+"""Peak rates of the machine, measured on the spot: those that a step is compared with."""
 
 from __future__ import annotations
 

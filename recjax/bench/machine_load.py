@@ -1,4 +1,4 @@
-"""How busy others kept the machine while something was measured. A speed says little on a machine that is shared."""
+"""Load by other processes while something was measured. A speed says little on a machine that is shared."""
 
 from __future__ import annotations
 

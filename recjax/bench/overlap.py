@@ -1,4 +1,4 @@
-"""What is scheduled beside each collective of a compiled step.
+"""Operations that are scheduled beside each collective of a compiled step.
 
 An accelerator's compiler starts a collective, lets other operations run, and waits for it later; its program's text
 has both ends in the order in which they are issued. What lies between them overlaps with the collective. (XLA's CPU

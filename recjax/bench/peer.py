@@ -136,7 +136,7 @@ def require_known(config: RunConfig, schema: Schema) -> None:
 
 
 def _cannot(config: RunConfig, schema: Schema) -> str:
-    """What the peer lacks for this config; empty if nothing."""
+    """Features that the peer lacks for this config; empty if nothing."""
     model, train = config.model, config.train
     tables, features = specs(config, schema)
     if not (

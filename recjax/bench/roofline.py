@@ -1,4 +1,4 @@
-"""What a step has to do, counted and not timed: floating-point operations, looked-up bytes, bytes on the wire."""
+"""Work of a step, counted and not timed: floating-point operations, looked-up bytes, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def wire_bytes(
 
 
 def named(line: dict[str, Any]) -> str:
-    """What a line of `wire_bytes` is called."""
+    """Name of a line of `wire_bytes`."""
     across = " across hosts" if line["between"] == "hosts" else ""
     return f"{line['phase'] or 'elsewhere'} ({line['kind']}{across})"
 

@@ -30,7 +30,7 @@ PROFILED = 12  # steps in a profile
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
       against: None, "torchrec" or "torch".
@@ -163,7 +163,7 @@ def _ratios(speed: dict[str, Any], kind: str) -> dict[str, Any]:
 def _step(
     side: Ours, state: TrainState, options: Options, limits: dict[str, Any], samples_per_s: float
 ) -> tuple[TrainState, dict[str, Any]]:
-    """What one precision's step consists of."""
+    """Parts of one precision's step."""
     trainer = side.trainer
     config, bound = trainer.config, trainer.bound
     holder = {}

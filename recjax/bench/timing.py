@@ -22,7 +22,7 @@ class Round:
     """Some steps that were timed together.
 
     Attributes:
-      seconds: from the end of the last untimed step to the end of the last timed one, with another step behind it
+      seconds: from the end of the last untimed step to the end of the last timed one, with another step after it
         under way, as in the middle of a training.
       losses: of all steps, the untimed ones too.
       cpu_seconds: CPU time of this process meanwhile, all its threads together; None if that is not known.
