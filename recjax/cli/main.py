@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif reconfigure := getattr(getattr(sys, name), "reconfigure", None):
             reconfigure(errors="backslashreplace")  # a path may have characters that the terminal has not
     parser = _parser()
-    # argparse takes positional arguments in one run only: overrides may also stand behind an option
+    # argparse takes positional arguments in one run only: overrides may also follow an option
     given = tracing.joined(sys.argv[1:] if arguments is None else arguments)
     try:
         options, rest = parser.parse_known_args(given)

@@ -1,4 +1,4 @@
-"""What each verb of the command line does: calls, and prints the result. Nothing heavy is imported before one runs."""
+"""The verbs of the command line: each calls, and prints the result. Nothing heavy is imported before one runs."""
 
 from __future__ import annotations
 
