@@ -187,7 +187,7 @@ def members(groups: str, devices: int) -> list[list[int]]:
 
 
 def _mesh_members(groups: str) -> list[list[int]]:
-    """Of mesh['axis'=size,...], device_ids=(...) {'axis',...}."""
+    """Members of mesh['axis'=size,...], device_ids=(...) {'axis',...}."""
     mesh, _, taken = groups.partition("{")
     sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     order = re.search(r"device_ids=\((.*)\)", mesh)

@@ -1,4 +1,4 @@
-"""Which collective of a compiled program waits for which: read from its text."""
+"""Dependencies between the collectives of a compiled program, read from its text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def dependencies(hlo: str) -> dict[str, tuple[str, ...]]:
     order = {c.name: place for place, c in enumerate(collectives(hlo))}
     reach: dict[str, frozenset[str]] = {}  # instruction -> all collectives that are done once its result is there
     found: dict[str, tuple[str, ...]] = {}
-    for name in entry:  # in the text an instruction stands behind its operands
+    for name in entry:  # in the text an instruction comes after its operands
         waits = frozenset(c for other in refers[name] for c in reach.get(other, ()))
         own = frozenset(called(name))
         for collective in own:

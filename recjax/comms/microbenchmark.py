@@ -123,7 +123,7 @@ class Sweep:
                 point.add(times)
 
     def result(self) -> dict[str, Any]:
-        """What all passes together have found.
+        """Results of all passes together.
 
         Returns:
           JSON values: "devices", "device", "processes", "versions"; "passes", how many were done; "left_out_bytes", the
@@ -198,13 +198,13 @@ class _Point:
         self._between_us: list[np.ndarray] = []  # likewise, from the end of each to the beginning of the next
 
     def runs(self, repeats: int) -> int:
-        """How many of a pass's runs to make."""
+        """Number of a pass's runs to make."""
         if not self._us:  # how long one takes is not known yet
             return min(repeats, _FIRST)
         return min(repeats, int(_PASS_US / (_CHAIN * np.median(self._us[0]))))
 
     def add(self, times: Times) -> None:
-        """What a pass has found."""
+        """Adds the results of a pass."""
         if times.slots is None or times.starts is None:
             raise ConfigError("the profiler shows no operations on this back end, so nothing can be measured.")
         us, start_us = np.stack(times.slots) / 1e3, np.stack(times.starts) / 1e3

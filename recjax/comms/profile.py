@@ -57,7 +57,7 @@ def events(trace: Path) -> list[Happened]:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """When an operation ran, in ns."""
+    """Time in which an operation ran, in ns."""
 
     name: str
     start: int

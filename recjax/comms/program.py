@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def block_bytes(self) -> int:
-        """Of an all_to_all: the least size of equal blocks that hold all of it."""
+        """Least size of equal blocks that hold all of an all_to_all."""
         n = len(self.groups[0])
         even = max(-(-max(e.in_bytes, e.out_bytes) // n) for e in self.events.values())
         split = max((b for e in self.events.values() for b in (*e.sends, *e.receives)), default=0)

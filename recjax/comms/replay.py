@@ -1,4 +1,4 @@
-"""Runs a trace's collectives anew, without the model they came from.
+"""Runs a trace's collectives again, without the model they came from.
 
 The collectives of a step become one program: each waits for what it waited for in the trace, and those of one kind come
 one after the other, as they do on a communicator. An all-to-all with true splits goes in equal blocks that hold them,
@@ -34,7 +34,7 @@ Splits = Literal["padded", "ragged"]
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What was measured.
+    """Measured times.
 
     Attributes:
       slots: ns of each slot, [repeats, ranks], nan for ranks that take no part; None without a profile.
@@ -119,7 +119,7 @@ class Prepared:
         return float(time.perf_counter_ns() - began)
 
     def times(self, by_module: Mapping[str, Sequence[profile.Happened]], wall_ns: list[float]) -> Times:
-        """What a profile of their runs shows of the last of them.
+        """Times of the last of their runs, from a profile.
 
         Args:
           by_module: program -> its events in the profile.
@@ -250,7 +250,7 @@ def _calibrate(mesh: Mesh) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """How a slot's buffers look.
+    """Shape of a slot's buffers.
 
     Attributes:
       groups: of all ranks, also of those that take no part: equally many in each.
@@ -335,7 +335,7 @@ def _ragged(slot: Slot, groups: list[list[int]], dtype: Any, ranks: int) -> _Sha
             sizes[rank, 0] = [-(-b // item) for b in event.sends]
             sizes[rank, 1] = [-(-b // item) for b in event.receives]
             sizes[rank, 2] = np.cumsum(sizes[rank, 0]) - sizes[rank, 0]
-        for place, rank in enumerate(group):  # on each peer it lands behind what comes from ranks before this one
+        for place, rank in enumerate(group):  # on each peer it lands after what comes from ranks before this one
             for at, peer in enumerate(group):
                 sizes[rank, 3, at] = sum(sizes[other, 0, at] for other in group[:place])
                 del peer
@@ -350,7 +350,7 @@ def _measured(
     repeats: int,
     mesh: Mesh,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What each slot took, and when it began, in ns, [repeats, ranks] each; from several processes only the first."""
+    """Time that each slot took, and its beginning, in ns, [repeats, ranks]; from several processes only the first."""
     found = np.full((len(slots), repeats, mesh.devices.size), np.nan)
     begun = found.copy()
     for (rank, run), spans in lines.items():

@@ -1,4 +1,4 @@
-"""What a replay showed, beside what the trace has."""
+"""Report of a replay, beside the trace that was replayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recjax.utils.bus import bus_factor
 
 
 def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:
-    """What a replay showed, as JSON values.
+    """Figures of a replay, as JSON values.
 
     Returns:
       "collectives": for each kind, phase, group size and message size: "count", "padded_bytes", "useful_bytes" (largest

@@ -42,7 +42,7 @@ def ranks(one: Mapping[str, Any]) -> list[list[str]]:
 
 
 def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
-    """Who came last most, in which phases, and how the time of collectives splits; nothing without times."""
+    """Ranks that came last most, in which phases, and how the time of collectives splits; nothing without times."""
     timed = [of for of in one["by_rank"] if of["calls"]]
     if not timed or len(timed) < 2:
         return []

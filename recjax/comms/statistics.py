@@ -166,7 +166,7 @@ def _sizes(found: Iterable[tuple[int, Event]], per: int) -> dict[str, list[list[
 
 
 def _times(trace: Trace) -> dict[str, Any]:
-    """Where the time of a step goes, the mean over ranks and steps.
+    """Parts of the time of a step, the mean over ranks and steps.
 
     Returns:
       "step_ms", from the first beginning to the last end of what the trace has; "communication_ms", in which at least
@@ -201,7 +201,7 @@ def _times(trace: Trace) -> dict[str, Any]:
 
 
 def _length(spans: Iterable[tuple[int, int]]) -> int:
-    """How long at least one of them was open."""
+    """Length of the time in which at least one of them was open."""
     total, last = 0, -1
     for start, end in sorted(spans):
         total += max(0, end - max(start, last))
@@ -227,7 +227,7 @@ def _differing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def labels(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to call each of several traces: the settings in which they differ, or else the names of their folders."""
+    """Labels of several traces: the settings in which they differ, or else the names of their folders."""
     configs = [one.get("config") or {} for one in found]
     if differ := _differing(found):
         return [", ".join(f"{key}={config.get(key, '-')}" for key in differ) for config in configs]

@@ -88,7 +88,7 @@ class Event:
 
     @property
     def useful_bytes(self) -> int:
-        """What of `padded_bytes` is not padding."""
+        """Bytes of `padded_bytes` that are not padding."""
         if not self.sends and not self.receives:
             return self.padded_bytes
         return sum(self.receives) if self.kind == "all_gather" else max(sum(self.sends), sum(self.receives))
@@ -100,7 +100,7 @@ class Event:
 
     @property
     def end_ns(self) -> int | None:
-        """When it ended, if that was measured."""
+        """Time at which it ended, if that was measured."""
         return None if self.start_ns is None or self.duration_ns is None else self.start_ns + self.duration_ns
 
 
@@ -121,7 +121,7 @@ class Trace:
 
     @property
     def measured(self) -> bool:
-        """Whether any collective has a time."""
+        """Returns whether any collective has a time."""
         return any(e.duration_ns is not None for events in self.ranks.values() for e in events if e.kind != COMPUTE)
 
     @property

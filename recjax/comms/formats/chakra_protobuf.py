@@ -1,6 +1,6 @@
 """Chakra protobuf execution traces, which ASTRA-sim 2 reads: `trace.{rank}.et`.
 
-A file is a GlobalMetadata and then Nodes, each behind its length as a varint (schema/protobuf/et_def.proto of
+A file is a GlobalMetadata and then Nodes, each after its length as a varint (schema/protobuf/et_def.proto of
 mlcommons/chakra, version 0.0.4; a test reads what is written here with Google's own protobuf and that schema). Sizes
 (`comm_size`) are those of the program, with padding. ASTRA-sim ignores attributes that it does not know, so the rest of
 an event travels in such: only times are rounded, to microseconds. Process groups other than all ranks are in

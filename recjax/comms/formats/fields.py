@@ -64,7 +64,7 @@ class Fields:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number from 0 to 2^63 - 1."""
+    """Returns whether it is a whole number from 0 to 2^63 - 1."""
     return type(value) is int and 0 <= value <= _LARGEST
 
 

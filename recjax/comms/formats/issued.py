@@ -36,7 +36,7 @@ def with_waits(events: Sequence[Event]) -> Iterator[Event | int]:
 
 
 class Waited:
-    """What the next operation depends on, as the thread issues and waits."""
+    """Dependencies of the next operation, as the thread issues and waits."""
 
     def __init__(self) -> None:
         """Nothing so far."""
@@ -44,7 +44,7 @@ class Waited:
         self.front: dict[int, None] = {}
 
     def issue(self, id: int) -> tuple[int, ...]:
-        """What an operation that is issued now depends on."""
+        """Dependencies of an operation that is issued now."""
         self.deps[id] = tuple(sorted(self.front))
         return self.deps[id]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recjax.errors import DataError
 
-# By their letters alone, in any case; a name may go on behind these (alltoallv, _allgather_base).
+# By their letters alone, in any case; a name may go on after these (alltoallv, _allgather_base).
 _KINDS = {
     "alltoall": "all_to_all",
     "allreduce": "all_reduce",
@@ -73,5 +73,5 @@ def dtype_of(name: str, place: str) -> str:
 
 
 def written_dtype(dtype: str) -> str:
-    """What a file calls one of our types; one that is not known goes as bytes."""
+    """Name of one of our types in a file; one that is not known goes as bytes."""
     return _WRITTEN.get(dtype, "Byte")

@@ -113,7 +113,7 @@ def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, 
 
 
 def _request(line: Fields) -> Any:
-    """What a wait names an operation by: mostly a number, of late also a list of numbers."""
+    """Name of an operation in a wait: mostly a number, of late also a list of numbers."""
     value = line.values.get("req")
     if isinstance(value, list) and len(value) < 8 and all(isinstance(v, (int, bool)) for v in value):
         value = tuple(value)

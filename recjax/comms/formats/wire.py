@@ -43,7 +43,7 @@ def packed(values: Iterable[int]) -> bytes:
 
 
 def read_varint(data: bytes, at: int, place: str) -> tuple[int, int]:
-    """(value, place behind it); DataError if the data end within it or it is longer than ten bytes."""
+    """(value, place after it); DataError if the data end within it or it is longer than ten bytes."""
     value = shift = 0
     while shift < 70:
         if at >= len(data):
