@@ -1,4 +1,4 @@
-"""How preset and sweep files are found from any folder, and how a preset file becomes a config."""
+"""Finds preset and sweep files from any folder, and makes a config of a preset file."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run_file(path: str | Path, source: Source | None = None, folder: Path | None
     folder = (folder or file.parent).resolve()
     try:
         if source is None:
-            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait forever
                 raise ConfigError(f"cannot read the preset {path}: it is no regular file.")
             source = gather(folder, file.name)
     except OSError as error:
@@ -117,7 +117,7 @@ def run_file(path: str | Path, source: Source | None = None, folder: Path | None
 
 
 def class_path(cls: type) -> str:
-    """Where `find_class` finds a class again: "package.module:Name", or "/path/of/preset.py:Name"."""
+    """Path by which `find_class` finds a class again: "package.module:Name", or "/path/of/preset.py:Name"."""
     space = space_of(cls)
     return f"{cls.__module__ if space is None else space.file}:{cls.__qualname__}"
 

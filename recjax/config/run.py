@@ -36,7 +36,7 @@ ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """What one table has for itself; None: as all have it."""
+    """Settings of one table; None: as all have it."""
 
     dim: int | None = None  # D, its columns
     optimizer: SparseOptimizer | None = None  # what updates it
@@ -51,7 +51,7 @@ class TableConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureConfig:
-    """What one categorical feature has for itself; None: as all have it."""
+    """Settings of one categorical feature; None: as all have it."""
 
     pooling: Pooling | None = None  # how its bags' rows become one vector
     share: str | None = None  # another feature of as many rows: look up its table, and have none of one's own

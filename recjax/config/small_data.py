@@ -1,4 +1,4 @@
-"""What presets with a published recipe do where there are few data."""
+"""Replaces a published recipe where there are few data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLACED = {
 
 @dataclasses.dataclass(frozen=True)
 class SmallData:
-    """How to train on a small training split, instead of by a recipe that is meant for a whole log.
+    """Settings of training on a small split, instead of by a recipe that is meant for a whole log.
 
     A recipe for billions of samples makes a handful of steps of 100,000, or takes too small ones. Below `below_rows`
     train.batch_size is lowered until an epoch has `steps` steps, and the other settings here take the place of

@@ -11,7 +11,7 @@ from recjax.utils.units import read_whole_bytes
 
 @dataclasses.dataclass(frozen=True)
 class TierConfig:
-    """Where rows live that the devices have no memory for. Sizes are bytes or texts such as 512MiB. Changes no number.
+    """Places for rows that the devices have no memory for. Sizes are bytes or texts such as 512MiB. Changes no number.
 
     A device holds the rows that batches name as a cache; all others are on the host.
     """

@@ -28,7 +28,7 @@ DenseSharding = Literal["replicated", "sharded"]
 
 @dataclasses.dataclass(frozen=True)
 class DenseRule:
-    """What they share: w = (1 - lr * weight_decay) * w - lr * direction(g + l2 * w)."""
+    """Base of the rules: w = (1 - lr * weight_decay) * w - lr * direction(g + l2 * w)."""
 
     learning_rate: float = 0.1
     l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
@@ -125,7 +125,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long and on what a model trains."""
+    """Settings of training: how long, and on what."""
 
     batch_size: int = 1024  # B, samples per step over all devices
     epochs: int = 1  # passes over the training split
