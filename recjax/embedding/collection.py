@@ -85,7 +85,7 @@ def export_tables(
 
     Returns:
       table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
-      no view of a device buffer stays behind, which would make the next donated step copy the table.
+      no view of a device buffer is left, which would make the next donated step copy the table.
       The devices need room for one part of a table beside it, not for a copy. Of several processes each gives the
       rectangles that its own devices hold, of what several hold only the first.
     """

@@ -1,4 +1,4 @@
-"""How values travel between the devices that hold tables: the one place that moves slots, rows and gradients."""
+"""Exchanges between the devices that hold tables: the one place that moves slots, rows and gradients."""
 
 from __future__ import annotations
 

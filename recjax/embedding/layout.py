@@ -77,7 +77,7 @@ class BoundSegment:
         """
         number, here = self.band.number(self.order.position(ids))
         if here is not None:
-            number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one behind the last
+            number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one after the last
         owner, within = self.split.owner_and_offset(number)
         return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
 
@@ -378,7 +378,7 @@ class BoundPlan(_InReplicas):
 
     @functools.cached_property
     def lookups(self) -> tuple[Lookup, ...]:
-        """Those of all pools."""
+        """Lookups of all pools."""
         return tuple(lookup for pool in self.pools for lookup in pool.lookups)
 
     def buffer_bytes(self, item_bytes: int) -> int:

@@ -27,7 +27,7 @@ class Source:
     segments: tuple[BoundSegment, ...]
 
     def locate(self, ids: Any) -> tuple[Any, Any, Any]:
-        """As `BoundSegment.locate`, in whichever segment has the row."""
+        """Like `BoundSegment.locate`, in whichever segment has the row."""
         owner, home, here = self.segments[0].locate(ids)
         where = library(ids).where
         for segment in self.segments[1:]:

@@ -33,7 +33,7 @@ def storage_dtype(group: Group, dtype: Any) -> Any:
 
 
 def from_storage(x: jax.Array) -> jax.Array:
-    """What a piece of a buffer holds: bfloat16 if it is uint16, else itself."""
+    """Returns the values of a piece of a buffer: bfloat16 if it is uint16, else itself."""
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 

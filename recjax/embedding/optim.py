@@ -40,7 +40,7 @@ EVERY_ROW_VALUES = 2**26  # rows * columns of the largest table for `every_row`:
 
 @dataclasses.dataclass(frozen=True)
 class SlotSpec:
-    """What an optimizer keeps for every row.
+    """State that an optimizer keeps for every row.
 
     Attributes:
       initial: value before the row is first touched.
@@ -53,7 +53,7 @@ class SlotSpec:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerContext:
-    """When and where an update happens.
+    """Step and place of an update.
 
     Attributes:
       step: int32 [], steps done before this one.
@@ -120,7 +120,7 @@ def check_sgd(optimizer: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What most optimizers share: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
+    """Base of most optimizers: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
 
     row_wise: ClassVar[bool] = False  # whether `direction` asks for the mean over each row of the squares of G + l2 * w
     learning_rate: float = 0.1
@@ -136,7 +136,7 @@ class Rule:
         raise NotImplementedError
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         raise NotImplementedError
 
     def regularised(self, rows_UxD: jax.Array, grads_UxD: jax.Array) -> jax.Array:
@@ -173,7 +173,7 @@ class Sgd(Rule):
         return {"momentum": SlotSpec(0.0, (dim,))} if self.momentum else {}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         del at
         if not self.momentum:
             return grads_UxD, slots
@@ -201,7 +201,7 @@ class Adagrad(Rule):
         return {"sum_of_squares": SlotSpec(self.initial_accumulator, (dim,))}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         del at
         s_UxD = slots["sum_of_squares"] + jnp.square(grads_UxD)
         return grads_UxD / (jnp.sqrt(s_UxD) + self.eps), {"sum_of_squares": s_UxD}
@@ -229,7 +229,7 @@ class RowWiseAdagrad(Rule):
         return {"sum_of_squares": SlotSpec(self.initial_accumulator)}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         s_U = slots["sum_of_squares"] + at.row_mean(jnp.square(grads_UxD))
         return grads_UxD / (jnp.sqrt(s_U) + self.eps)[:, None], {"sum_of_squares": s_U}
 
@@ -259,7 +259,7 @@ class Adam(Rule):
         return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0, (dim,))}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
         v_UxD = self.b2 * slots["v"] + (1 - self.b2) * jnp.square(grads_UxD)
         root_UxD = jnp.sqrt(v_UxD / _bias(self.b2, at.step, v_UxD.dtype)) + self.eps
@@ -289,7 +289,7 @@ class PartialRowWiseAdam(Rule):
         return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0)}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """What to step against, [U, D], and the new slots."""
+        """Returns the direction to step against, [U, D], and the new slots."""
         m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
         v_U = self.b2 * slots["v"] + (1 - self.b2) * at.row_mean(jnp.square(grads_UxD))
         root_U = jnp.sqrt(v_U / _bias(self.b2, at.step, v_U.dtype)) + self.eps

@@ -1,4 +1,4 @@
-"""Where tables live, whatever the mesh. `bind.py` binds a plan to a number of devices.
+"""Plans: where tables live, whatever the mesh. `bind.py` binds a plan to a number of devices.
 
 A plan is data: JSON, with a list of segments for every table. Most tables are one segment. Several partition a table's
 rows x columns: see `segments.py` for what they must be.
@@ -316,7 +316,7 @@ def _rows_of(value: Any, exchange: Exchange, place: str) -> tuple[str, ...]:
 
 
 def kind_in_words(segment: Segment) -> str:
-    """What travels: "rows", "pooled", or "pooled but for rows of FEATURE"."""
+    """Names what travels: "rows", "pooled", or "pooled but for rows of FEATURE"."""
     return segment.exchange.kind + (f" but for rows of {', '.join(segment.rows_of)}" if segment.rows_of else "")
 
 
@@ -334,7 +334,7 @@ def self_contained(file: Path) -> bytes:
 
 
 def is_file(choice: str) -> bool:
-    """Whether the config's `plan` is the path of a plan file."""
+    """Returns whether the config's `plan` is the path of a plan file."""
     return choice not in CHOICES
 
 

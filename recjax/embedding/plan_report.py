@@ -1,4 +1,4 @@
-"""What `recjax plan` prints: where every table goes, what it costs, and why."""
+"""Output of `recjax plan`: where every table goes, what it costs, and why."""
 
 from __future__ import annotations
 

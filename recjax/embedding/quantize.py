@@ -19,7 +19,7 @@ arXiv:2209.05433), e4m3 meant for values and e5m2 for gradients: their largest v
 2^15, and the exponent is a byte, as that of a block in the microscaling formats of the OCP.
 
 int8 is the affine row-wise code of FBGEMM (fused 8-bit row-wise): x = bias + q * scale with q of 0 to 255, and float32
-scale = (max - min) / 255 and bias = min behind the row. A symmetric code would save 4 bytes a row, but its step is
+scale = (max - min) / 255 and bias = min after the row. A symmetric code would save 4 bytes a row, but its step is
 never smaller and up to twice as large. int4 is likewise FBGEMM's code of 4 bits, of two values a byte the first in the
 lower half, but with scale and bias in float32 as those of int8.
 
@@ -56,7 +56,7 @@ def encoded_bytes(columns: float, precision: Precision, item_bytes: int) -> floa
 
 
 def encode(x_MxD: jax.Array, precision: Precision | Stored) -> jax.Array:
-    """What travels instead of some rows.
+    """Encodes some rows as they travel.
 
     Args:
       x_MxD: float32 or bfloat16 (exact in float32), [..., D]; or of any dtype where precision is float32.

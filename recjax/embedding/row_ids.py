@@ -36,7 +36,7 @@ def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:
     """
     path = folder / expanded(name)
     try:
-        if path.exists() and not path.is_file():  # a pipe, say, over which it would wait for ever
+        if path.exists() and not path.is_file():  # a pipe, say, over which it would wait forever
             raise ValueError("it is no regular file")
         content = path.read_bytes()
         ids = _from_npy(content) if path.suffix == ".npy" else _from_text(content)

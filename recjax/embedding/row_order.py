@@ -117,7 +117,7 @@ class Split:
     def bounds(self, owner: Any) -> tuple[Any, Any]:
         """Returns the range of an owner: its first position, and the one after its last."""
         nth = self.nth(owner) + self.first
-        return self.start(nth), self.start(nth + 1)  # those without a range start and stop behind the last
+        return self.start(nth), self.start(nth + 1)  # those without a range start and stop after the last
 
     def nth(self, owner: Any) -> Any:
         """Returns the number of an owner's range, from 0; `owners` where it has none and owners are named."""
@@ -157,7 +157,7 @@ class Cut(Split):
     each: int = 0
 
     def bounds(self, owner: int) -> tuple[int, int]:
-        """As `Split.bounds`."""
+        """Like `Split.bounds`."""
         start, stop = (min(max(owner * self.each - self.offset + more, 0), self.rows) for more in (0, self.each))
         return start, stop
 

@@ -164,7 +164,7 @@ def _of_pooled_rows(
     residuals: Residuals,
     gradients: Mapping[str, SparseGradient],
 ) -> dict[str, jax.Array]:
-    """As `_of_asked_rows`, for rows whose vectors were pooled by those that hold them: a number for each id."""
+    """Like `_of_asked_rows`, for rows whose vectors were pooled by those that hold them: a number for each id."""
     means = {}
     for exchange in bound.pooled:
         own = [(g, of) for g, of in enumerate(residuals.pooled[exchange.name]) if exchange.groups[g] in groups]

@@ -1,4 +1,4 @@
-"""What a table and a feature are, before anything is placed on a device."""
+"""Descriptions of tables and features, before anything is placed on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends how many bytes to whom in the exchanges of a step: the true sizes, where the program's are padded."""
+"""Bytes that devices send to each other in the exchanges of a step: the true sizes, where the program's are padded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOLED_EXCHANGES = ("id_exchange", "pooled_exchange", "pooled_grad_exchange")
 def pooled_sent_bytes(
     exchange: PooledExchange, counts_NxO: np.ndarray, samples: int, phase: str, item_bytes: int, shared: bool = False
 ) -> np.ndarray:
-    """As `sent_bytes`, of an exchange of pooled vectors.
+    """Like `sent_bytes`, of an exchange of pooled vectors.
 
     Args:
       exchange: the exchange.
@@ -48,7 +48,7 @@ def pooled_sent_bytes(
 
 
 def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, inside: bool = False) -> np.ndarray:
-    """What of an exchange is no padding. N are the devices of all replica groups, each of which keeps to itself.
+    """Bytes of an exchange without padding. N are the devices of all replica groups, each of which keeps to itself.
 
     Args:
       group: the table group; not a replicated one, whose rows nobody sends.

@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """That of its source."""
+        """Name of its source."""
         return self.source.name
 
     @property

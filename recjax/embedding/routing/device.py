@@ -1,7 +1,7 @@
 """Routing on the devices, for batches of so many ids that the host would hold up the step.
 
 The arrays are those that `host.py` makes on the host, element for element. The host lays the ids out (`lay_out`),
-which is a copy; one program on the devices finds the distinct ones (`make_sort`) and tells how many there are at most,
+which is a copy; one program on the devices finds the distinct ones (`make_sort`) and gives how many there are at most,
 which is what the capacities must hold; a second one, compiled for these capacities, writes the routing
 (`make_layout`). The first runs a step ahead, so that nothing waits for the number that the host reads in between.
 """
@@ -42,7 +42,7 @@ Features = dict[str, FeatureRouting]  # feature name -> with ids where the routi
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeviceIds:
-    """Where a group's ids lie, in the order of the features and of their arrays. M ids on all devices together.
+    """Places of a group's ids, in the order of the features and of their arrays. M ids on all devices together.
 
     Attributes:
       bucket_M: int32, that of the owner (`Group.destination`), 0 to O - 1; O where there is no id.
@@ -99,7 +99,7 @@ def count_ids(
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
-    """As `make_layout` takes them: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
+    """Sizes for `make_layout`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
 
     def further(group: Group, key: str) -> int:
         return capacities.get(group.name + key, 0)
@@ -203,7 +203,7 @@ def _order(bucket_M: Any, slot_M: Any, buckets: int, rows: int) -> Any:
 
 
 def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) -> Relay:
-    """What this device relays, from the ids of all devices of its host: they all tell each other what they want."""
+    """Rows that this device relays, from the ids of all devices of its host, which exchange what they want."""
     bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
     device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
     mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
@@ -214,7 +214,7 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
 
 
 def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
-    """As `hierarchical.lay_out` makes it on the host."""
+    """Like `hierarchical.lay_out` makes it on the host."""
     slots_AxK = jnp.full((group.num_peers, across), group.rows, jnp.int32)
     slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
     inside_ExC = jnp.tile(group.num_peers * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))

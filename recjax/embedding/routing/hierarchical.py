@@ -93,7 +93,7 @@ def lay_out(
 
 
 def relay_counts(group: Group, merged: Merged, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many rows each relay asks of its owners, int32 [N, A], and hands to each device of its host, [N, E].
+    """Number of rows that each relay asks of its owners, int32 [N, A], and hands to each device of its host, [N, E].
 
     `lists` says how many each list of each device has, [N * lists].
     """

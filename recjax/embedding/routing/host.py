@@ -35,7 +35,7 @@ from recjax.parallel.mesh import Share
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GroupRouting:
-    """Which rows each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
+    """Rows that each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
 
     Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
 
@@ -72,7 +72,7 @@ class GroupRouting:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FeatureRouting:
-    """How a device pools one feature from the rows that came back. Leading axes are device-major.
+    """Arrays by which a device pools one feature from the rows that came back. Leading axes are device-major.
 
     A step may work on its samples in several parts (see `route_on_host`); P is their number on all devices together,
     s the samples of one.

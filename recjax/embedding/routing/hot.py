@@ -61,7 +61,7 @@ def find_hot(
 
 
 def codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
-    """Where the rows of some ids live.
+    """Places of the rows of some ids.
 
     A table with hot rows has a list of these numbers, so that an id costs one look-up, however many rows are hot.
 

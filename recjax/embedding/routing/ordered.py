@@ -59,7 +59,7 @@ class SlotLookup:
         self._maps = identity(bound) if maps is None else maps
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
-        """As `OrderedStage.advance`."""
+        """Like `OrderedStage.advance`."""
         del upcoming
         slots, merged = dict(routed.slots), dict(routed.merged)
         for group in self._groups:

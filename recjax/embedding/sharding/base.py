@@ -1,4 +1,4 @@
-"""How the buffer of one table group is spread over devices, and what a step exchanges for that.
+"""Ways to spread the buffer of one table group over devices, and what a step exchanges for that.
 
 N are the devices of one replica group, on H hosts of E devices each; all exchanges but `replica_exchange` stay within
 such a group. Only distinct rows travel, in both directions. Where both H and E are above one, the exchange with the
@@ -78,7 +78,7 @@ class Sharding(abc.ABC):
 
     @property
     def two_step(self) -> bool:
-        """Whether rows travel in two steps, inside a host and across hosts."""
+        """Returns whether rows travel in two steps, inside a host and across hosts."""
         return 1 < self.hosts < self.devices
 
     @property

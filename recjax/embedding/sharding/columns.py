@@ -55,7 +55,7 @@ class ColumnSharding(Sharding):
     def fetch(
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
-        """As `Sharding.fetch`: all devices get all slots, and send their columns of these rows."""
+        """Like `Sharding.fetch`: all devices get all slots, and send their columns of these rows."""
         asked_NxC, inside_ExC = asked_rows(self, routing)
         with jax.named_scope("id_exchange"):
             asked_NxC = jax.lax.all_gather(asked_NxC, self.axes, axis=0, tiled=True)
@@ -68,7 +68,7 @@ class ColumnSharding(Sharding):
         return rows.reshape(-1, group.dim), FetchResiduals(asked_NxC, inside_ExC, routing.summed)
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
-        """As `Sharding.send_gradients`: each device gets its columns' gradients."""
+        """Like `Sharding.send_gradients`: each device gets its columns' gradients."""
         slots, inside_ExC = residuals[:2]
         with jax.named_scope("grad_exchange"):
             parts = _split_columns(group, grads_UxD)
@@ -95,14 +95,14 @@ class ColumnSharding(Sharding):
         return sums_MxV.reshape(across, H, W).transpose(1, 0, 2)
 
     def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
-        """As `Sharding.tell_requesters`."""
+        """Like `Sharding.tell_requesters`."""
         parts = all_to_all(numbers_NxC[..., None], self.axes)
         if residuals.inside_ExC is not None:
             parts = self.from_relays(group, parts, residuals.inside_ExC)
         return parts.sum(axis=0).reshape(-1)
 
     def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
-        """As `Sharding.tell_owners`."""
+        """Like `Sharding.tell_owners`."""
         parts = jnp.broadcast_to(numbers_F[None, :, None], (self.column_parts, len(numbers_F), 1))
         if residuals.inside_ExC is not None:
             parts = self.to_relays(group, parts, residuals.inside_ExC, residuals.slots_NxC.shape[1], largest=True)
@@ -116,7 +116,7 @@ class ColumnSharding(Sharding):
         return jax.lax.psum(self.row_sum(group, x_UxW), self.column_axes) / group.dim
 
     def row_sum(self, group: Group, x_UxW: jax.Array) -> jax.Array:
-        """As `Sharding.row_sum`."""
+        """Like `Sharding.row_sum`."""
         split, part = group.columns, jax.lax.axis_index(self.column_axes)
         used_W = jnp.arange(group.width, dtype=jnp.int32) < split.start(part + 1) - split.start(part)
         return jnp.where(used_W[None], x_UxW, 0).sum(axis=-1)

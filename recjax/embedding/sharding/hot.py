@@ -35,7 +35,7 @@ class _SlotSharding(RowSharding):
     """Layout of the slots of hot rows: by ranges, and alike in replica groups that hold the same."""
 
     def partition_axes(self, synchronous: bool, independent: bool) -> tuple[str, ...]:
-        """As the rows of the buffer: what they are made of is known to be alike."""
+        """Axes of the buffer's rows: what they are made of is known to be alike."""
         return BATCH_AXES if independent else MODEL_AXES
 
 
@@ -49,18 +49,18 @@ class HotSharding(ReplicatedSharding):
     addressed: ClassVar[bool] = False
 
     def padded(self, rows: int) -> int:
-        """As `Sharding.padded`: as many for each device."""
+        """Like `Sharding.padded`: as many for each device."""
         return -(-rows // self.devices) * self.devices
 
     @property
     def of_slots(self) -> Sharding:
-        """As `Sharding.of_slots`: an equal range of the rows on each device."""
+        """Like `Sharding.of_slots`: an equal range of the rows on each device."""
         return _SlotSharding(self.devices, self.hosts)
 
     def fetch(
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
-        """As `Sharding.fetch`: all rows [R, D], whichever of them the samples need."""
+        """Like `Sharding.fetch`: all rows [R, D], whichever of them the samples need."""
         rows_RxD = from_storage(table_RxW)
         if group.dtype == "bfloat16":
             rows_RxD = rows_RxD.astype(jnp.float32)
@@ -73,7 +73,7 @@ class HotSharding(ReplicatedSharding):
         return rows_RxD, FetchResiduals(None, None, touched_R=routing.touched_NxR[0])
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
-        """As `Sharding.send_gradients`: a mask [R / N] of this device's range of the rows, and sums [R / N, D]."""
+        """Like `Sharding.send_gradients`: a mask [R / N] of this device's range of the rows, and sums [R / N, D]."""
         assert residuals.touched_R is not None
         with jax.named_scope("grad_exchange"):
             mark_Rx1 = residuals.touched_R[:, None].astype(grads_UxD.dtype)
@@ -87,7 +87,7 @@ class HotSharding(ReplicatedSharding):
     def updated(
         self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
     ) -> tuple[jax.Array, jax.Array]:
-        """As `Sharding.updated`: all rows of this device's range."""
+        """Like `Sharding.updated`: all rows of this device's range."""
         return from_storage(self._own(group, table_RxW)), gradient.sums * self.scale(group, context)
 
     def write(
@@ -100,7 +100,7 @@ class HotSharding(ReplicatedSharding):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """As `Sharding.write`: the slots of this device's range, and the rows of all."""
+        """Like `Sharding.write`: the slots of this device's range, and the rows of all."""
         with jax.named_scope("sparse_update"):
             each = self._each(group)
             changed_M = jnp.broadcast_to(ok, each) if group.optimizer.every_row else gradient.touched & ok

@@ -69,7 +69,7 @@ class ReplicatedSharding(Sharding):
     def fetch(
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
-        """As `Sharding.fetch`, from this device's own copy."""
+        """Like `Sharding.fetch`, from this device's own copy."""
         asked_1xC, _ = asked_rows(self, routing)
         rows = gather_local(group, table_RxW, asked_1xC, mean)
         if group.dtype == "bfloat16":
@@ -93,33 +93,33 @@ class ReplicatedSharding(Sharding):
     def updated(
         self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
     ) -> tuple[jax.Array, jax.Array]:
-        """As `Sharding.updated`: all rows."""
+        """Like `Sharding.updated`: all rows."""
         return from_storage(table_RxW), gradient.sums * self.scale(group, context)
 
     def updated_part(self, group: Group, x: jax.Array, gradient: SparseGradient) -> jax.Array:
-        """As `Sharding.updated_part`: all of it."""
+        """Like `Sharding.updated_part`: all of it."""
         return x
 
     def numbers_of_asked(
         self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array
     ) -> jax.Array:
-        """As `Sharding.numbers_of_asked`."""
+        """Like `Sharding.numbers_of_asked`."""
         return numbers_U.at[residuals.slots_NxC].get(mode="fill", fill_value=0)
 
     def largest_of_asked(
         self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_NxC: jax.Array
     ) -> jax.Array:
-        """As `Sharding.largest_of_asked`, over all devices."""
+        """Like `Sharding.largest_of_asked`, over all devices."""
         largest_R = jnp.zeros(group.rows, numbers_NxC.dtype)
         largest_R = largest_R.at[residuals.slots_NxC].max(numbers_NxC, mode="drop")
         return jax.lax.pmax(largest_R, MODEL_AXES if group.independent else BATCH_AXES)
 
     def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
-        """As `Sharding.tell_requesters`: nothing travels."""
+        """Like `Sharding.tell_requesters`: nothing travels."""
         return numbers_NxC.reshape(-1)
 
     def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
-        """As `Sharding.tell_owners`: nothing travels."""
+        """Like `Sharding.tell_owners`: nothing travels."""
         return numbers_F.reshape(residuals.slots_NxC.shape)
 
     def write(
@@ -132,7 +132,7 @@ class ReplicatedSharding(Sharding):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """As `Sharding.write`, of all rows, of which those in the mask are kept."""
+        """Like `Sharding.write`, of all rows, of which those in the mask are kept."""
         with jax.named_scope("sparse_update"):
             every_row = group.optimizer.every_row
             changed_R = jnp.broadcast_to(ok, group.rows) if every_row else gradient.touched & ok

@@ -56,7 +56,7 @@ class RowSharding(Sharding):
     def fetch(
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
-        """As `Sharding.fetch`: each owner gets the slots that it is asked for, and sends the rows back."""
+        """Like `Sharding.fetch`: each owner gets the slots that it is asked for, and sends the rows back."""
         asked_OxC, inside_ExC = asked_rows(self, routing)
         with jax.named_scope("id_exchange"):
             extents = extents_of(asked_OxC, group.rows, self.axes) if group.ragged else None
@@ -69,7 +69,7 @@ class RowSharding(Sharding):
         return rows.reshape(-1, group.dim), FetchResiduals(asked_OxC, inside_ExC, routing.summed, extents=extents)
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
-        """As `Sharding.send_gradients`: gradients go the way that the rows came."""
+        """Like `Sharding.send_gradients`: gradients go the way that the rows came."""
         slots, inside_ExC = residuals[:2]
         with jax.named_scope("grad_exchange"):
             parts = grads_UxD.reshape(group.num_row_lists, -1, group.dim)
@@ -90,14 +90,14 @@ class RowSharding(Sharding):
         return sums_MxD.reshape(self.hosts, across, parts_ExCxD.shape[-1])
 
     def tell_requesters(self, group: Group, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
-        """As `Sharding.tell_requesters`."""
+        """Like `Sharding.tell_requesters`."""
         parts = all_to_all(numbers_NxC[..., None], self.axes)
         if residuals.inside_ExC is not None:
             parts = self.from_relays(group, parts, residuals.inside_ExC)
         return parts.reshape(-1)
 
     def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
-        """As `Sharding.tell_owners`."""
+        """Like `Sharding.tell_owners`."""
         parts = numbers_F.reshape(group.num_row_lists, -1, 1)
         if residuals.inside_ExC is not None:
             parts = self.to_relays(group, parts, residuals.inside_ExC, residuals.slots_NxC.shape[1], largest=True)
@@ -113,7 +113,7 @@ class RowSharding(Sharding):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """As `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
+        """Like `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
         rule = group.optimizer
         own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
         if not own_mean or rule.every_row or not in_place(table_RxW):
