@@ -1,8 +1,8 @@
-"""How the state dicts of facebookresearch/dlrm and TorchRec name and lay out the weights that recjax has too.
+"""Names and layouts of weights in the state dicts of facebookresearch/dlrm and TorchRec.
 
   facebook   DLRM_Net of facebookresearch/dlrm, dlrm_s_pytorch.py
              emb_l.{i}.weight, bot_l.{2k}.weight and .bias, top_l.{2k}.weight and .bias
-             The interaction is the strictly lower triangle row by row, as here. The sigmoid behind its last top layer
+             The interaction is the strictly lower triangle row by row, as here. The sigmoid after its last top layer
              has no weights: recjax gives the logit before it.
   torchrec   DLRM and DLRM_DCN of torchrec/models/dlrm.py
              sparse_arch.embedding_bag_collection.embedding_bags.t_{table}.weight
@@ -102,7 +102,7 @@ def entries(
 
 
 def _cannot(form: str, model: object, dense: int, features: Sequence[FeatureSpec], dims: dict[str, int]) -> str:
-    """What the library of a format lacks for this model; empty if nothing."""
+    """Features that the library of a format lacks for this model; empty if nothing."""
     tables = [f.table for f in features]
     if not isinstance(model, DLRMConfig | DCNv2Config) or (form == "facebook" and isinstance(model, DCNv2Config)):
         known = "DLRM" if form == "facebook" else "DLRM and DCN-v2"
@@ -173,7 +173,7 @@ def _mlp(ours: str, theirs: Sequence[str], first_inputs: np.ndarray | None = Non
 
 
 def _upper_triangle(dim: int, features: int) -> np.ndarray:
-    """Which of our inputs of the first top layer each of TorchRec's is: [dim + pairs].
+    """Index, among our inputs of the first top layer, of each of TorchRec's: [dim + pairs].
 
     Pair (i, j), i < j, of the upper triangle row by row is pair (j, i) of the lower one, number j (j - 1) / 2 + i.
     """

@@ -39,7 +39,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
     """Makes a run folder whose checkpoint of step 0 holds the weights of a state dict.
 
     `recjax eval` then evaluates them, and `recjax train` with the same config and --out trains on from them. Slots of
-    optimizers start anew: state dicts do not hold them.
+    optimizers start again: state dicts do not hold them.
 
     Args:
       file: an .npz of facebookresearch/dlrm's or TorchRec's state dict; see `recjax.interop.state_dicts`.
@@ -233,7 +233,7 @@ def _open(file: Path) -> Any:
     """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
     with contextlib.ExitStack() as stack:
         with _reading(file):
-            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait for ever
+            if file.exists() and not file.is_file():  # a pipe, say, over which it would wait forever
                 raise ValueError("it is no regular file")
             stream = stack.enter_context(open(file, "rb"))
             if not zipfile.is_zipfile(stream):  # NumPy would advise to load it as a pickle, which can run code
