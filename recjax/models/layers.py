@@ -65,7 +65,7 @@ def unequal(dims: dict[str, int], dim: int) -> str:
 
 
 def embedded(dims: dict[str, int]) -> dict[str, int]:
-    """Of the lookups of a model with first-order weights, those that are not such weights themselves.
+    """Lookups of a model with first-order weights that are not such weights themselves.
 
     Raises:
       ConfigError: a lookup has no first-order weights beside it.
