@@ -35,7 +35,7 @@ _EXPLICIT = ("RECJAX_COORDINATOR", "RECJAX_PROCESSES", "RECJAX_PROCESS")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What the environment says of this process.
+    """Place of this process among all, as the environment describes it.
 
     Attributes:
       coordinator: HOST:PORT of process 0; None if JAX is to find out, with the next two.
@@ -57,7 +57,7 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """What the environment says of this process; None if it is the only one.
+    """Reads this process's place from the environment; None if it is the only one.
 
     Raises:
       ConfigError: a variable is missing or makes no sense.
@@ -127,23 +127,23 @@ def _check_address(name: str, address: str) -> None:
 
 
 def processes() -> int:
-    """How many processes the run has; 1 before `join`."""
+    """Number of processes of the run; 1 before `join`."""
     state = _state()
     return int(state.num_processes) if state.client is not None else 1
 
 
 def joined() -> bool:
-    """Whether this process has joined others."""
+    """Returns whether this process has joined others."""
     return _state().client is not None
 
 
 def process() -> int:
-    """Which one this is."""
+    """Number of this process."""
     return int(_state().process_id) if _state().client is not None else 0
 
 
 def is_main() -> bool:
-    """Whether this is process 0, which alone writes and prints what there is one of."""
+    """Returns whether this is process 0, which alone writes and prints what there is one of."""
     return process() == 0
 
 
@@ -209,7 +209,7 @@ def post(key: str, value: str) -> None:
 
 
 def fetch(key: str, timeout_s: float) -> str | None:
-    """What some process posted under `key`, waiting for it up to `timeout_s`; None if it did not."""
+    """Returns the value that some process posted under `key`, waiting for it up to `timeout_s`; None if it did not."""
     try:
         value: str = _state().client.blocking_key_value_get(f"recjax/{key}", int(timeout_s * 1000))
     except Exception as error:
@@ -234,7 +234,7 @@ _turns = itertools.count()
 
 
 def gather(topic: str, value: str) -> list[str]:
-    """What every process gives, in their order. All must call it, in the same order.
+    """Returns the values of all processes, in their order. All must call it, in the same order.
 
     Raises:
       DeviceError: a process did not within `PATIENCE_S`, or says something else.
@@ -264,5 +264,5 @@ def gather(topic: str, value: str) -> list[str]:
 
 
 def from_main(topic: str, value: str) -> str:
-    """What process 0 gives; of the others' values nothing is used. All must call it, in the same order."""
+    """Returns the value of process 0; those of the others are not used. All must call it, in the same order."""
     return gather(topic, value if is_main() else "")[0]

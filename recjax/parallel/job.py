@@ -17,7 +17,7 @@ _ALIKE = (0, StoppedError.exit_status, Interrupted.exit_status)  # all processes
 
 
 def run(place: distributed.Place, work: Callable[[watchdog.Watch], int]) -> int:
-    """What `work` returns: the exit status. After an error the process ends here, or Python would wait for the others.
+    """Returns the exit status of `work`. After an error the process ends here, or Python would wait for the others.
 
     Args:
       place: what the environment says of this process.

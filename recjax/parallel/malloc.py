@@ -1,6 +1,6 @@
-"""What a run on CPU asks of glibc's allocator: huge pages, and to keep the memory that it is given back.
+"""Asks glibc's allocator, in runs on a CPU, for huge pages and to keep the memory that it is given back.
 
-XLA asks anew for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
+XLA asks again for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
 at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4
 KiB, with which rows of large tables miss the TLB. Tunables that glibc reads when a process starts change both. On two
 cores a step of bench_kaggle16 took 90 ms with huge pages and 127 without (JAX 0.10.2; one of bench_multihot 200 either
@@ -22,7 +22,7 @@ _HUGE = "glibc.malloc.hugetlb=1"
 
 
 def restart_with_tunables() -> None:
-    """Starts this command anew, in the same process, with the tunables set; returns where that is of no use.
+    """Starts this command again, in the same process, with the tunables set; returns where that is of no use.
 
     That is where the user has set GLIBC_TUNABLES, and where there is no glibc. Huge pages are asked for where the
     system gives them to those who ask.

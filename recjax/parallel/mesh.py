@@ -6,7 +6,7 @@ Every mesh has three named axes, of size 1 where they are unused:
   host     machines within a group
   device   accelerators within a machine
 
-Tables are split over MODEL_AXES, in each replica group anew. The batch is split over BATCH_AXES, and so are dense
+Tables are split over MODEL_AXES, in each replica group again. The batch is split over BATCH_AXES, and so are dense
 parameters if they are not replicated (`recjax/train/dense.py`). Devices are numbered group by group and host by host:
 device d of host h of group r is number r * (devices / replicas) + h * (devices of a host) + d. So a group's machines
 stand side by side, and a machine's devices too.
@@ -39,7 +39,7 @@ _DEVICE_FILES = Path("/dev")
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Which devices a run uses."""
+    """Devices that a run uses."""
 
     devices: int = 0  # total devices over all processes; 0 takes all there are
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto takes the best that JAX finds
@@ -202,7 +202,7 @@ class Share:
 
     @classmethod
     def of(cls, mesh: Mesh) -> Share:
-        """That of this process."""
+        """Part of this process."""
         return cls.of_all(mesh)[jax.process_index()]
 
     @classmethod

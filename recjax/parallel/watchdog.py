@@ -1,4 +1,4 @@
-"""A thread that watches over this process and its peers, so that none waits for ever for one that is gone.
+"""A thread that watches over this process and its peers, so that none waits forever for one that is gone.
 
 Every process posts a record once a second: its phase, how often the phase has changed, and a beat. It reads those of
 the others, and ends itself (exit status 4, with a paragraph that names the process and its phase) when
@@ -42,7 +42,7 @@ _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
 
 
 class Watch:
-    """What this process tells of itself, and what it knows of its peers. Its thread ends with the process."""
+    """Reports this process's state to its peers, and watches theirs. Its thread ends with the process."""
 
     def __init__(self, pipe: int | None) -> None:
         """Starts to tell the supervisor, if there is one.
@@ -97,7 +97,7 @@ class Watch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the peers have been told that this process ends, for a reason of its own."""
+        """Returns whether the peers have been told that this process ends, for a reason of its own."""
         return bool(self._failed)
 
     def done(self) -> None:
@@ -165,7 +165,7 @@ class Watch:
             os._exit(LOST)  # it is gone, and nobody else would end this process
 
     def judge(self, records: Mapping[int, dict[str, Any]], now: float) -> str:
-        """What is wrong, or nothing.
+        """Describes what is wrong, or returns nothing.
 
         Args:
           records: those that the processes have posted, by process.
