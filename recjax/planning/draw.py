@@ -110,7 +110,7 @@ def _rows(prediction: Prediction) -> dict[tuple[str, int], int]:
 
 
 def trace(prediction: Prediction) -> dict[str, Any]:
-    """What happens when, in the trace event format: a process for a device, for all alike, and one for the host."""
+    """Events of a step in the trace event format: a process for a device, for all alike, and one for the host."""
     rows, critical = _rows(prediction), set(prediction.schedule.critical)
     events: list[dict[str, Any]] = []
 

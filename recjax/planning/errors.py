@@ -1,4 +1,4 @@
-"""How far predicted times are from measured ones."""
+"""Errors of predicted times against measured ones."""
 
 from __future__ import annotations
 

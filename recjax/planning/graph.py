@@ -47,7 +47,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Nodes, each behind those that it waits for.
+    """Nodes, each after those that it waits for.
 
     Attributes:
       nodes: in the order of the program.
@@ -152,7 +152,7 @@ class _Reader:
         return None
 
     def _exchange(self, collective: Collective) -> Work:
-        """What a rank does of a collective; bytes as nccl-tests count them: the larger one of its buffers."""
+        """Part of a rank in a collective; bytes as nccl-tests count them: the larger one of its buffers."""
         kind = collective.kind.removeprefix("ragged-").replace("-", "_")
         if kind not in COLLECTIVES:
             kind = "all_to_all"  # a permutation or broadcast: what it sends takes as long

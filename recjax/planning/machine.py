@@ -22,7 +22,7 @@ from recjax.utils.paths import expanded
 
 FORMAT, VERSION = "recjax machine", 1
 
-# What each kernel class is measured over. A name in a file may have a variant behind a dot, as in "matmul.nn_f32".
+# What each kernel class is measured over. A name in a file may have a variant after a dot, as in "matmul.nn_f32".
 SIZES: dict[str, tuple[str, ...]] = {
     "matmul": ("m", "n", "k"),
     "batched_matmul": ("batch", "m", "n", "k"),
@@ -97,7 +97,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """How far predictions from the points were off for sizes that are not among them.
+    """Errors of predictions from the points for sizes that are not among them.
 
     Attributes:
       points: how many sizes.
@@ -264,7 +264,7 @@ def parse(content: str | bytes, source: object) -> Machine:
 
 
 class _Wrong(Exception):
-    """What is wrong with a value, with its place."""
+    """Fault of a value, with its place."""
 
 
 def _machine(given: Any) -> Machine:

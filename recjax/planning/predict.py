@@ -25,7 +25,7 @@ _AHEAD = ("host_read", "host_route")  # what worker threads do
 
 @dataclasses.dataclass(frozen=True)
 class HostWork:
-    """What the host does for a step.
+    """Work of the host for a step.
 
     Attributes:
       samples: of a batch.
@@ -75,12 +75,12 @@ class Prediction:
 
     @property
     def step_us(self) -> float:
-        """How long a step takes."""
+        """Time of a step."""
         return max(self.bounds.values())
 
     @property
     def bound_by(self) -> str:
-        """What it waits for."""
+        """Resource that it waits for."""
         return max(self.bounds, key=self.bounds.__getitem__)
 
     @property
@@ -95,7 +95,7 @@ class Prediction:
 
     @property
     def exposed_us(self) -> float:
-        """How long the devices wait for collectives alone: time in which no kernel runs and a collective does."""
+        """Time that the devices wait for collectives alone: in which no kernel runs and a collective does."""
         edges = sorted(
             edge
             for span in self.schedule.spans

@@ -125,7 +125,7 @@ def _counted(table: TableSpec, features: Sequence[FeatureSpec], read: Batch, fir
 
 
 def _in_order(features: Sequence[FeatureSpec], ids: Mapping[str, float]) -> list[FeatureSpec]:
-    """Those first whose rows travel rather than vectors: sequences, then the others by ids of a bag."""
+    """Orders features: first those whose rows travel, not vectors: sequences, then the others by ids of a bag."""
     return sorted(features, key=lambda f: (f.pooling != "none", ids[f.name]))
 
 

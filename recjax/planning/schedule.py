@@ -1,4 +1,4 @@
-"""When each node of a step's graph runs: list scheduling on the streams of a device, and the critical path.
+"""Times of the nodes of a step's graph: list scheduling on the streams of a device, and the critical path.
 
 All devices run one program on parts of equal size, so one device stands for all. Where devices compute on the cores of
 their host, each has its share of them: nodes that run at a time and would keep more cores busy are slowed down alike.
@@ -20,7 +20,7 @@ Stream = Literal["compute", "collective"]
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """When a node ran.
+    """Time in which a node ran.
 
     Attributes:
       node: its place in the graph.
@@ -71,7 +71,7 @@ def schedule(graph: Graph, costs: Costs, cores: float = math.inf) -> Schedule:
 
 
 def node_cost(node: Node, costs: Costs) -> Cost:
-    """What a node costs alone: its works one after the other and the overhead of starting it, or that of each turn."""
+    """Cost of a node alone: its works one after the other and the overhead of starting it, or that of each turn."""
     overhead = {name: q.value for name, q in costs.machine.overheads.items()}
     if node.kind == "wait":
         return Cost(0.0)
@@ -91,7 +91,7 @@ def list_schedule(
     """The schedule of nodes: of those that are ready, the first of the program goes next.
 
     Args:
-      nodes: each behind those that it waits for.
+      nodes: each after those that it waits for.
       cost: of a node alone.
       lanes: kernels that run at a time; collectives have one lane of their own.
       cores: that those which run may keep busy together.

@@ -1,4 +1,4 @@
-"""What an instruction of a compiled program has to do: floating-point operations, bytes, and of which kernel class.
+"""Work of an instruction of a compiled program: floating-point operations, bytes, and of which kernel class.
 
 Counted from shapes alone. A fusion is what is inside: its products, gathers, scatters, sorts and reductions each by
 themselves, and what it reads and writes beside them in one pass. Operations that only name what is there already cost
@@ -36,7 +36,7 @@ _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """Work of a kernel.
 
     Attributes:
       kernel: its class, as the machine file names them, perhaps with a variant: "matmul.nn_f32".
@@ -52,7 +52,7 @@ class Work:
 
 
 def works(instruction: Instruction, inside: Computation, program: Program) -> tuple[Work, ...]:
-    """What an instruction does; () if it costs nothing.
+    """Works of an instruction; () if it costs nothing.
 
     Loops, calls, conditionals and collectives are not for here: see `recjax.planning.graph`.
 
@@ -78,7 +78,7 @@ def works(instruction: Instruction, inside: Computation, program: Program) -> tu
 
 
 def _of_fusion(computation: Computation) -> tuple[Work, ...]:
-    """Of all that is inside a fusion."""
+    """Work of all that is inside a fusion."""
     members = computation.instructions
     users: dict[str, list[Instruction]] = {name: [] for name in members}
     for instruction in members.values():
@@ -98,12 +98,12 @@ def _of_fusion(computation: Computation) -> tuple[Work, ...]:
 
 
 def _fused(work: Work) -> Work:
-    """The work of a gather whose rows are not written as they are, so that each element finds its row anew."""
+    """The work of a gather whose rows are not written as they are, so that each element finds its row again."""
     return dataclasses.replace(work, kernel="gather.fused") if work.kernel == "gather" else work
 
 
 def _computes(members: Iterable[Instruction]) -> bool:
-    """Whether floating-point numbers are computed with, and not just chosen."""
+    """Returns whether floating-point numbers are computed with, and not just chosen."""
     return any(
         i.opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum") and i.arrays[0].dtype != "s32"
         for i in members
