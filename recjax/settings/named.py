@@ -40,7 +40,7 @@ class Named(Mapping[str, T]):
             if "=" in name or not all((first, *further)) or fields & {*further}:
                 raise ConfigError(
                     f"{name!r} cannot be a name here: it needs text without '=', with no empty part between dots, and "
-                    f"with none of {', '.join(sorted(fields))} behind a dot. Rename it in the data."
+                    f"with none of {', '.join(sorted(fields))} after a dot. Rename it in the data."
                 )
 
     def __getitem__(self, name: str) -> T:
@@ -65,7 +65,7 @@ def entry_class(annotation: Any) -> Any:
 
 
 def split_name(parts: Sequence[str], entry: type) -> tuple[str, list[str]]:
-    """The name at the start of the parts (two or more) of a dotted key, and the parts behind it: at least one."""
+    """The name at the start of the parts (two or more) of a dotted key, and the parts after it: at least one."""
     fields = {field.name for field in dataclasses.fields(typing.cast(Any, entry))}
     end = next((i for i in range(1, len(parts)) if parts[i] in fields), len(parts) - 1)
     return ".".join(parts[:end]), list(parts[end:])

@@ -171,7 +171,7 @@ def assignments(config: object) -> list[str]:
 
 
 def matches(key: str, names: Collection[str]) -> bool:
-    """Whether `names` has the key or a group that it lies in: "mesh" has "mesh.devices"; a "*" stands for any text."""
+    """Returns whether `names` has the key or a group of it: "mesh" has "mesh.devices"; a "*" stands for any text."""
     return any(fnmatchcase(key, pattern) for name in names for pattern in (name, name + ".*"))
 
 
@@ -195,7 +195,7 @@ def _walk(node: Node, key: str = "", entry: bool = False) -> Iterator[tuple[str,
 
 
 def _changed(node: Node, defaults: dict[str, Any], ignore: Collection[str], key: str = "") -> dict[str, Any]:
-    """What of the node differs from `defaults` (name -> leaf or Node), as nested dicts that JSON can store."""
+    """Values that differ from `defaults` (name -> leaf or Node), as nested dicts that JSON can store."""
     changed = {}
     if (entry := entry_class(node.cls)) is not None:
         defaults = dict.fromkeys(node.values, take_apart(entry()))

@@ -83,12 +83,12 @@ def parse(text: str, annotation: Any) -> Any:
 
 
 def same_word(text: str, word: str) -> bool:
-    """Whether `text` means `word`, one of several that can be chosen: case, quotes, `-` and `_` do not count."""
+    """Returns whether `text` means `word`, one of several choices: case, quotes, `-` and `_` do not count."""
     return _folded(_unquoted(text)) == _folded(word)
 
 
 def expected(annotation: Any) -> str:
-    """What a value must be, in words, for an error message."""
+    """Describes the values that fit, for an error message."""
     words = []
     for member in members(annotation):
         if typing.get_origin(member) is Literal:
