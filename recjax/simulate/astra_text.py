@@ -97,7 +97,7 @@ def _layer(path: Path, number: int, words: list[str], activations: _Who, weights
 
 
 def _who(path: Path, kind: str, header: list[str], topology: Topology) -> tuple[_Who, _Who]:
-    """Who takes part in the collectives of activations and in those of weights."""
+    """Ranks that take part in the collectives of activations and in those of weights."""
     inner, outer = (0,), tuple(range(1, len(topology.dims)))
     by_dims = {(): 1, inner: topology.shape[0], outer: math.prod(topology.shape[1:])}
     everyone: _Who = (None, (), topology.size)

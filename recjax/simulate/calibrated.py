@@ -15,7 +15,7 @@ That is what a collective costs at best: its ranks came together, awake, with th
 come from computing, one after the other, and those that waited sleep. So the sweep also measures collectives before
 which ranks compute: how much longer such a one takes follows from how unevenly its ranks come, which is simulated, and
 so does what a further array of the same all-reduce takes. A third kind is also followed by computing: a rank that is
-woken then stands behind the one that woke it until that one waits itself, so it is done later, and comes later to what
+woken then queues after the one that woke it until that one waits itself, so it is done later, and comes later to what
 is next. On host devices all this makes most of the time of a small message (tests/benchmarks/calibration.py has
 figures); what the host does beside the steps is not in it, nor is a collective beside which its own ranks compute.
 """
@@ -42,7 +42,7 @@ _EVEN_NS = 1e3  # a skew that costs nothing; ranks that wait for nothing else st
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What a sweep measured.
+    """Measurements of a sweep.
 
     Attributes:
       source: its file, for messages.
@@ -106,7 +106,7 @@ class Sweep:
         return even_ns * math.exp(_between(ratios, size_bytes, skew_ns)) if ratios else even_ns
 
     def _uneven(self, kind: str, size_bytes: float, skew_ns: float) -> tuple[float, float]:
-        """How much longer both take where ranks come unevenly: those that waited must be woken."""
+        """Extra time of both where ranks come unevenly: those that waited must be woken."""
         more: tuple[list[tuple[float, float, float]], ...] = ([], [])
         for of_bytes, of_skew_ns, *both_ns in self.uneven.get(kind, ()):
             for found, ns, even_ns in zip(more, both_ns, self._even(kind, of_bytes), strict=True):
@@ -130,7 +130,7 @@ class Sweep:
 
 
 def _between(points: Sequence[tuple[float, float, float]], size_bytes: float, skew_ns: float) -> float:
-    """Of (bytes, skew in ns, value) the value at a size and skew, linear in the logarithms of both between points."""
+    """Value at a size and skew from points (bytes, skew ns, value), linear in the logarithms of both between points."""
     by_size: dict[float, dict[float, float]] = {}
     for of_bytes, of_skew_ns, value in points:
         by_size.setdefault(of_bytes, {})[math.log(of_skew_ns)] = value
@@ -160,7 +160,7 @@ def read_sweep(path: Path) -> Sweep:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{path} is not what `recjax replay --sweep --out` writes now ({type(error).__name__}: {error}). Measure "
-            f"anew: {_command('N')}."
+            f"again: {_command('N')}."
         ) from None
 
 

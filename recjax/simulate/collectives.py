@@ -73,7 +73,7 @@ def _ring_all_to_all(shape: Sequence[int]) -> Schedule:
 
 
 def _direct(shape: Sequence[int], share: float | None = None) -> Step:
-    """To every other rank at once: to the next first, then to the one behind it, in every dimension by its own offset.
+    """To every other rank at once: to the next first, then to the one after it, in every dimension by its own offset.
 
     So at any moment all ranks send to different ones.
     """
@@ -261,7 +261,7 @@ class Phase:
 
 
 def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence[int] | None = None) -> list[Phase]:
-    """What a collective over some dimensions of a topology does, phase by phase.
+    """Phases of a collective over some dimensions of a topology.
 
     One algorithm alone runs over all ranks of these dimensions as if they were one ("flat"). `hierarchical` (ring in
     every dimension; direct for all-to-all), `hierarchical:ring,direct` or just `ring,direct` goes dimension by

@@ -96,7 +96,7 @@ def spans(result: Played, actor: int) -> list[tuple[int, int, float, float]]:
 
 
 def chrome_trace(result: Played) -> dict[str, Any]:
-    """What happened, in the trace event format: a process for each rank (16 at most), a thread for each row."""
+    """Events in the trace event format: a process for each rank (16 at most), a thread for each row."""
     events: list[dict[str, Any]] = []
     for actor in range(min(result.finished.shape[1], _RANKS)):
         rows = 0

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def labels(self) -> int:
-        """How many labels its events use."""
+        """Number of labels that its events use."""
         return self.stride * (len(self.program.sends) + 1)
 
 

@@ -1,6 +1,6 @@
 """A training loop over layers, each with a forward, an input-gradient and a weight-gradient part, as in ASTRA-sim 1.
 
-Every part is a computation and perhaps a collective behind it. What waits for what:
+Every part is a computation and perhaps a collective after it. What waits for what:
 
     forward          the next layer waits for this one's collective; and a layer for its own weight-gradient collective
                      (and update) of the iteration before
@@ -8,7 +8,7 @@ Every part is a computation and perhaps a collective behind it. What waits for w
     weight gradient  its collective holds up nothing but the layer's next forward pass
 
 `embedding_of` makes the loop one of a DLRM: layer 0 is the embeddings, whose all-to-all goes out first and which only
-the layer behind the last bottom one waits for; that layer's input gradient sends the embeddings' gradients back, which
+the layer after the last bottom one waits for; that layer's input gradient sends the embeddings' gradients back, which
 only the embeddings' update waits for. Both all-to-alls go before all-reduces, whatever the scheduling.
 """
 
@@ -32,7 +32,7 @@ class Comm:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer: times in ns, on a rank, and the collectives behind them."""
+    """A layer: times in ns, on a rank, and the collectives after them."""
 
     name: str
     forward_ns: float = 0.0
@@ -58,7 +58,7 @@ def training_loop(
       layers: from the input to the output.
       iterations: how many.
       weights_first: whether a layer's weight gradient is computed before its input gradient, so that its collective
-        starts early; else behind it, beside the input gradient's collective.
+        starts early; else after it, beside the input gradient's collective.
       embedding_of: None; or the last bottom layer of a DLRM, whose embeddings are layer 0.
     """
     made: list[Operation] = []

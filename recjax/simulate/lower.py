@@ -66,7 +66,7 @@ class Network:
         self._keep: list[object] = []  # what the keys of _made name by id
 
     def member(self, groups: np.ndarray) -> list[bool]:
-        """Whether each actor belongs to one of the groups."""
+        """Returns whether each actor belongs to one of the groups."""
         inside = np.zeros(self.topology.size, bool)
         inside[groups.ravel()] = True
         return inside.tolist()
@@ -113,7 +113,7 @@ class Network:
         return [tuple(m) for m in messages], receives.tolist()
 
     def ticks(self, links: tuple[int, ...], size_bytes: float) -> tuple[int, ...]:
-        """How long so many bytes keep each of the links busy."""
+        """Time that so many bytes keep each of the links busy."""
         return tuple(round(size_bytes * TICKS_PER_S / self.bandwidth[link]) for link in links)
 
     def link_name(self, link: int) -> str:
@@ -130,7 +130,7 @@ class Network:
         return None if found is None else (found[0], 1)
 
     def ranks_of(self, link: int) -> int:
-        """How many links of the topology this one stands for."""
+        """Number of links of the topology that this one stands for."""
         return 1
 
 
@@ -202,11 +202,11 @@ class Quotient(Network):
         return int(known[0])
 
     def link_name(self, link: int) -> str:
-        """Of one link of the class."""
+        """Name of one link of the class."""
         return self.topology.link_name(self._first[link])
 
     def link_kind(self, link: int) -> tuple[int, str]:
-        """Of one link of the class."""
+        """Kind of one link of the class."""
         return self.topology.link_kind(self._first[link])
 
     def switch(self, link: int) -> tuple[int, int] | None:
@@ -214,7 +214,7 @@ class Quotient(Network):
         return self.topology.switch(self._first[link])
 
     def ranks_of(self, link: int) -> int:
-        """As many as there are ranks."""
+        """Number of ranks."""
         return self.topology.size
 
 

@@ -15,7 +15,7 @@ from recjax.utils.units import size_text, time_text
 
 
 def of_collective(result: Result) -> dict[str, Any]:
-    """What a simulation of one collective found.
+    """Report of a simulation of one collective.
 
     Returns:
       time_ns, the busiest link, bandwidths in bytes/s (see `utils.bus`), and how it was simulated.
@@ -54,7 +54,7 @@ def collective_text(found: dict[str, Any]) -> str:
 
 
 def of_workload(result: Result) -> dict[str, Any]:
-    """What a simulation of a workload on a network found: `of_played`, and how busy the links were."""
+    """Report of a simulation of a workload on a network: `of_played`, and how busy the links were."""
     system = result.system
     return {
         **of_played(result),
@@ -72,7 +72,7 @@ def of_workload(result: Result) -> dict[str, Any]:
 
 
 def of_calibrated(played: Played, sweeps: Sequence[Sweep]) -> dict[str, Any]:
-    """What a simulation with measured times found: `of_played`, and which sweeps it took them from."""
+    """Report of a simulation with measured times: `of_played`, and which sweeps it took them from."""
     return {
         **of_played(played),
         "topology": "measured collectives",
@@ -208,7 +208,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def links(result: Result) -> list[dict[str, Any]]:
-    """How busy the links of each dimension and kind are: those that carried anything, and over the whole time."""
+    """Shares of time in which links of each dimension and kind are busy: those that carried anything."""
     kinds: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
     for link, size in result.bytes_on.items():
         busy = size / result.network.bandwidth[link] * 1e9 / result.time_ns if result.time_ns else 0.0
@@ -265,7 +265,7 @@ def bytes_on_links(result: Result) -> float:
 
 
 def how(result: Result) -> dict[str, Any]:
-    """How it was simulated: whether one rank stood for all, and how many events it took."""
+    """Describes the simulation: whether one rank stood for all, and how many events it took."""
     return {
         "shortcut": result.shortcut or None,
         "no_shortcut": result.refused or None,

@@ -1,4 +1,4 @@
-"""Which collectives a rank's stream stood still for.
+"""Collectives that a rank's stream stood still for.
 
 While a stream stands still, it waits for an operation, which waited for others before. Every moment belongs to those of
 these collectives that are under way then, in equal parts; where none is, to those that wait to begin. What passes then

@@ -1,4 +1,4 @@
-"""How ranks communicate, and what a simulation of it found."""
+"""Systems: how ranks communicate, and the results of simulating it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_ALGORITHMS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gathe
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """How ranks communicate.
+    """Way in which ranks communicate.
 
     Attributes:
       algorithms: collective -> algorithm, as `collectives.phases` reads it; DEFAULT_ALGORITHMS for those left out,
@@ -59,7 +59,7 @@ class System:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Played:
-    """What happened when. Times in ns, from the start.
+    """Events of a simulation. Times in ns, from the start.
 
     Attributes:
       workload: as given.
@@ -81,7 +81,7 @@ class Played:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result(Played):
-    """What happened on a network.
+    """Result of a simulation on a network.
 
     Attributes:
       topology, system: as given.

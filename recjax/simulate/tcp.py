@@ -59,7 +59,7 @@ class Tcp:
 
 
 class _Connection:
-    """What a pair of ranks has under way, and what waits for the window."""
+    """Messages that a pair of ranks has under way, and those that wait for the window."""
 
     __slots__ = ("acks", "flying", "queue", "threshold", "waking", "window")
 
@@ -73,7 +73,7 @@ class _Connection:
 
 
 class _Buffer:
-    """What a switch holds."""
+    """Contents of a switch."""
 
     __slots__ = ("held", "leaving")
 
@@ -137,7 +137,7 @@ class TcpEngine(Engine):
             if part > self._tcp.buffer_bytes:
                 raise ConfigError(
                     f"a switch buffer of {self._tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
-                    "would be lost for ever. Take a larger buffer or smaller segments."
+                    "would be lost forever. Take a larger buffer or smaller segments."
                 )
             known = self._segments[id(message)] = (message, [piece] * count)
         return known[1]

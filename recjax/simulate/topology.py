@@ -44,7 +44,7 @@ class Dimension:
 
     @property
     def links_per_rank(self) -> int:
-        """How many links begin (or, for a downlink, end) at a rank; of a fully connected one, the own one is unused."""
+        """Number of links that begin (or, for a downlink, end) at a rank; if fully connected, its own is unused."""
         return KINDS[self.kind] or self.size
 
 
@@ -61,12 +61,12 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return math.prod(self.shape)
 
     @property
     def links(self) -> int:
-        """How many links there are, unused ones included."""
+        """Number of links, unused ones included."""
         return self.size * sum(dim.links_per_rank for dim in self.dims)
 
     def groups(self, dims: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What every rank does: computations and collectives, and what waits for what.
+"""Workloads: computations and collectives of every rank, and what waits for what.
 
 This form is neutral: a trace, a Chakra execution trace, ASTRA-sim's text or a model's shapes become a list of
 `Operation`, and `from_operations` makes a workload of it.
@@ -61,7 +61,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Operations in an order in which each stands behind all that it depends on. Made by `from_operations`.
+    """Operations in an order in which each comes after all that it depends on. Made by `from_operations`.
 
     Attributes:
       name: for people.
@@ -75,7 +75,7 @@ class Workload:
 
 
 def from_operations(name: str, operations: Iterable[Operation]) -> Workload:
-    """A workload of operations in any order: those that depend on later ones are moved behind these.
+    """A workload of operations in any order: those that depend on later ones are moved after these.
 
     Args:
       name: for people.
