@@ -92,7 +92,7 @@ class Run:
 
     @property
     def arguments(self) -> list[str]:
-        """What stands behind `recjax`."""
+        """Words of the command after `recjax`."""
         return ["train", self.preset, *self.overrides, "--out", str(self.out)]
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What a sweep file says.
+    """Contents of a sweep file.
 
     Attributes:
       file: its path.

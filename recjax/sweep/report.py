@@ -1,4 +1,4 @@
-"""What came of a sweep: the table, and a picture of every measure against everything that varied."""
+"""Results of a sweep: the table, and a picture of every measure against everything that varied."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _PREFIX = "recjax: error: "
 
 
 def result(run: Run) -> dict[str, Any]:
-    """What is known of a run: a line of results.jsonl.
+    """Result of a run: a line of results.jsonl.
 
     Returns:
       `index`, `swept`, `config_hash`, `command`, `out` and `status`; of a run that is "done" also `steps`, `eval_step`,
@@ -70,7 +70,7 @@ def train_all(runs: Sequence[Run], results_file: Path | None = None) -> list[dic
 
     Args:
       runs: of one sweep.
-      results_file: path of results.jsonl, written anew after every run; None writes none.
+      results_file: path of results.jsonl, written again after every run; None writes none.
 
     Returns:
       The `result` of every run. The status of one that failed is "failed", and its `error` says why.
