@@ -53,7 +53,7 @@ _DTYPES = {"pred": "bool", "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step was, beside its times.
+    """Description of a step, beside its times.
 
     Attributes:
       capacities: of its arrays, which its program was compiled for.
@@ -214,7 +214,7 @@ def _alone(trainer: Trainer, count: int) -> Iterator[tuple[TrainState, Step]]:
 
 
 def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines]:
-    """What this process has seen of its own devices, with what the others have."""
+    """Gathers what each process has seen of its own devices."""
     if distributed.processes() == 1:
         return done, times
     counts = [

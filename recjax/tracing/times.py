@@ -1,4 +1,4 @@
-"""What a trace keeps of the times of a step's operations on a device."""
+"""Times of a step's operations on a device, as a trace keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLLECTIVE = re.compile(rf"({'|'.join(KINDS)})")
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """What one device ran in one step: `spans`, by their beginnings."""
+    """Operations of one device in one step: `spans`, by their beginnings."""
 
     spans: tuple[Span, ...] = ()
 

@@ -81,7 +81,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     other.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
     _add_kineto(other)
 
-    again = verb("replay", replay, "run a trace's collectives anew without the model, or plain ones of all sizes",
+    again = verb("replay", replay, "run a trace's collectives again without the model, or plain ones of all sizes",
                  "replay traces/first --repeats 20")  # fmt: skip
     again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
     again.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",

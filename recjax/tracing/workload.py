@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_workload(folder: Path, topology: Topology | None) -> Workload:
-    """What the ranks of a trace did, each event an operation; only the collectives' own times are left out.
+    """Reads a trace as a workload, each event an operation; only the collectives' own times are left out.
 
     An event waits for those that it names. If none of a trace's events names any, as files of others may have it, each
     waits for the one before it. True splits are taken where the trace has them. Where the ranks' times of computing
@@ -65,7 +65,7 @@ def _placed(events: Sequence[Event], linked: bool) -> list[Event]:
 
 
 def _late_ns(events: Sequence[Event]) -> list[float]:
-    """How long after the end of what each event waits for it began; 0 where times are missing, or it waits for nothing.
+    """Time from the end of what each event waits for to its beginning; 0 without times, or if it waits for nothing.
 
     It also waits for the one before it in its stream: the last computation, or the last collective. Ranks may have
     clocks of their own, so when the first event began says nothing.
