@@ -40,7 +40,7 @@ class Event:
     saved: bool = False
 
     def __bool__(self) -> bool:
-        """Whether anything is due."""
+        """Returns whether anything is due."""
         return bool(self.last or self.evaluate or self.checkpoint or self.stop)
 
 
@@ -147,7 +147,7 @@ class SaveCheckpoint:
                 self._checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
 
     def _decide(self, needed_bytes: int) -> bool:
-        """Whether checkpoints are written from a copy in host memory, while training goes on."""
+        """Returns whether checkpoints are written from a copy in host memory, while training goes on."""
         choice, left = self._trainer.config.train.checkpoint_copy, available_bytes()
         if choice != "auto":
             return choice == "always"

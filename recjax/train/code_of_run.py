@@ -20,13 +20,13 @@ from recjax.errors import ConfigError
 from recjax.utils.files import disk_error, write_whole
 
 COPY = "source"  # folder of a run folder
-NO_RESUME = "Put the code back to resume it, or give another --out to start anew."
+NO_RESUME = "Put the code back to resume it, or give another --out to start again."
 TRUST = "--trust-code (from Python: trust_code=True)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a config.json says of code.
+    """Entries of a config.json about code.
 
     Attributes:
       where: "/path/of/preset.py:Name" or "package.module:Name" of the config's class; None: RunConfig itself.
@@ -40,12 +40,12 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """Name of the class."""
         return (self.where or ":RunConfig").rpartition(":")[2]
 
 
 def describe(config: RunConfig, *, with_code: bool = True) -> dict[str, Any]:
-    """What config.json says of the code of a config, beside its settings."""
+    """Describes the code of a config, for config.json."""
     if type(config) is RunConfig:
         return {}
     said: dict[str, Any] = {"class": class_path(type(config))}
@@ -125,7 +125,7 @@ def read_copy(run: Path, kept: Kept) -> Source:
 
 
 def same(kept: Kept, config: RunConfig) -> bool:
-    """Whether a config is known to have the code of a run."""
+    """Returns whether a config is known to have the code of a run."""
     source = own_code.source_of(type(config))
     hash = None if source is None else source.hash
     return (kept.where is None) == (type(config) is RunConfig) and kept.hash == hash
@@ -154,7 +154,7 @@ def refuse_other(run: Path, kept: Kept, config: RunConfig) -> None:
 
 
 def _told(run: Path, kept: Kept, now: Source) -> str:
-    """Which files differ, in words."""
+    """Names the files that differ."""
     try:
         then = read_copy(run, kept)
     except ConfigError as error:
@@ -206,7 +206,7 @@ def find(run: Path, kept: Kept, *, trust: bool, report: Callable[[str], None]) -
 
 
 def _offering(run: Path, kept: Kept, error: ConfigError) -> ConfigError:
-    """What to do when the original cannot be run."""
+    """Says what to do when the original cannot be run."""
     paragraph, _, shown = str(error).partition("\n")
     if kept.hash is None:
         return ConfigError(paragraph)
@@ -286,6 +286,6 @@ def _brought() -> ConfigError:
 
 
 def _is_inside(path: Path, run: Path) -> bool:
-    """Whether a path lies in the run folder, by its name or by where its links lead."""
+    """Returns whether a path lies in the run folder, by its name or by where its links lead."""
     folder, real = run.resolve(), path.resolve()
     return folder in (real, *real.parents) or folder in (parent.resolve() for parent in path.parents)

@@ -1,4 +1,4 @@
-"""How the dense parameters are held, and how their gradients are summed over the devices: `train.dense`.
+"""Ways to hold the dense parameters and to sum their gradients over the devices: `train.dense`.
 
 `Replicated` holds everything on every device and sums gradients by all-reduce. `Sharded` is ZeRO's third stage
 (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3), also called fully sharded data parallel: a device holds 1/N
@@ -203,7 +203,7 @@ def make_dense(
     dtype: Any,
     devices: int,
 ) -> Dense:
-    """What `train.dense` and `train.bucket_mib` ask for.
+    """Makes the way that `train.dense` and `train.bucket_mib` ask for.
 
     Raises:
       ConfigError: as `Sharded.of`.
@@ -248,7 +248,7 @@ def order_made(gradients: Callable[[Any], Any], like: Any) -> list[int]:
 
 
 def _one_after_another(xs: Sequence[jax.Array], collective: Callable[[jax.Array], jax.Array]) -> list[jax.Array]:
-    """`collective` of each [..., S]. A number of each result travels behind the next one's, at [..., S]: the link.
+    """`collective` of each [..., S]. A number of each result travels after the next one's, at [..., S]: the link.
 
     A barrier in its place (`optimization_barrier`) would be dropped by XLA before it combines reduce-scatters.
     """
@@ -272,7 +272,7 @@ def _unflat(x: Any, shape: Any) -> Any:
 
 
 def _elementwise(jaxpr: Any) -> bool:
-    """Whether no equation makes something smaller out of an array, as everything does that combines its values."""
+    """Returns whether the jaxpr is elementwise: no equation makes an array smaller, as reductions do."""
     return all(
         result.aval.size >= operand.aval.size
         for equation in jaxpr.eqns

@@ -1,4 +1,4 @@
-"""How good a state is on a split: streamed, so that a split may be larger than memory.
+"""Measures of a state on a split: streamed, so that a split may be larger than memory.
 
 Up to `exact_rows` samples all measures are exact. Beyond, the AUC comes from a histogram of the logits and carries the
 two values between which the true one lies; the other measures are sums, and stay exact.
@@ -37,7 +37,7 @@ _MOST_PARTS = 256  # each is an open file
 
 @dataclasses.dataclass(frozen=True)
 class Details:
-    """What to find out of a split beyond its plain measures."""
+    """Details to measure of a split, beyond its plain measures."""
 
     by: tuple[str, ...] = ()  # categorical features; measures of the samples that hold each of their values
     top: int = 20  # most frequent values of a feature that stand alone; the others share one slice
@@ -53,7 +53,7 @@ class Details:
 
 
 class _Part(Protocol):
-    """What is measured besides the whole."""
+    """Part that is measured besides the whole."""
 
     def add(self, batch: Batch, logits_B: np.ndarray) -> None: ...
 
@@ -205,7 +205,7 @@ def _rows(trainer: Trainer, split: str) -> int:
 
 
 def to_text(result: Mapping[str, Any]) -> str:
-    """What `main.evaluate` returns, for people: measures line by line, one column a split, then the details."""
+    """Formats what `main.evaluate` returns: measures line by line, one column a split, then the details."""
     splits = result.get("splits") or {result["split"]: result}
     plain: Sequence[str] = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
     if any("tasks" in part for part in splits.values()):

@@ -84,10 +84,10 @@ def after(count: jax.Array, scale: jax.Array, loss: jax.Array) -> jax.Array:
 
 
 def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any) -> jax.Array:
-    """What of an update is not finite: int32 [2].
+    """Counts of non-finite values in an update: int32 [2].
 
     Finite gradients may have squares that are not, and sums of squares overflow later still: a slot that is infinite
-    once would keep its weights where they are for ever.
+    once would keep its weights where they are forever.
 
     Args:
       grads: gradients.
@@ -127,7 +127,7 @@ def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any
 
 
 def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result: Mapping[str, Any]) -> str:
-    """What to say of a step that was not applied.
+    """Message about a step that was not applied.
 
     Args:
       config: of the training.
@@ -155,6 +155,6 @@ def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result
     return (
         f"step {step} is not finite: {' and '.join(found)}. It covers {place}. The step was not applied and no "
         "checkpoint was written after it, so the run can be resumed. A learning rate that is too high is the usual "
-        "cause: lower train.optimizer.learning_rate or embedding.optimizer.learning_rate and start anew in another "
+        "cause: lower train.optimizer.learning_rate or embedding.optimizer.learning_rate and start again in another "
         "--out."
     )

@@ -75,7 +75,7 @@ class HotPeriods:
         return state
 
     def after(self, state: TrainState, step: int, stream: InputStream) -> TrainState:
-        """As `enter`, if a period ends here or the state is at home; else `state`."""
+        """Like `enter`, if a period ends here or the state is at home; else `state`."""
         if self._every and (step % self._every == 0 or self._held is not self.trainer):
             return self.enter(state, step, stream)
         return state

@@ -28,7 +28,7 @@ from recjax.train.finite import spoilt
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """What each of N devices has not sent yet.
+    """Gradients that each of N devices has not sent yet.
 
     Attributes:
       grads: tree like the whole dense parameters: sums of its samples' gradients, [N, ...] each.
@@ -77,7 +77,7 @@ def like(params: Any, mesh: Mesh) -> Late:
 
 
 def kept(grads: Any, weight: jax.Array) -> Late:
-    """What a device keeps of this step, [1, ...] each; inside `jax.shard_map`."""
+    """Gradients that a device keeps of this step, [1, ...] each; inside `jax.shard_map`."""
     return jax.tree.map(lambda x: x[None], Late(grads, weight))
 
 

@@ -261,7 +261,7 @@ def _explained(cls: type) -> Iterator[None]:
 
 
 def _are_probabilities(call: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a traced function ends in a sigmoid or softmax: then its values are no logits, whatever they are.
+    """Returns whether a traced function ends in a sigmoid or softmax: then its values are no logits, whatever they are.
 
     The values themselves would not tell: until it has learnt, a model may well give logits from 0 to 1 alone, and for a
     positive share between 0.5 and 0.73 also later.

@@ -1,4 +1,4 @@
-"""Where the relative paths of a run's config led, so that the run is good from every working folder.
+"""Targets of the relative paths in a run's config, so that the run is good from every working folder.
 
     RUN/paths.json    {"prepared": "/home/me/study/prepared"}: a path as config.json has it, and where that was
 
@@ -116,7 +116,7 @@ def _found(
 
 
 def kept(run: Path) -> dict[str, str]:
-    """What `keep` wrote down in a run folder; nothing if it did not.
+    """Returns what `keep` wrote down in a run folder; nothing if it did not.
 
     Raises:
       ConfigError: it is damaged.
@@ -125,7 +125,7 @@ def kept(run: Path) -> dict[str, str]:
     if not os.path.lexists(file):
         return {}
     try:
-        if not file.is_file():  # a pipe, say, over which it would wait for ever
+        if not file.is_file():  # a pipe, say, over which it would wait forever
             raise ValueError("it is no regular file")
         known = strict_json.parse(file.read_bytes())
         if not isinstance(known, dict) or not all(isinstance(there, str) for there in known.values()):

@@ -1,4 +1,4 @@
-"""Whether all processes of a run are alike in what must be alike, before any of them computes.
+"""Checks that all processes of a run agree on what must be alike, before any of them computes.
 
 Each posts what it has; each compares with process 0. A difference that nobody noticed would show up as a hang, or as
 wrong numbers.
@@ -33,7 +33,7 @@ _TOKEN = ".seen-by-all.unfinished-0"  # in a run folder, which takes it for a re
 
 
 def facts(trainer: Trainer) -> dict[str, str]:
-    """What all processes must have alike, by name."""
+    """Facts that all processes must have alike, by name."""
     source = source_of(type(trainer.config))
     devices = jax.local_devices(backend=trainer.mesh.devices.flat[0].platform)
     return {
@@ -132,7 +132,7 @@ def _require_shared(out: Path) -> None:
 
 
 def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
-    """What `recjax preflight` does: builds all that a run needs, compares the processes, and times two collectives.
+    """Runs `recjax preflight`: builds all that a run needs, compares the processes, and times two collectives.
 
     Args:
       config: the run's config.
@@ -155,7 +155,7 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
 
 
 def to_text(result: Mapping[str, Any]) -> str:
-    """What `preflight` returns, for people."""
+    """Formats what `preflight` returns."""
     lines = [f"{name}: {value}" for name, value in result.items() if name != "collectives"]
     for kind, measured in result["collectives"].items():
         lines += [

@@ -125,12 +125,12 @@ def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainPro
     if meta["data"] != now["data"]:
         raise DataError(
             f"{place} was trained on data with fingerprint {meta['data'][:12]}, but the data now have "
-            f"{now['data'][:12]}. Point data.path at the data it was trained on, or start anew in another --out."
+            f"{now['data'][:12]}. Point data.path at the data it was trained on, or start again in another --out."
         )
     if meta["config_hash"] != now["config_hash"]:
         raise ConfigError(
             f"{place} was written by a run of config {meta['config_hash']}, but this is {now['config_hash']}. "
-            "Use the config.json beside it, or start anew in another --out."
+            "Use the config.json beside it, or start again in another --out."
         )
     if meta["row_order"] != row_order.NAME:
         raise TrainingError(

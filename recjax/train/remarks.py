@@ -1,4 +1,4 @@
-"""What a person should know before a training starts: where the data make it go otherwise than its config reads."""
+"""Remarks before a training starts: where the data make it go otherwise than its config reads."""
 
 from __future__ import annotations
 

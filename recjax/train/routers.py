@@ -1,4 +1,4 @@
-"""Who routes a batch: the host, or the devices. Either way the step gets the same arrays.
+"""Routers of batches: the host, or the devices. Either way the step gets the same arrays.
 
 Worker threads `route` a batch; `start` takes it to the devices as far as its sizes are not needed for; then its
 required capacities are known, for which the caller chooses sizes; and `complete` gives what the step takes.

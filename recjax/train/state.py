@@ -133,7 +133,7 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
 
 
 def one_version(saved: dict[str, Any]) -> dict[str, Any]:
-    """What `export` gave, with "tables": of independent replica groups the means, to be read a part at a time."""
+    """Returns what `export` gave; of independent replica groups "tables" are the means, to be read a part at a time."""
     if WRITTEN in saved:  # of tables that were larger than the devices' memory
         rest = {key: value for key, value in saved.items() if key not in (WRITTEN, "tables")}
         return {"tables": {**saved.get("tables", {}), **whole_tables(saved[WRITTEN])}, **rest}

@@ -18,7 +18,7 @@ from recjax.settings.values import either
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
     """One lookup for each categorical feature of the data, in their order, and one table unless it shares another's.
 
-    A model with first-order weights has behind these a table and lookup `f.linear` of D=1 for each feature f,
+    A model with first-order weights has after these a table and lookup `f.linear` of D=1 for each feature f,
     which start at 0 and look up the same ids; its config says what updates them (None: what updates the others).
     Features that share a table share these too. They are always pooled: by sum where the feature itself is not.
 

@@ -44,7 +44,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """That of the label."""
+        """Name of the label."""
         return self.label.name
 
     @property

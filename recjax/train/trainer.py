@@ -178,7 +178,7 @@ class Trainer:
 
     @property
     def averages(self) -> bool:
-        """Whether independent replica groups take the mean of their tables, every `train.average_every` steps."""
+        """Returns whether independent replica groups average their tables, every `train.average_every` steps."""
         return self.bound.independent and self.config.train.replica_sync == "average"
 
     @functools.cached_property
@@ -350,12 +350,12 @@ class Trainer:
 
     @functools.cached_property
     def reading(self) -> routers.Router:
-        """Who routes for predictions: as `router`, but rows on the host have no cache."""
+        """Router for predictions: as `router`, but rows on the host have no cache."""
         return self.router if self.tier is None else self._router_of(read_through(self.bound))
 
     @functools.cached_property
     def router(self) -> routers.Router:
-        """Who routes, as `train.routing` says."""
+        """Router, as `train.routing` says."""
         return self._router_of(self.bound)
 
     def _router_of(self, bound: BoundPlan) -> routers.Router:

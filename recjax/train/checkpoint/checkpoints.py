@@ -188,7 +188,7 @@ class Checkpoints:
             raise TrainingError(
                 f"none of the {len(damages)} checkpoints in {self._directory} is intact: "
                 + "; ".join(f"in {folder.name}, {what}" for folder, what in damages.items())
-                + ". Restore the folder from a backup, or start anew with another --out."
+                + ". Restore the folder from a backup, or start again with another --out."
             )
         return None
 

@@ -100,7 +100,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     if content["format"] not in (_WHOLE, _IN_PARTS):
         raise TrainingError(
             f"checkpoint {folder} has format {content['format']}, but this version of recjax reads {_WHOLE} and "
-            f"{_IN_PARTS}. Use the version that wrote it, or start anew with another --out."
+            f"{_IN_PARTS}. Use the version that wrote it, or start again with another --out."
         )
     expected: Files = content.pop("files")
     found = set(files) - {_MANIFEST, _CHECKSUM}
@@ -145,7 +145,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _size(path: Path) -> int:
-    """Returns the bytes of a regular file; a pipe may wait for ever, a link lead off (`CorruptCheckpointError`)."""
+    """Returns the bytes of a regular file; a pipe may wait forever, a link lead off (`CorruptCheckpointError`)."""
     with _reading(path):
         found = path.lstat()
     if not stat.S_ISREG(found.st_mode):

@@ -104,7 +104,7 @@ class Exact:
         return _ratio(float(np.sum(weights * labels)), float(np.sum(weights)))
 
     def histogram(self) -> Histogram:
-        """Of all samples."""
+        """Histogram of all samples."""
         histogram = Histogram()
         for part in self._parts:
             histogram.add(*part)
@@ -140,7 +140,7 @@ class Binned:
             part.join(gather)
 
     def result(self) -> dict[str, float]:
-        """What `metrics.evaluate` gives, and `auc_low` and `auc_high`, between which the true AUC lies.
+        """Measures that `metrics.evaluate` gives, and `auc_low` and `auc_high`, between which the true AUC lies.
 
         `auc` is the middle of the two: the AUC if all samples in a bin had one logit.
         """
@@ -164,7 +164,7 @@ class Binned:
         return _ratio(positives, positives + float(self._histogram.negatives.sum()))
 
     def histogram(self) -> Histogram:
-        """Of all samples."""
+        """Histogram of all samples."""
         return self._histogram
 
 

@@ -60,7 +60,7 @@ def expected_error(points: Sequence[Point]) -> float:
 
 
 def predictions(histogram: Histogram) -> list[int]:
-    """How many samples have which predicted probability: counts of PREDICTION_BINS bins of equal width from 0 to 1.
+    """Histogram of predicted probabilities: counts of PREDICTION_BINS bins of equal width from 0 to 1.
 
     Args:
       histogram: of the logits. Its bins are dealt out whole.

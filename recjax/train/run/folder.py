@@ -140,7 +140,7 @@ class RunFolder:
         if differing:
             raise ConfigError(
                 f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
-                "resume it, or another --out to start anew."
+                "resume it, or another --out to start again."
             )
         code_of_run.refuse_other(self.path, kept, self._config)
         self._unknown_code = kept.hash is None and source_of(type(self._config)) is not None
@@ -239,7 +239,7 @@ def read_config(
 
 
 def holds_code_of(path: Path, config: RunConfig) -> bool:
-    """Whether a run folder is known to have been made with the code that a config has."""
+    """Returns whether a run folder is known to have been made with the code that a config has."""
     return code_of_run.same(_read(path)[0], config)
 
 
@@ -256,9 +256,9 @@ def _no_run(path: Path) -> ConfigError:
 
 
 def _read(path: Path) -> tuple[Kept, str]:
-    """What the config.json of a run folder says of code, and its text without that."""
+    """Reads what the config.json of a run folder says of code, and its text without that."""
     file = path / "config.json"
-    if os.path.exists(file) and not file.is_file():  # a pipe, say, over which it would wait for ever
+    if os.path.exists(file) and not file.is_file():  # a pipe, say, over which it would wait forever
         raise RecjaxError(f"{file} cannot be read: it is no regular file. Restore it from a copy.")
     try:
         text = file.read_text(encoding="utf-8")

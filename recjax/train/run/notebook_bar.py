@@ -24,7 +24,7 @@ class NotebookBar:
         self._bar: Any = tqdm(total=total, initial=step, file=stream, bar_format="{percentage:3.0f}%|{bar}| {desc}")
 
     def update(self, step: int, text: str) -> None:
-        """Draws it anew at `step`, with the text of the progress line."""
+        """Draws it again at `step`, with the text of the progress line."""
         self._bar.set_description_str(text, refresh=False)
         self._bar.n = step
         self._bar.refresh()

@@ -1,4 +1,4 @@
-"""What a finished run says of itself: summary.json, and the table that ends it."""
+"""Summary of a finished run: summary.json, and the table that ends it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _chosen_by(trainer: Trainer) -> str:
 
 
 def figures(path: Path) -> dict[str, Any]:
-    """How fast the training was, from an earlier summary.json; nothing if there is none that can be read."""
+    """Speed of the training, from an earlier summary.json; nothing if there is none that can be read."""
     try:
         earlier = strict_json.parse(path.read_bytes())
         return {

@@ -35,7 +35,7 @@ class EventFile:
         try:
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
-            # Not the package's SummaryWriter: its queue blocks for ever once the disk is full.
+            # Not the package's SummaryWriter: its queue blocks forever once the disk is full.
             self._writer: Any = package.event_file_writer.EventsWriter(str(folder / "events"))
         except OSError as error:
             raise disk_error(folder / "events.out.tfevents", error, 0) from error

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: metrics.jsonl, the progress line, and the table at the end."""
+"""Reports of a run while it goes: metrics.jsonl, the progress line, and the table at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recjax.utils.text import aligned
 _FEWEST = 3  # steps over which throughput is measured at least; of fewer it is not known
 _WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
 _POINT_EVERY_S = 0.1  # at most one point of that window in this time
-_TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn anew at most this often
+_TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn again at most this often
 _LOG_EVERY_S = 5.0  # a file or a pipe gets a line this often
 
 
@@ -33,7 +33,7 @@ class MetricsFile:
 
     A step appears once even after a resume: lines beyond the checkpoint that the run resumed from are
     dropped when the file is opened, and so are a last line that a killed run left half-written and lines
-    of the test split, which the end of the run writes anew.
+    of the test split, which the end of the run writes again.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -
                 break  # the killed run was writing it
             raise TrainingError(
                 f"{path}, line {number}: {line[:80]!r} is no metrics line (a JSON object with an integer step). The "
-                "file was edited or damaged: delete that line, or move the file away to start its record anew."
+                "file was edited or damaged: delete that line, or move the file away to start its record again."
             ) from None
         split = parsed.get("split")
         if line_step <= step and split != "test" and not (line_step == step and split in without):
