@@ -85,14 +85,14 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """How often a loop's body runs; None if the compiler does not know."""
+        """Number of times that a loop's body runs; None if the compiler does not know."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
         return int(found.group(1)) if found else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in the order of the text, where each stands behind its operands."""
+    """Instructions by name, in the order of the text, where each comes after its operands."""
 
     name: str
     instructions: dict[str, Instruction]

@@ -1,4 +1,4 @@
-"""How much memory is left on the host."""
+"""Memory that is left on the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What this process could still take without swapping, None where the system does not say (it is not Linux).
+    """Bytes that this process could still take without swapping, None where the system does not say (it is not Linux).
 
     In a container with a limit of its own (cgroup version 2), what is left of that if it is less. Files that the system
     keeps in memory only for speed count as available.

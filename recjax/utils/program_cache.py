@@ -1,7 +1,7 @@
 """Compiled programs on disk, as JAX's persistent compilation cache keeps them, with two differences.
 
 - An entry appears whole or not at all. JAX writes into the file that others read, so a process that is killed leaves
-  half an entry, for ever.
+  half an entry, forever.
 - What nobody used for some time goes: `prune`.
 """
 

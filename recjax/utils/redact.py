@@ -21,5 +21,5 @@ def masked(text: str) -> str:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether `text` has a URL with user information, or with a parameter whose name speaks of a credential."""
+    """Returns whether `text` has a URL with user information, or a parameter whose name speaks of a credential."""
     return "://" in text and masked(text) != text
