@@ -3,7 +3,7 @@
     recjax data prepare avazu --from FOLDER --out prepared/avazu
     recjax train avazu data.path=prepared/avazu
 
-FOLDER holds `train` or `train.csv` of Kaggle's avazu-ctr-prediction, plain or with .gz behind its name (get it there;
+FOLDER holds `train` or `train.csv` of Kaggle's avazu-ctr-prediction, plain or with .gz after its name (get it there;
 its terms do not let recjax ship a row). The last day but one validates.
 
 Not measured on the full data here: no copy is at hand. The settings are those of the other click logs, and were only

@@ -4,7 +4,7 @@
     recjax train taobao data.path=prepared/taobao
 
 FOLDER holds raw_sample.csv, ad_feature.csv and user_profile.csv of Alibaba's data set 56 at tianchi.aliyun.com, plain
-or with .gz behind their names (get them there; their terms do not let recjax ship a row). The last day but one
+or with .gz after their names (get them there; their terms do not let recjax ship a row). The last day but one
 validates.
 
 Not measured on the full data here: no copy is at hand. The settings are those of the other click logs, and were only

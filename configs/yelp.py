@@ -4,7 +4,7 @@
     recjax train yelp data.path=prepared/yelp
 
 FOLDER holds yelp_academic_dataset_business.json, yelp_academic_dataset_user.json and yelp_academic_dataset_review.json,
-plain or with .gz behind their names (business.yelp.com/data/resources/open-dataset; its terms do not let recjax ship a
+plain or with .gz after their names (business.yelp.com/data/resources/open-dataset; its terms do not let recjax ship a
 row). Every feature was known before the review: stars and counts of a business or user, as the files give them, are
 computed over all reviews, the one to predict included, and are not used. `order=business` groups the rows by business.
 

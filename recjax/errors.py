@@ -77,6 +77,6 @@ class TrainingError(RecjaxError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device or this machine had no memory left; JAX says so with a RuntimeError of no class of its own."""
+    """Returns whether memory ran out, of a device or this machine; JAX raises a plain RuntimeError then."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text

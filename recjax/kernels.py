@@ -26,7 +26,7 @@ _INTERFACE = 5  # of recjax_kernels: both numbers rise together when what is cal
 
 @functools.cache
 def installed() -> bool:
-    """Whether recjax-kernels is installed. Looked for once; then its handlers are known to JAX.
+    """Returns whether recjax-kernels is installed. Looked for once; then its handlers are known to JAX.
 
     Raises:
       ConfigError: it was built from another version of recjax.
@@ -39,7 +39,7 @@ def installed() -> bool:
         return False
     if getattr(recjax_kernels, "INTERFACE", 1) != _INTERFACE:
         raise ConfigError(
-            "the installed recjax-kernels was built from another version of recjax. Build it anew (`pip install "
+            "the installed recjax-kernels was built from another version of recjax. Build it again (`pip install "
             "./kernels` in recjax's folder), or do without it (`pip uninstall recjax-kernels`)."
         )
     return True
@@ -52,7 +52,7 @@ def available(dtype: DTypeLike) -> bool:
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """As `recjax.embedding.routing.sorting.distinct`; None if the kernels are not to be had. Starts no back end."""
+    """Like `recjax.embedding.routing.sorting.distinct`; None if the kernels are not to be had. Starts no back end."""
     if _off or not installed():
         return None
     import recjax_kernels
@@ -119,7 +119,7 @@ def table_bags(
 
     Args:
       table_RxD: float32.
-      slots_C: int32, the row of the table behind each fetched row; beyond R where there is none.
+      slots_C: int32, the row of the table for each fetched row; beyond R where there is none.
       rows_CxD: the fetched rows. Their gradient is asked for, not their values, so that nothing has to make them.
       inverse_NxH: as for `bags`, indices of fetched rows.
       weights_NxH: as for `bags`, float32.
@@ -239,7 +239,7 @@ _interaction.defvjp(_interaction_forward, _interaction_backward)
 
 
 def _weights(weights_NxH: jax.Array | None) -> jax.Array:
-    """What handlers take for the weights: [0, 0] means that all are 1."""
+    """Weights as handlers take them: [0, 0] means that all are 1."""
     return jnp.zeros((0, 0), jnp.float32) if weights_NxH is None else weights_NxH
 
 

@@ -141,7 +141,7 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
     if progress.step > trainer.total_steps:
         raise ConfigError(
             f"{run} has already trained {progress.step} steps, more than the {trainer.total_steps} asked for. Choose "
-            "another --out to start anew, or ask for more steps (train.steps or train.epochs)."
+            "another --out to start again, or ask for more steps (train.steps or train.epochs)."
         )
     undone = progress.extend() if progress.step < trainer.total_steps else []
     if progress.unevaluated:

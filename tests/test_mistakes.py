@@ -164,7 +164,7 @@ def test_a_run_of_another_config(preset, tmp_path):
     results = [tmp_path / "metrics.jsonl", tmp_path / "summary.json"]
     before = contents(tmp_path) | {file.name: file.read_bytes() for file in results}
     done = inside(*command, "seed=2", "train.batch_size=32", "model.top=8-1", "train.optimizer=sgd")
-    last = assert_refused(done, 2, "holds a run of another config", "another --out to start anew")
+    last = assert_refused(done, 2, "holds a run of another config", "another --out to start again")
     for words in (
         "seed: 0 there, 2 here",
         "train.batch_size: 64 there, 32 here",

@@ -271,6 +271,6 @@ def test_other_mistakes_are_refused(trace, sweep, tmp_path):
     earlier = json.loads(write_sweep(sweep).read_text())
     earlier["collectives"]["all_to_all"]["uneven"] = [{"arrays": 1, "bytes": 8, "skew_us": 4, "last_us": 9}]
     sweep.write_text(json.dumps(earlier))
-    assert_refused(inside(*how, sweep), 3, "writes now", "Measure anew: recjax replay --sweep --devices N")
+    assert_refused(inside(*how, sweep), 3, "writes now", "Measure again: recjax replay --sweep --devices N")
     write_sweep(sweep, {"all_reduce": [(100, 0)]})
     assert_refused(inside(*how, sweep), 3, "all_reduce of 100.0 bytes in 0.0 us")
