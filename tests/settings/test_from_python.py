@@ -88,7 +88,7 @@ class DataFrame:
         (lambda: recjax.load("synthetic", data=DataFrame()),
          [r"data is a DataFrame of shape \(1000, 1\), which no setting can be", r"recjax\.prepare\(table, label",
           "data=table data.path=FOLDER"]),
-        (lambda: recjax.load(DataFrame()), [r"needs the name of a preset, not a DataFrame .*Your own data"]),
+        (lambda: recjax.load(DataFrame()), [r"needs the name of a preset, not a DataFrame .*docs/guides/own_data\.md"]),
         (lambda: recjax.load("synthetic", {5: 2}), ["5 is no key of a setting"]),
         (lambda: recjax.load("synthetic", {"train.epochs": object()}), ["train.epochs is a object, which no setting"]),
         (lambda: recjax.load("synthetic", epochs=2), ["unknown key 'epochs'. Did you mean .*train.epochs"]),
