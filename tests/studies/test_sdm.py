@@ -11,11 +11,11 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.errors import ConfigError
-from recjax.serving.records import CachedRows
 from recjax.studies.sdm import measure, power
 from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.study import Options
 from recjax.studies.sdm.workload import Size, Workload
+from recjax.tiers.records import CachedRows
 
 
 class Numbers:

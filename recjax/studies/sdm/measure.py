@@ -10,10 +10,10 @@ import numpy as np
 
 from recjax.serving.loader import Model
 from recjax.serving.on_disk import PooledBags
-from recjax.serving.records import CachedRows, RecordFile, record_bytes
 from recjax.serving.requests import Scorable
 from recjax.serving.scoring import Scorer
 from recjax.studies.sdm.workload import Workload
+from recjax.tiers.records import CachedRows, RecordFile, record_bytes
 
 Serve = Callable[[Scorable], object]
 _QUEUE = 1024  # records asked for at once, to keep all threads at the disk

@@ -21,12 +21,12 @@ import numpy as np
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.loader import Model
-from recjax.serving.records import UNITS
 from recjax.serving.requests import Scorable
 from recjax.serving.scoring import Scorer
 from recjax.studies.sdm import measure, power
 from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.workload import Size, Workload, export_both
+from recjax.tiers.records import UNITS
 
 LOADED = 0.7  # of the lower of both bounds: the rate at which latencies are told
 
