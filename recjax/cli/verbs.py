@@ -88,6 +88,10 @@ def serve(options: argparse.Namespace) -> None:
     from recjax.serving.service import ServiceConfig
 
     server.require()
+    if options.pooled_mib and not (options.folder / "manifest.json").exists():
+        raise ConfigError(
+            "--pooled-mib: a run folder is served with its tables in memory. Export it with --disk, and serve that."
+        )
     config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, **_caches(options))
     listener = server.listening(options.host, options.port)
 
@@ -105,6 +109,9 @@ def serve(options: argparse.Namespace) -> None:
 
 def _caches(options: argparse.Namespace) -> dict[str, int]:
     """Settings of a service for tables on disk."""
+    for name, least in (("cache_mib", 2**-20), ("pooled_mib", 0)):
+        if not least <= getattr(options, name) < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name):g}; give a number of MiB.")
     return {"cache_bytes": int(options.cache_mib * 2**20), "pooled_bytes": int(options.pooled_mib * 2**20)}
 
 

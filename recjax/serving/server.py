@@ -5,8 +5,9 @@
     GET  /health    200, or 503 while the server is about to end
     GET  /metrics   for Prometheus
 
-An error is {"error": one paragraph}: status 400 of a request at fault, 408 of one that came too slowly, 413 of one that
-is too large, 503 (with Retry-After) where as many are under way as may be, 500 where the model fails.
+An error is {"error": one paragraph}: status 400 of a request at fault, 404 and 405 of another path or method, 408 of a
+request that came too slowly, 413 of one that is too large, 503 (with Retry-After) where as many are under way as may
+be, 500 where the model fails.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads those of handlers, whose types are imported in a function.
@@ -32,6 +33,7 @@ from recjax.serving.service import OverloadedError, Service, ServiceConfig
 _STOP_S = 30  # time for what is under way, once the server is asked to end
 _IDLE_S = 75  # that a connection may be idle: longer than proxies keep theirs, which would meet a closed one
 _LAST_S = 0.25  # time for requests to come on connections that were there then
+_ROUTES = "POST /score, GET /, GET /health and GET /metrics"
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "flatbuffers")
 
 
@@ -48,6 +50,7 @@ def make_app(service: Service) -> Any:
     """The ASGI application of a service, a `fastapi.FastAPI`; the service runs as long as the application."""
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, Response
+    from starlette.exceptions import HTTPException
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -67,6 +70,11 @@ def make_app(service: Service) -> Any:
         if isinstance(content, bytes):
             return Response(content, status, headers, media_type="application/json")
         return JSONResponse({"error": content}, status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        text = f"{request.method} {request.url.path}: {error.detail}. There are {_ROUTES}."
+        return JSONResponse({"error": text}, error.status_code, error.headers)
 
     @app.post("/score")
     async def score(request: Request) -> Response:

@@ -129,7 +129,8 @@ def test_mistakes_are_answered(exported):
         "candidates[0]: the key 'city' is missing" in answers[4][2]["error"] and "broke off" in answers[6][2]["error"]
     )
     assert large[0] == 413 and "60,000 bytes, and 20,000 are the most" in large[2]["error"]
-    assert slow == 408 and health[::2] == (200, {"status": "ok"}) and nothing[0] == 404
+    assert slow == 408 and health[::2] == (200, {"status": "ok"})
+    assert nothing[0] == 404 and "GET /nothing: Not Found. There are POST /score, GET /" in nothing[2]["error"]
     assert about[2]["columns"] == ["user", "city", "tags", "age", "price"] and about[2]["user"] == ["user", "tags"]
     assert about[2]["scores"] == ["logit", "probability"] and about[2]["model"]["step"] == 3
 
