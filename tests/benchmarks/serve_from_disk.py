@@ -138,7 +138,7 @@ def main():
             found = json.loads(process.stdout.splitlines()[-1])
             same &= found.get("same_bits", True)
             print(json.dumps(found), flush=True)
-            for left in (place / name for place in GROUPS for name in os.listdir(place) if name.startswith("recjax_")):
+            for left in (group for place in GROUPS for group in place.glob("recjax_*")):
                 with contextlib.suppress(OSError):
                     left.rmdir()
     print(f"others took {others.share():.0%} of this machine's cores meanwhile")

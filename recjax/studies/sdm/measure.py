@@ -132,7 +132,7 @@ def fill(
         store = CachedRows(RecordFile(folder / model.manifest["tables"][name]["file"], unit), cache_bytes)
         presence = workload.presence(number)
         most = np.argsort(-presence)[: min(store.room, int((presence > 0).sum()))]
-        for start in range(0, len(most), 8192):
+        for start in reversed(range(0, len(most), 8192)):  # the most frequent last: full sets let the first go
             store.rows(np.sort(most[start : start + 8192]))
         for user in users.tolist():
             store.rows(np.unique(workload.ids[user, number]))
