@@ -119,6 +119,7 @@ def test_values_are_read_off_the_measures_of_all_seeds() -> None:
     assert curves.last("2", "distance").values == (5.5, 4.5) and curves.first("1", "accuracy").mean == 0.5
     assert curves.last("2", "distance").text(1) == "5.0 (4.5 to 5.5)"
     assert curves.growth("2", "distance").values == (0.125, -0.125)  # of the first third's 4
+    assert curves.drift("2", "distance").values == (0.5 / 5.5, -0.5 / 4.5)
     share = curves.share_of_iterations("2", "accuracy", "1", "accuracy")
     assert share is not None and share.values == (10 / 20, 20 / 20)  # one's best is at 20
     assert curves.share_of_iterations("1", "accuracy", "2", "accuracy") is None
@@ -198,6 +199,7 @@ def test_the_report_compares_figure_by_figure() -> None:
     start = row("figure 4", "norm of E0 - E1 at the start, different seeds")
     assert (start.ours, start.same) == ("8.00 (8.00 to 8.00)", True)
     assert row("figure 4", "at the end, same seed, data partitioned").same
+    assert row("figure 4", "at the end, different seeds").ours.endswith("last third 0.010 (0.010 to 0.010) of the norm")
     assert "5.05" in row("figure 4", "the same after orthogonal (Procrustes) alignment, same").ours
     assert row("figure 5", "accuracy in training").ours == "0.7000 (0.7000 to 0.7000)"
     assert row(

@@ -15,14 +15,17 @@ ONE, EXACT, OWN = "1 group, samples random", "2 groups, exact, samples random", 
 PARTED = "2 groups, own tables, samples fixed"
 SEEDED = "2 groups, own tables, seeds of their own, samples whole"
 ALIKE = "2 groups, own tables, samples whole"
-PLATEAU = 0.25  # of the largest change: less is called a plateau
+PLATEAU = 0.25  # of the largest change over a third of the training: less in the last one is called a plateau
+SETTLED = 0.05  # of the norm: less change in the last third is called settled
 
 ASSUMPTIONS = (
     "A node of the source is a replica group here. Groups share this machine's processors, where nodes had GPUs of "
     "their own: times compare ways to synchronise, not machines.",
     f"A norm is on a plateau if it changes in the last third of a training by less than {PLATEAU:.0%} of its largest "
-    "change over a third; it settles likewise.",
-    "Not partitioned: every group meets all samples, in an order of its own.",
+    f"change over a third; it has settled if it changes there by less than {SETTLED:.0%} of itself.",
+    "Samples random: drawn anew for the groups in each epoch. Samples fixed (partitioned): each group keeps its part. "
+    "Samples by_feature: likewise, and all samples of an item are in one part. Samples whole (not partitioned): every "
+    "group meets all samples, in an order of its own.",
     "The widths that the source names for figures 13 and 14 are those of the bottom MLP, where the data have dense "
     "features, and of the top MLP before its logit; batches are of 512 samples a group.",
     "Seeds differ in initial weights, in initial tables and in the order of samples. Given are the mean and, in "
@@ -69,25 +72,18 @@ def _norms(curves: Curves) -> list[Row]:
         (PARTED, "same seed, data partitioned", "0", "rises to a plateau"),
         (SEEDED, "different seeds, not partitioned", "above 0", "settles"),
     ):
-        first, last, growth = (
-            curves.first(name, "distance"),
-            curves.last(name, "distance"),
-            curves.growth(name, "distance"),
-        )
-        is_zero = max(first.values) == 0
-        rows.append(
-            Row("figure 4", f"norm of E0 - E1 at the start, {what}", start, first.text(2), is_zero == (start == "0"))
-        )
-        rows.append(
-            Row(
-                "figure 4",
-                f"at the end, {what}",
-                end,
-                f"{last.text(2)}; last third {growth.text(2)} of the largest change",
-                max(map(abs, growth.values)) < PLATEAU,
-                "" if max(map(abs, growth.values)) < PLATEAU else _still_moving(curves, name),
-            )
-        )
+        first, last = curves.first(name, "distance"), curves.last(name, "distance")
+        growth, drift = curves.growth(name, "distance"), curves.drift(name, "distance")
+        if name == PARTED:
+            still, text = growth, f"last third {growth.text(2)} of the largest change"
+        else:
+            still, text = drift, f"last third {drift.text(3)} of the norm"
+        there = max(map(abs, still.values)) < (PLATEAU if name == PARTED else SETTLED)
+        at_zero = max(first.values) == 0
+        quantity = f"norm of E0 - E1 at the start, {what}"
+        rows.append(Row("figure 4", quantity, start, first.text(2), at_zero == (start == "0")))
+        moving = "" if there else _still_moving(curves, name)
+        rows.append(Row("figure 4", f"at the end, {what}", end, f"{last.text(2)}; {text}", there, moving))
         aligned = curves.last(name, "aligned")
         kept = aligned.mean / last.mean
         why = (

@@ -97,9 +97,9 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
     """Bytes that the fullest device sends to other groups for one synchronisation of the tables, by method.
 
     "rows PRECISION": the exact exchange of row gradients in every step: each owner sends its K distinct rows' slots and
-    sums to all other groups, (G - 1) * K * (4 + a row's bytes). "tables PRECISION": a whole-table average, as a ring
-    all-reduce of weights and slots, 2 (G - 1) / G of their bytes; what travels is rounded, a row at a time. Replicated
-    tables are all-reduced whole in either way, as [R, D + 1] gradients or as themselves.
+    sums to all other groups, (G - 1) * K * (4 + a row's bytes). "tables PRECISION": a whole-table average, as
+    `make_average` has it: a ring all-reduce of weights and slots, 2 (G - 1) / G of their bytes; of encoded weights an
+    all-gather, (G - 1) times theirs. Replicated tables are all-reduced whole in the first way, as [R, D + 1] gradients.
 
     Args:
       bound: the bound plan, of synchronous groups.
@@ -112,11 +112,9 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
         slots = sum(math.prod(slot.shape) for slot in group.slots().values())
         for precision in PRECISIONS:
             row = encoded_bytes(group.width, precision, item_bytes)
-            kept = sum(
-                encoded_bytes(math.prod(s.shape), precision, item_bytes) if s.shape else item_bytes
-                for s in group.slots().values()
-            )
-            total[f"tables {precision}"] += ring * group.rows * (row + (kept if slots else 0))
+            # Encoded rows cannot be added up on the way: every group gets those of all others.
+            travels = ring * row if precision == "float32" else (G - 1) * row
+            total[f"tables {precision}"] += group.rows * (travels + ring * slots * item_bytes)
             if not group.spread:
                 total[f"rows {precision}"] += ring * group.rows * (group.dim + 1) * item_bytes
             else:

@@ -74,6 +74,12 @@ class Curves:
         largest = np.maximum(np.abs(thirds).max(axis=1), np.finfo(float).tiny)
         return Spread(tuple((thirds[:, 2] / largest).tolist()))
 
+    def drift(self, name: str, measure: str) -> Spread:
+        """Change in the last third of the training over the value at its end."""
+        curve = self.get(name, measure)
+        before = curve[:, round(2 * (curve.shape[1] - 1) / 3)]
+        return Spread(tuple(((curve[:, -1] - before) / np.maximum(curve[:, -1], np.finfo(float).tiny)).tolist()))
+
     def share_of_iterations(self, name: str, measure: str, single: str, of_single: str) -> Spread | None:
         """Iterations after which an arm first is as good as another one's best, over those that this one took.
 

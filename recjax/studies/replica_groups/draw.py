@@ -124,7 +124,7 @@ def _series(series: Sequence[Mapping[str, Any]]) -> Picture:
     with plots.literal():
         figure = plots.figure(8.0, 1.5 * len(series) + 0.6)
         axes = figure.subplots(len(series), 1, squeeze=False, sharex=True)[:, 0]
-        top = 1.15 * max(float(np.percentile(of["ms"], 98)) for of in series)
+        top = 1.15 * max(float(np.percentile(of["ms"], 95)) for of in series)
         for axis, of in zip(axes, series, strict=True):
             plots.plain(axis)
             axis.plot(np.arange(1, len(of["ms"]) + 1), of["ms"], color=plots.BLUE, lw=0.9)
