@@ -140,15 +140,17 @@ def _training(curves: Curves) -> list[Row]:
                 "0.5 (expected)",
                 "not reached" if share is None else share.text(2),
                 share is not None and share.mean <= 0.55,
-                _sees(measure) if share is None or share.mean > 0.55 else "",
+                _sees(name) if share is None or share.mean > 0.55 else "",
             )
         )
     return rows
 
 
-def _sees(measure: str) -> str:
-    if measure == "own_accuracy":
+def _sees(name: str) -> str:
+    if name == PARTED:
         return "a node's tables learn from its own samples alone, half of all: the other half teaches the MLPs only"
+    if name == OWN:
+        return "a row that one node alone has met moves by half as much in the mean"
     return "twice the samples of an iteration are not twice the progress: steps are as many, only less noisy"
 
 
