@@ -207,7 +207,9 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
     path = tables.write(table, tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a finite number"):
         recjax.prepare(path, "y", tmp_path / "out", columns="x:dense", where="n>=2", split="random:1,0,0")
-    with pytest.raises(DataError, match=r"t.parquet row 4: column 'x' is 'cheap', and where=x>0 asks whether a number"):
+    with pytest.raises(
+        DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a number that where=x>0 could compare"
+    ):
         recjax.prepare(path, "y", tmp_path / "out", columns="n:id", where="x>0", split="random:1,0,0")
     assert recjax.prepare(path, "y", tmp_path / "out", columns="n:id,x:dense", where="x!=cheap,x>1",
                           split="random:1,0,0")["rows"]["train"] == 3  # fmt: skip
@@ -220,11 +222,17 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
         (["where=price>dear"], 2, ["compares with 'dear', which is no number"]),
         (["where=prise>0"], 2, ["where: .* has no column 'prise'. Did you mean 'price'"]),
         (["where=price>100"], 3, ["no row of .* keeps to where=price>100"]),
-        (["where=user>1"], 3, ["row 1: column 'user' is 'a', and where=user>1 asks whether a number"]),
+        (["where=user>1"], 3, ["row 1: column 'user' is 'a', not a number that where=user>1 could compare"]),
         (["columns=user:id,user*prise:cross"], 2, ["'user.prise' crosses 'prise', which is no id"]),
-        (["columns=user:id,price:dense,user*price:cross"], 2, ["crosses 'price'", "price:id:bucket=10"]),
+        (
+            ["columns=user:id,price:dense,user*price:cross"],
+            2,
+            ["crosses 'price'", "Add price:id, or of numbers price:id:bucket=10"],
+        ),
         (["columns=user:id,user*user:cross"], 2, ["is no cross of several features"]),
         (["columns=user:time"], 3, ["row 1: column 'user' is 'a', not a time"]),
+        (["columns=user:string"], 2, ["'user:string' is not COLUMN:ROLE", "Did you mean user:id?"]),
+        (["columns=user:id,day:date"], 2, ["'day:date' is not COLUMN:ROLE", "Did you mean day:time?"]),
         (["columns=day:time:hours"], 2, ["no option 'hours'", "year, month, day, weekday, hour, minute"]),
         (["columns=day:time:zone=Mars"], 2, ["no time zone 'Mars'", "Europe/Berlin"]),
     ],

@@ -114,6 +114,16 @@ class ColumnSpec:
         return (self.name,) if self.role == "dense" else tuple(f"{self.name}[{i}]" for i in range(self.width))
 
 
+_ALSO = {
+    **dict.fromkeys(("string", "str", "text", "category", "categorical", "token", "int", "integer", "bool"), ["id"]),
+    **dict.fromkeys(("float", "double", "number", "numeric", "continuous"), ["dense"]),
+    **dict.fromkeys(("list", "sequence", "token_seq", "multi"), ["jagged"]),
+    **dict.fromkeys(("datetime", "date", "timestamp"), ["time"]),
+    **dict.fromkeys(("embedding", "float_seq", "array"), ["vector"]),
+    **dict.fromkeys(("drop", "ignore", "none"), ["skip"]),
+}  # what others call a role -> its name here
+
+
 def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
     """Returns whether roles are proposed for all columns that are not named; and column -> what is asked of it.
 
@@ -128,7 +138,7 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
         at = max((i for i, part in enumerate(parts) if i and part in ROLES), default=0)
         name = ":".join(parts[:at])
         if not name or name in asked:
-            near = difflib.get_close_matches(parts[-1], ROLES, n=1)
+            near = difflib.get_close_matches(parts[-1], ROLES, n=1) or _ALSO.get(parts[-1].lower(), [])
             hint = f" Did you mean {parts[0]}:{near[0]}?" if near and len(parts) > 1 else ""
             hint = " It is there twice." if name in asked else hint
             raise ConfigError(
@@ -204,8 +214,8 @@ def cross_of(name: str, asked: Asked, specs: Mapping[str, ColumnSpec]) -> Column
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"columns: {name!r} crosses {source!r}, which is no id and no part of a time, with one value in each "
-                f"row.{hint} Those are {', '.join(single) or 'none'}; numbers become ids in buckets: "
-                f"{source}:id:bucket=10."
+                f"row.{hint} Those are {', '.join(single) or 'none'}. Add {source}:id, or of numbers "
+                f"{source}:id:bucket=10, to columns."
             )
     optional = any(single[source].optional for source in sources)
     return ColumnSpec(name, "cross", "text", optional, min_count=asked.min_count, hashed=asked.hashed, sources=sources)
@@ -260,7 +270,10 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
             f"column {name!r} holds {_A[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
         )
     if kind == "other" or role in ("id", "jagged") and kind == "time" and not asked.buckets:
-        raise DataError(f"column {name!r} holds {_A[kind]}, which cannot be {role}. Leave it out: {name}:skip.")
+        instead = f" Its hour and weekday can: {name}:time." if kind == "time" and role == "id" else ""
+        raise DataError(
+            f"column {name!r} holds {_A[kind]}, which cannot be {role}.{instead} Or leave it out: {name}:skip."
+        )
     if asked.buckets:
         if kind == "text":
             raise DataError(f"column {name!r} holds text, which has no buckets. Give it as {name}:id.")
@@ -271,7 +284,7 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
         if kind == "float" and not profile.whole:
             raise DataError(
                 f"column {name!r} holds numbers with fractions or beyond 2^53, which are no ids: two that print alike "
-                f"may differ. Give it as {name}:dense, or store it as integers or text."
+                f"may differ. Give it as {name}:dense, in buckets as {name}:id:bucket=10, or store integers or text."
             )
         kept = "integer" if kind in ("float", "none") else kind
         return ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count, "", asked.hashed)

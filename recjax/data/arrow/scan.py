@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import glob
 import os
 import re
@@ -83,7 +84,7 @@ def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]
     else:
         paths = [place(path) for path in sorted(glob.glob(os.path.expanduser(text), recursive=True))]
     if not paths or not all(path.exists() for path in paths):
-        raise DataError(f"{text} does not exist. Give a file, a pattern or a folder of {_NEEDS}.")
+        raise DataError(f"{text} does not exist.{_near(whole)} Give a file, a pattern or a folder of {_NEEDS}.")
     files = []
     for path in paths:
         form = form_of(path)
@@ -97,6 +98,15 @@ def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]
     if len({file.form for file in files}) > 1:
         raise DataError(f"{text} means files of several formats, {files[0].path} and others. Give one format.")
     return files
+
+
+def _near(path: Path) -> str:
+    """A file beside one that is not there whose name is much like it, as a question; "" if there is none."""
+    with contextlib.suppress(OSError):
+        beside = [] if is_remote(path) else [other.name for other in path.parent.iterdir()]
+        if near := difflib.get_close_matches(path.name, beside, n=1):
+            return f" Is it {near[0]}?"
+    return ""
 
 
 def form_of(path: PurePath) -> Form | None:
