@@ -71,6 +71,7 @@ class Tier:
 
     Attributes:
       records: group name -> the layout of its records.
+      read_while_waiting: rows that were asked for again before they were written.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Tier:
         self._admitted = False  # whether the caches hold the rows of a batch that was not trained on yet
         self._view_rows = dict.fromkeys(self._groups, 64)
         self._writing: list[Future[None]] = []
+        self.read_while_waiting = 0
 
     def _places(self, name: str) -> Places:
         size = self.records[name].bytes
@@ -169,6 +171,7 @@ class Tier:
             if len(found := np.flatnonzero(leaving.homes_K[at_K] == homes_K)):
                 records[found] = leaving.records.result()[leaving.order_K[at_K[found]]]
                 stored_K[found] = False
+        self.read_while_waiting += len(homes_K) - int(stored_K.sum())
         here = np.flatnonzero(stored_K)
         records[here] = self._read_store(name, owner, homes_K[here])
         return records

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
+from recjax.tiers.store import RowStore
 from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
@@ -106,7 +109,7 @@ def whole(names: tuple[str, ...], devices: int, reduced: bool, plan: str) -> tup
     return before + after, middle, bits(trainer.export(state))
 
 
-def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either() -> None:
+def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("adagrad", "momentum")
     problem = make(names, True)
     losses, middle, end = whole(names, 2, True, "row_wise")
@@ -121,10 +124,28 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either() -
     assert bits(trainer.export(state)) == end
 
     then = trainer_of(problem, 2, "row_wise")
-    for trainer_of_rest, arrays in ((trainer, middle), (trainer, saved), (then, saved)):
+    for trainer_of_rest, arrays in ((trainer, middle), (then, saved)):
         state, again = trained(problem, trainer_of_rest, trainer_of_rest.restore(arrays, 25), 25, STEPS)
         assert again == losses[25:]
         assert bits(trainer_of_rest.export(state)) == end
+
+    write, gate = RowStore.write, threading.Event()
+
+    def waits(*given: Any) -> None:
+        gate.wait(120)
+        write(*given)
+
+    with monkeypatch.context() as patched:  # nothing is written for 20 steps, in which rows come back
+        start = trainer.restore(saved, 25)
+        patched.setattr(RowStore, "write", waits)
+        assert trainer.tier is not None
+        so_far = trainer.tier.read_while_waiting
+        state, again = trained(problem, trainer, start, 25, 45)
+        assert trainer.tier.read_while_waiting > so_far + 20
+        gate.set()
+        state, rest = trained(problem, trainer, state, 45, STEPS)
+    assert again + rest == losses[25:]
+    assert bits(trainer.export(state)) == end
 
     other = trainer_of(problem, 1, "row_wise", cache_bytes=9_500)
     assert len(other.bound.cached) == 2
@@ -142,11 +163,12 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either() -
 
 @pytest.mark.full
 @pytest.mark.parametrize(("devices", "cache_bytes", "plan"), [(1, 40_000, "row_wise"), (8, 14_000, "table_wise")])
-def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str) -> None:
+def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str, tmp_path: Path) -> None:
     names = tuple(OPTIMIZERS)
     problem = make(names)
     losses, _, end = whole(names, devices, False, plan)
-    trainer = trainer_of(problem, devices, plan, cache_bytes=cache_bytes)
+    on_disk: Any = {"dram_bytes": 9_000, "disk": str(tmp_path)} if devices > 1 else {}
+    trainer = trainer_of(problem, devices, plan, cache_bytes=cache_bytes, **on_disk)
     assert len(trainer.bound.cached) == len(trainer.bound.groups)
     state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
     assert found == losses
