@@ -40,6 +40,12 @@ def test_what_code_says_of_a_page_is_there():
     assert named and {name for name in named if not (ROOT / name).exists()} == set()
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_repository_that_a_page_names_are_there(page):
+    named = re.findall(r"`((?:recjax|tests|configs|launch|notebooks|kernels)/[\w./-]*)`", prose(page))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_in_the_table_of_contents():
     """By name or by a pattern, so that the site has it; index.md itself is where they start."""
     index = (DOCS / "index.md").read_text()

@@ -13,13 +13,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 from support.commands import inside
-from support.pages import ROOT, code, pages, shell_lines
+from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
 from recjax.cli.main import _parser
 from recjax.tracing.verbs import joined
 
-FILL = {"PRESET": "synthetic"}  # words that a page leaves open
+# Words that a page leaves open.
+FILL = {"PRESET": "synthetic", "mesh.devices=N": "mesh.devices=4", "model=KIND": "model=dcnv2",
+        "embedding.exchange.kind=KIND": "embedding.exchange.kind=rows"}  # fmt: skip
 # Begin of a command -> what makes it shorter. The longest one counts.
 SHORTER = {
     "train": "train.steps=2 mesh.devices=1",
@@ -49,12 +51,12 @@ NOT_RUN = {
     r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/simulate/, tests/tracing/",
     r"^recjax simulate workload hoti2020": "half a minute: tests/studies/test_hoti2020.py",
     r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/bench/test_compile_report.py",
+    r"^recjax trace.*(--vary|traces/plan/)": "a minute: tests/tracing/",
     r"--measure": "half a minute: tests/planning/test_plan_predict.py",
 }
 
 
-def listed():
-    return [(page, words) for page in pages() for words in shell_lines(page)]
+LISTED = [words for page in pages() for words in (*shell_lines(page), *inline_commands(page)) if words[0] == "recjax"]
 
 
 def reason(words):
@@ -62,7 +64,7 @@ def reason(words):
     return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), "")
 
 
-@pytest.mark.parametrize("words", [words for _, words in listed() if words[0] == "recjax"], ids=shlex.join)
+@pytest.mark.parametrize("words", LISTED, ids=shlex.join)
 def test_is_accepted(words, tmp_path, monkeypatch):
     """Verb, options, preset and settings; nothing is run."""
     options, rest = _parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
@@ -114,6 +116,13 @@ def runnable(page):
 AGAIN = ("README.md", "docs/index.md")  # of which other pages have all commands
 WIDE = ("foresight.md", "replica_groups.md", "optimizers.md", "several_labels.md")  # they take the longest
 PAGES = [page for page in pages() if runnable(page) and str(page.relative_to(ROOT)) not in AGAIN]
+
+
+def test_reasons_hold_and_name_tests_that_are_there():
+    lines = [shlex.join(words) for page in pages() for words in shell_lines(page)]
+    assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, line) for line in lines)] == []
+    named = [name for why in NOT_RUN.values() for name in re.findall(r"tests/[\w/.]+", why)]
+    assert named and [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_no_command_of_the_first_pages_is_theirs_alone():

@@ -48,17 +48,28 @@ def code(page: Path, language: str) -> list[str]:
 
 
 def shell_lines(page: Path) -> list[list[str]]:
-    """The commands of a page's `bash` blocks as words, without comments, those joined by `&&` one by one.
+    """The commands of a page as words, without comments: of `bash` blocks, and after `$ ` in blocks of output.
 
-    A program of an environment (`.venv/bin/recjax`) is named without its folder.
+    Those that are joined by `&&` come one by one. A program of an environment (`.venv/bin/recjax`) is named without its
+    folder.
     """
     lines = []
-    for block in code(page, "bash"):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S):
         words = ["&&"]
-        for line in block.replace("\\\n", " ").splitlines():
+        shell = block.replace("\\\n", " ").splitlines()
+        if language != "bash":
+            shell = [line[2:] for line in shell if line.startswith("$ ")]
+        for line in shell:
             words += [*shlex.split(line, comments=True), "&&"]
         for more, part in itertools.groupby(words, key=lambda word: word != "&&"):
             if more:
                 program, *arguments = part
                 lines.append([re.sub(r"^[\w.]+/bin/", "", program), *arguments])
     return lines
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """The commands `recjax ...` within the sentences of a page, as words, without mere names of verbs and options."""
+    commands = re.findall(r"`(recjax [^`]+)`", prose(page).replace("\n", " "))
+    whole = [command for command in commands if re.search(r"=| --", command)]
+    return [shlex.split(c) for c in whole if not re.search(r"\.\.\.|\[|--help|--(by|against)$|--serve", c)]
