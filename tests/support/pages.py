@@ -71,5 +71,5 @@ def shell_lines(page: Path) -> list[list[str]]:
 def inline_commands(page: Path) -> list[list[str]]:
     """The commands `recjax ...` within the sentences of a page, as words, without mere names of verbs and options."""
     commands = re.findall(r"`(recjax [^`]+)`", prose(page).replace("\n", " "))
-    whole = [command for command in commands if re.search(r"=| --", command)]
-    return [shlex.split(c) for c in whole if not re.search(r"\.\.\.|\[|--help|--(by|against)$|--serve", c)]
+    part = r"\.\.\.|\[|--help|^recjax (eval|export|predict|train|plan|bench|serve) --|bench .*--serve"
+    return [shlex.split(c) for c in commands if re.search(r"=| --", c) and not re.search(part, c)]
