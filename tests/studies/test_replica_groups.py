@@ -202,9 +202,10 @@ def test_the_report_compares_figure_by_figure() -> None:
     assert row("figure 4", "at the end, different seeds").ours.endswith("last third 0.010 (0.010 to 0.010) of the norm")
     assert "5.05" in row("figure 4", "the same after orthogonal (Procrustes) alignment, same").ours
     assert row("figure 5", "accuracy in training").ours == "0.7000 (0.7000 to 0.7000)"
-    assert row(
-        "figures 5-6", "iterations to one node's best test accuracy, over those that it took: the nodes"
-    ).ours == ("not reached")
+    assert (
+        row("figures 5-6", "iterations to one node's best test accuracy, over those that it took: the nodes").ours
+        == "not reached with every seed"
+    )
     exact = row("figures 5-6", "iterations to one node's best test accuracy, over those that it took: tables kept")
     assert (exact.ours, exact.same) == ("1.00 (1.00 to 1.00)", False)
     ratio = row("figures 11-12", "synchronised over independent")
