@@ -94,6 +94,8 @@ def _lone_all_reduce(of: Sequence[Mapping[str, Any]]) -> list[Row]:
             what = f"time over the analytical one ({_NAMES[all_reduce]}, {count} chunk(s))"
             same = abs(most["ratio"] - 50) <= 12.5
             model = _AGREES if (all_reduce, count) == (DIRECT, 1) else "against the same analytical model"
+            if count > 1 and all_reduce == DIRECT:
+                model += ", in which all chunks go at once and each takes its part of the time"
             found.append(Row("lone all-reduce", what, "up to 50x", text, same, f"{why}; {model}"))
     return found
 
