@@ -26,7 +26,7 @@ from recjax.simulate.workload import Operation, from_operations
 from recjax.studies.finished import Finished
 
 ASSUMPTIONS = [
-    "Flat: every GPU is a node behind one switch. Hier: 8 GPUs a node behind an in-node switch of 800 Gb/s a GPU, and "
+    "Flat: every GPU is a node at one switch. Hier: 8 GPUs a node at an in-node switch of 800 Gb/s a GPU, and "
     "a 100 Gb/s port of each GPU to a switch that joins the GPUs of the same number in all nodes. HierOpt: the same "
     "network, with collectives that go dimension by dimension (reduce-scatter inside, all-reduce across, all-gather "
     "inside; all-to-all inside, then across). All links have 0.5 us, those inside nodes too.",

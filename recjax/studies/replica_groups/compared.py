@@ -23,7 +23,7 @@ ASSUMPTIONS = (
     "their own: times compare ways to synchronise, not machines.",
     f"A norm is on a plateau if it changes in the last third of a training by less than {PLATEAU:.0%} of its largest "
     f"change over a third; it has settled if it changes there by less than {SETTLED:.0%} of itself.",
-    "Samples random: drawn anew for the groups in each epoch. Samples fixed (partitioned): each group keeps its part. "
+    "Samples random: drawn again for the groups in each epoch. Samples fixed (partitioned): each group keeps its part. "
     "Samples by_feature: likewise, and all samples of an item are in one part. Samples whole (not partitioned): every "
     "group meets all samples, in an order of its own.",
     "The widths that the source names for figures 13 and 14 are those of the bottom MLP, where the data have dense "
