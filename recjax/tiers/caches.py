@@ -26,7 +26,7 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
     Raises:
       ConfigError: caches cannot do what the plan asks for.
     """
-    spread = {group.name: group for group in bound.groups if group.spread or group.devices == 1 and group.listed}
+    spread = {group.name: group for group in bound.groups if group.spread}
     sizes = _sizes(list(spread.values()), budget_bytes, item_bytes)
     if all(sizes[name] >= group.rows for name, group in spread.items()):
         return bound

@@ -31,6 +31,7 @@ from recjax.utils.paths import expanded
 from recjax.utils.units import size_text
 
 _READERS = 2
+_WAITING_BYTES = 2**28  # of rows that have left and are not written
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,6 +104,7 @@ class Tier:
             name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
             for name, group in self._groups.items()
         }
+        self._lander = ThreadPoolExecutor(1, "tier-land")
         self._writer = ThreadPoolExecutor(1, "tier-write")
         self._readers = ThreadPoolExecutor(_READERS, "tier-read")
         self._lock = threading.Lock()
@@ -110,6 +112,8 @@ class Tier:
         self._admitted = False  # whether the caches hold the rows of a batch that was not trained on yet
         self._view_rows = dict.fromkeys(self._groups, 64)
         self._writing: list[Future[None]] = []
+        self._landing: list[Future[Future[None]]] = []
+        self._waiting: list[int] = []  # bytes of each of these
         self.read_while_waiting = 0
 
     def _places(self, name: str) -> Places:
@@ -212,7 +216,8 @@ class Tier:
             if any(counts):
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
                 taken = self._movers[name].take(buffers, of_parts)
-                self._writing.append(self._writer.submit(self._write_left, course, name, moves, taken, admission.left))
+                self._hold_back(sum(counts) * self.records[name].bytes)
+                self._landing.append(self._lander.submit(self._land, course, name, moves, taken, admission.left))
             if any(len(own.come_K) for own in moves):
                 layout = self.records[name]
                 rows = [{field: layout.split(own, field) for field in buffers} for own in records[name]]
@@ -223,15 +228,15 @@ class Tier:
             slots[name] = buffers
         return dataclasses.replace(state, tables=tables, slots=slots, homes=homes)
 
-    def _write_left(
+    def _land(
         self,
         course: Course,
         name: str,
         moves: Sequence[Moves],
         taken: list[tuple[int, Arrays]],
         left: dict[str, list[Future[np.ndarray]]],
-    ) -> None:
-        """Writes rows that leave; runs in the writer's thread."""
+    ) -> Future[None]:
+        """Receives rows that leave, and has them written; a slow disk keeps nobody from those that wait for it."""
         counts = [own.leaving for own in moves]
         try:
             records = self._on_host(self._groups[name], counts, taken)
@@ -241,12 +246,17 @@ class Tier:
             raise
         for future, of_owner in zip(left[name], records, strict=True):
             future.set_result(of_owner)
-        for owner, (own, count) in enumerate(zip(moves, counts, strict=True)):
-            if count:
-                self._stores[name][owner].write(own.leave_K[:count], records[owner])
+        return self._writer.submit(self._write_left, course, name, moves, left[name])
+
+    def _write_left(
+        self, course: Course, name: str, moves: Sequence[Moves], left: Sequence[Future[np.ndarray]]
+    ) -> None:
+        for owner, own in enumerate(moves):
+            if count := own.leaving:
+                self._stores[name][owner].write(own.leave_K[:count], left[owner].result())
                 with self._lock:
                     kept = course.leaving[name][owner]
-                    kept[:] = [other for other in kept if other.records is not left[name][owner]]
+                    kept[:] = [other for other in kept if other.records is not left[owner]]
 
     def _on_host(self, group: Group, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
         """Records of each owner of the rows that `Mover.take` took."""
@@ -278,6 +288,7 @@ class Tier:
 
     def flush(self, state: Any) -> None:
         """Brings the store up to date with the caches of a state, which stay as they are."""
+        self._settle(0)
         for name, group in self._groups.items():
             homes = np.asarray(state.homes[name]).reshape(-1, group.rows)[: group.parts]
             slots = [np.flatnonzero(own >= 0).astype(np.int32) for own in homes]
@@ -287,6 +298,8 @@ class Tier:
             for first in range(0, max(map(len, slots)), 1 << 16):
                 some = [own[first : first + (1 << 16)] for own in slots]
                 records = self._on_host(group, [len(own) for own in some], self._movers[name].take(buffers, some))
+                for writing in self._writing[:-2]:  # so that no more than that waits in memory
+                    writing.result()
                 self._writing.append(self._writer.submit(self._write, name, homes, some, records))
         for writing in self._writing:
             writing.result()
@@ -299,10 +312,20 @@ class Tier:
 
     def _raise(self) -> None:
         """Raises what went wrong in the writer's thread."""
-        done = [writing for writing in self._writing if writing.done()]
-        self._writing = [writing for writing in self._writing if not writing.done()]
-        for writing in done:
-            writing.result()
+        while self._landing and self._landing[0].done() and self._landing[0].result().done():
+            self._waiting.pop(0)
+            self._landing.pop(0).result().result()
+
+    def _hold_back(self, size: int) -> None:
+        """Waits until rows that wait to be written leave memory for so many bytes more."""
+        self._settle(max(0, _WAITING_BYTES - size))
+        self._waiting.append(size)
+
+    def _settle(self, most: int) -> None:
+        """Waits until at most so many bytes wait to be written; raises what went wrong."""
+        while self._landing and sum(self._waiting) > most:
+            self._waiting.pop(0)
+            self._landing.pop(0).result().result()
 
     def require_admitted(self) -> None:
         """Refuses a step on a batch that was not admitted (ConfigError)."""
@@ -356,9 +379,10 @@ class Tier:
 
     def clear(self) -> None:
         """Forgets all rows: they are at their initial values."""
-        for writing in self._writing:
-            writing.exception()
-        self._writing, self._course = [], None
+        for landing in self._landing:
+            if landing.exception() is None:
+                landing.result().exception()
+        self._landing, self._waiting, self._writing, self._course = [], [], [], None
         self._budget.left = self._budget.limit
         for name, stores in self._stores.items():
             for store in stores:
@@ -396,6 +420,7 @@ class Tier:
 
     def close(self) -> None:
         """Ends the threads, and gives memory and files back."""
+        self._lander.shutdown()
         self._writer.shutdown()
         self._readers.shutdown()
         for stores in self._stores.values():
