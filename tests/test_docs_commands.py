@@ -72,7 +72,7 @@ def test_is_accepted(words, tmp_path, monkeypatch):
     """Verb, options, preset and settings; nothing is run."""
     options, rest = _parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
     assert [word for word in rest if "=" not in word or word.startswith("-")] == []
-    if "preset" in options:
+    if getattr(options, "preset", None):
         overrides = [*options.overrides, *rest]
         monkeypatch.chdir(tmp_path)
         recjax.load(options.preset, overrides)
