@@ -29,8 +29,8 @@ def test_the_study_at_a_small_size(tmp_path):
     assert all(row["ours"] and row["why"] for row in stated)
     assert "window of 0.5 MB" in " ".join(result["assumptions"])
     assert "hoti2020: transport" in done.err
-    # Sixteen ranks compute as 128 do; what they exchange depends on their number.
-    assert {row["compute_ns"] for row in result["systems"]} == {7106871.751}
+    (compute_ns,) = {row["compute_ns"] for row in result["systems"]}  # the same on every network
+    assert compute_ns == pytest.approx(7_105_646.865)
 
 
 def test_a_part_of_the_study(tmp_path):
