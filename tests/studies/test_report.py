@@ -71,10 +71,11 @@ def test_a_report_as_text():
     assert "- a guess" in markdown and "| a | 12 |" in markdown and "commit: unknown" in markdown
 
 
-def test_provenance_says_what_was_run():
+def test_provenance_says_what_was_run(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/recjax", "study", "trial", "--out", "a folder"])
     about = provenance(0.0, device="cpu")
     assert about["device"] == "cpu"
-    assert about["command"].startswith("recjax ")
+    assert about["command"] == "recjax study trial --out 'a folder'"
     assert about["machine"] and about["cores"] >= 1 and about["seconds"] > 0
 
 
