@@ -260,7 +260,7 @@ def finished(preset, tmp_path_factory):
         (["{parent}"], 2, [r"it has no config\.json\. It holds {run}: name one of these\."]),
         (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),
         (["{run}", "seed=4", "model.top=8-1"], 2, [r"seed: 0 there, 4 here; model\.top: 16,1 there, 8,1 here",
-                                                    "may only change mesh, plan, planner, data.path"]),
+                                                    "may only change mesh, plan, planner, tier, data.path"]),
         (["{run}", "data.test_rows=0"], 2, [r"data\.test_rows: 700 there, 0 here"]),
         (["{run}", "mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8"]),
         (["{run}", "sed=4"], 2, ["unknown key 'sed'. Did you mean seed"]),

@@ -111,7 +111,8 @@ def wire_bytes(
         size, spanned = len(group), 1 if hosts == 1 else len({n // per_host for n in group})
         between = "devices" if spanned == 1 else "hosts" if spanned == size else "both"
         away = (size - 1) / size * _RING.get(collective.kind, lambda size: 1)(size)
-        key = collective.phase, collective.kind, between, size
+        phase = collective.phases[0] if collective.phases else collective.phase  # of a joined one that of most bytes
+        key = phase, collective.kind, between, size
         new = {"phase": key[0], "kind": key[1], "group_size": size, "between": between, "count": 0}
         line = found.setdefault(key, new | {"padded_bytes": 0.0, "across_padded_bytes": 0.0})
         line["count"] += 1

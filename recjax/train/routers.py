@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import jax
 from jax.sharding import Mesh
 
+from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.host import RoutedBatch
+from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
 from recjax.train.step_inputs import StepInputs, place
 
@@ -133,6 +135,43 @@ class DeviceRouter:
 
 
 Router = HostRouter | DeviceRouter
+
+
+def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, tiered: bool) -> Router:
+    """Returns the router that `train.routing` asks for.
+
+    Args:
+      config: of the run.
+      bound: the bound plan.
+      mesh: its devices.
+      dtype: of dense features, labels and weights on the devices.
+      planned: what a planner has chosen, for "auto".
+      tiered: whether not all rows are on the devices.
+
+    Raises:
+      ConfigError: the devices are to route, but the host alone knows where rows are, or they change places.
+    """
+    staged = tiered or any(group.mapped for group in bound.groups)
+    choice: str = config.train.routing
+    if choice == "auto" and not staged:
+        choice = planned
+    if choice == "auto":
+        ids = config.train.batch_size * sum(f.bag or 1 for f in bound.features)
+        accelerated = mesh.devices.flat[0].platform != "cpu"
+        static = not staged and not config.embedding.hot.refresh
+        choice = "device" if accelerated and ids >= MANY_IDS and static else "host"
+    if choice == "device" and staged:
+        raise ConfigError(
+            "train.routing=device, but some tables have rows in places that the host alone knows. Set "
+            "train.routing=host or auto."
+        )
+    if choice == "device" and config.embedding.hot.refresh:
+        raise ConfigError(
+            "train.routing=device compiles which rows are hot, but embedding.hot.refresh changes them. Set "
+            "train.routing=host or auto, or embedding.hot.refresh=0."
+        )
+    make = DeviceRouter if choice == "device" else HostRouter
+    return make(bound, mesh, dtype)
 
 
 def place_all(router: Router, batches: Sequence[InFlight]) -> tuple[list[StepInputs], dict[str, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from recjax.config.run import FeatureConfig, RunConfig, TableConfig
 from recjax.data.batch import Schema
+from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.layers import LINEAR
@@ -105,3 +106,28 @@ def dims(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> dict[s
     """D of every lookup, by its name and in their order: what a model is built for."""
     by_table = {t.name: t.dim for t in tables}
     return {f.name: by_table[f.table] for f in features}
+
+
+def refuse_reduced(config: RunConfig, plan: Plan, tables: Sequence[TableSpec]) -> None:
+    """Refuses what would round in a float64 run, which is there to be exact.
+
+    Raises:
+      ConfigError: a table, an exchange or averages of less than float32, which stands for float64 there.
+    """
+    for table in tables:
+        if table.dtype != "float32":
+            raise ConfigError(
+                f"compute_dtype is float64, but table {table.name!r} is to hold {table.dtype}. Leave embedding.dtype "
+                "(and embedding.tables.*.dtype) at float32, which stands for float64 in such a run."
+            )
+    for name, segments in plan.tables.items():
+        if any({segment.exchange.forward, segment.exchange.backward} != {"float32"} for segment in segments):
+            raise ConfigError(
+                f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
+                "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."
+            )
+    if config.train.average_precision != "float32":
+        raise ConfigError(
+            f"compute_dtype is float64, but averages of tables are to travel in {config.train.average_precision}. "
+            "Leave train.average_precision at float32, which sends float64 as it is."
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +19,7 @@ from jax.sharding import Mesh
 from recjax.config.run import RunConfig
 from recjax.data import thread_map
 from recjax.data.batch import Batch
-from recjax.data.pipeline import batches, shares
+from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
@@ -29,11 +28,10 @@ from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
-from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
-from recjax.parallel.mesh import AXES, Share, make_mesh, own
+from recjax.parallel.mesh import AXES, make_mesh, own
 from recjax.planning.planner import Answer
 from recjax.tiers.caches import read_through, with_caches
 from recjax.tiers.stage import CacheStage, ReadStage
@@ -44,6 +42,7 @@ from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
 from recjax.train.dense import Dense, make_dense
+from recjax.train.eval_shares import eval_shares, share_size
 from recjax.train.inputs import InputStream
 from recjax.train.module import asks_for_samples, built
 from recjax.train.planned import plan_of
@@ -51,7 +50,7 @@ from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.step_inputs import StepInputs
-from recjax.train.table_specs import dims, specs
+from recjax.train.table_specs import dims, refuse_reduced, specs
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 
 
@@ -245,7 +244,7 @@ class Trainer:
         require_rows(self.source, split)
         samples = int(self.source.row_counts(split).sum())
         size = min(self.config.train.eval_batch_size, samples)
-        parts = [(rows, self._eval_size(size, share)) for rows, share in self._eval_shares(split)]
+        parts = [(rows, share_size(size, share)) for rows, share in eval_shares(self.source, split, self.mesh)]
         steps = max(-(-len(rows) // each) for rows, each in parts)
         mine, each = parts[jax.process_index()]
 
@@ -261,19 +260,7 @@ class Trainer:
 
     def eval_rows(self, split: str) -> range:
         """Rows of a split that this process evaluates."""
-        return self._eval_shares(split)[jax.process_index()][0]
-
-    def _eval_shares(self, split: str) -> list[tuple[range, Share]]:
-        """For each process its rows and its devices."""
-        of_all = Share.of_all(self.mesh)
-        edges = shares(self.source.row_counts(split), [share.count for share in of_all]).tolist()
-        return [(range(*edge), share) for edge, share in zip(itertools.pairwise(edges), of_all, strict=True)]
-
-    @staticmethod
-    def _eval_size(size: int, share: Share) -> int:
-        """Samples that a process reads at a time, where batches are of `size`."""
-        first, end = host.samples_of(share, size)
-        return min(end - first, size)
+        return eval_shares(self.source, split, self.mesh)[jax.process_index()][0]
 
     def _lengthened(self, stream: Iterator[InFlight], split: str, steps: int, size: int) -> Iterator[InFlight]:
         """A process's batches, and empty ones after them, so that all take as many steps."""
@@ -359,27 +346,8 @@ class Trainer:
         return self._router_of(self.bound)
 
     def _router_of(self, bound: BoundPlan) -> routers.Router:
-        staged = self.tier is not None or any(group.mapped for group in bound.groups)
-        choice: str = self.config.train.routing
-        if choice == "auto" and self.chosen and not staged:
-            choice = self.chosen.routing
-        if choice == "auto":
-            ids = self.config.train.batch_size * sum(f.bag or 1 for f in self.bound.features)
-            accelerated = self.mesh.devices.flat[0].platform != "cpu"
-            static = not staged and not self.config.embedding.hot.refresh
-            choice = "device" if accelerated and ids >= routers.MANY_IDS and static else "host"
-        if choice == "device" and staged:
-            raise ConfigError(
-                "train.routing=device, but some tables have rows in places that the host alone knows. Set "
-                "train.routing=host or auto."
-            )
-        if choice == "device" and self.config.embedding.hot.refresh:
-            raise ConfigError(
-                "train.routing=device compiles which rows are hot, but embedding.hot.refresh changes them. Set "
-                "train.routing=host or auto, or embedding.hot.refresh=0."
-            )
-        make = routers.DeviceRouter if choice == "device" else routers.HostRouter
-        return make(bound, self.mesh, self.dtype)
+        planned = self.chosen.routing if self.chosen else "auto"
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, self.tier is not None)
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:
@@ -399,27 +367,6 @@ class Trainer:
 
 def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, own(logits).astype(np.float64)[: batch.size]
-
-
-def _refuse_reduced(config: RunConfig, plan: Plan, tables: Sequence[TableSpec]) -> None:
-    """Refuses what would round in a float64 run, which is there to be exact (ConfigError)."""
-    for table in tables:
-        if table.dtype != "float32":
-            raise ConfigError(
-                f"compute_dtype is float64, but table {table.name!r} is to hold {table.dtype}. Leave embedding.dtype "
-                "(and embedding.tables.*.dtype) at float32, which stands for float64 in such a run."
-            )
-    for name, segments in plan.tables.items():
-        if any({segment.exchange.forward, segment.exchange.backward} != {"float32"} for segment in segments):
-            raise ConfigError(
-                f"compute_dtype is float64, but the rows or gradients of table {name!r} are to travel in a reduced "
-                "precision. Leave embedding.exchange and the plan's exchange at float32, which sends float64 as it is."
-            )
-    if config.train.average_precision != "float32":
-        raise ConfigError(
-            f"compute_dtype is float64, but averages of tables are to travel in {config.train.average_precision}. "
-            "Leave train.average_precision at float32, which sends float64 as it is."
-        )
 
 
 def build_trainer(
@@ -447,7 +394,7 @@ def build_trainer(
     if shape != config.mesh.shape:  # of all the devices that there are
         plan, chosen, _ = plan_of(config, source, tables, features, shape)
     if config.compute_dtype == "float64":
-        _refuse_reduced(config, plan, tables)
+        refuse_reduced(config, plan, tables)
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)

@@ -98,3 +98,15 @@ def test_what_crosses_hosts_is_read_from_the_groups() -> None:
     for case, expected in cases.items():
         (line,) = roofline.wire_bytes(template.format(*case), bound, host.Routing({}, {}), item_bytes=4)
         assert (line["between"], line["padded_bytes"], line["across_padded_bytes"]) == expected
+
+
+def test_a_joined_all_reduce_is_that_of_most_of_its_bytes() -> None:
+    """XLA joins the gradients of a small replicated table, 40 bytes, with those of the dense part, 4,000."""
+    tables = (TableSpec("t", 10, 1, RowWiseAdagrad()),)
+    bound = bind(make_plan("data_parallel", tables), tables, (FeatureSpec("f", "t"),), 2)
+    line = (
+        "  %x.1 = (f32[1000]{0}, f32[10]{0}) all-reduce(%x, %y), channel_id=1, replica_groups=[1,2]<=[2], "
+        'metadata={op_name="jit(train_step)/(dense_grads/psum:t/grad_exchange/psum)"}'
+    )
+    (found,) = roofline.wire_bytes(line, bound, host.Routing({}, {}), item_bytes=4)
+    assert (found["phase"], found["padded_bytes"]) == ("dense_grads", 4040)

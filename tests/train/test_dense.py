@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import re
 import typing
 from typing import Any
 
@@ -14,6 +13,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hlo_text import ancestors
 from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, problem, run_oracle, trainer_of
 
 from recjax.bench.breakdown import part_of, scopes
@@ -110,16 +110,6 @@ def test_each_bucket_is_one_all_reduce() -> None:
     assert len(sizes) == sum(any(dims for _, dims in c.shapes) for c in found)
     assert sum(sizes) == sum(SIZES) + 2 + (len(sizes) - 1)  # the sums of w*l and w; and a link to each bucket but one
     assert sorted(sizes)[1] >= 128  # numbers in 1 KiB: all buckets but the last are full
-
-
-def ancestors(hlo: str) -> dict[str, set[str]]:
-    """Instruction -> all that it depends on within its computation, itself included."""
-    found: dict[str, set[str]] = {}
-    for line in hlo.splitlines():  # operands stand before their users
-        if match := re.match(r"^\s+(?:ROOT )?%(\S+) = (.*)$", line):
-            name, rest = match.groups()
-            found[name] = {name}.union(*(found.get(other, set()) for other in re.findall(r"%([\w.-]+)", rest)))
-    return found
 
 
 def test_nothing_in_the_program_keeps_apart_what_may_overlap() -> None:

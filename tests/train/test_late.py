@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support.hlo_text import ancestors
 from support.problems import Placed, Problem, Result, by_row, compare, problem, run_oracle, trainer_of
 
 from recjax.bench.breakdown import part_of, scopes
@@ -96,16 +96,6 @@ def test_a_run_goes_on_elsewhere_with_what_was_late() -> None:
         ]
     compare(Result(truth().losses, tables, dense), truth(), loss_rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-12)
-
-
-def ancestors(hlo: str) -> dict[str, set[str]]:
-    """Instruction -> all that it depends on within its computation, itself included."""
-    found: dict[str, set[str]] = {}
-    for line in hlo.splitlines():  # operands stand before their users
-        if match := re.match(r"^\s+(?:ROOT )?%(\S+) = (.*)$", line):
-            name, rest = match.groups()
-            found[name] = {name}.union(*(found.get(other, set()) for other in re.findall(r"%([\w.-]+)", rest)))
-    return found
 
 
 def test_the_all_reduce_waits_for_no_layer_and_no_layer_for_it() -> None:
