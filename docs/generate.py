@@ -120,7 +120,7 @@ def _default(field: Any) -> Any:
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """Returns name of a field -> its comment: behind it, or in the lines of comment right above it.
+    """Returns name of a field -> its comment: the one on its line, or the lines of comment right above it.
 
     Fields of base classes are among them.
     """

@@ -31,7 +31,7 @@ _SPLIT = "test"
 
 
 class WithRows(PreparedSource):
-    """What a run kept of its data, with other rows as the test split."""
+    """Data that a run kept, with other rows as the test split."""
 
     def __init__(self, kept: PreparedSource, rows: PreparedSource) -> None:
         """`rows` has the test split."""

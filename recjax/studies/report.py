@@ -125,7 +125,7 @@ class Report:
 
 
 def provenance(began: float, **more: Any) -> dict[str, Any]:
-    """What a report's figures depend on.
+    """Returns the circumstances of a report's figures.
 
     Args:
       began: `time.monotonic()` at the study's start.

@@ -23,7 +23,7 @@ OfOwners = dict[str, list[Any]]  # group name -> something of each owner
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """What a batch needs before its step: see `Tier.admit`.
+    """Rows that move before the step of a batch: see `Tier.admit`.
 
     Attributes:
       course: of the stage that made it.

@@ -1,7 +1,7 @@
 """All rows that are not on the devices, and their traffic with the caches there.
 
 For each batch of a training a `CacheStage` decides which rows come and which leave. What comes is read by threads while
-the step before is under way; what leaves is copied to the host behind it, and written by one thread, in order. A row
+the step before is under way; what leaves is copied to the host meanwhile, and written by one thread, in order. A row
 that is asked for again before it is written is taken from the copy that waits to be written.
 
 The truth about a cache is its `homes`, on the device: a batch that was prepared but never trained on moved nothing.

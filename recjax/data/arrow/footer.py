@@ -1,4 +1,4 @@
-"""What the footers of Parquet files tell of columns, so that a pass over the rows need not read them."""
+"""Facts about columns from the footers of Parquet files, so that a pass over the rows need not read them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """How many they are."""
+        """Number of rows."""
         return int(self.batch.num_rows)
 
     def where(self, row: int) -> str:

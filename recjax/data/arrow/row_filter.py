@@ -83,7 +83,7 @@ class Condition:
 
     @property
     def asked(self) -> str:
-        """What a value must be for the condition to mean anything, in words."""
+        """Description of the values for which the condition means anything."""
         bound = _bound(self.values[0])
         return "a time" if bound and bound[1] else "a number"
 

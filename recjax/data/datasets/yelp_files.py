@@ -16,7 +16,7 @@ from recjax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Businesses:
-    """What is known of m businesses.
+    """Attributes of m businesses.
 
     Attributes:
       ids: Arrow string array [m].

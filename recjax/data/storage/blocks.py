@@ -80,7 +80,7 @@ class PreparedSource:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What `recjax.json` says."""
+        """Content of `recjax.json`."""
         return self._manifest
 
     def row_counts(self, split: str) -> np.ndarray:

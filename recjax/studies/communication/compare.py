@@ -1,4 +1,4 @@
-"""What the study shows beside what comes out here, as a report."""
+"""Figures of the study beside those that come out here, as a report."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def of_variation(cases: Mapping[str, Any], variation: str) -> list[str]:
 
 
 def label(variation: str, name: str) -> str:
-    """What to call a case within a variation, of which the base is one value."""
+    """Returns the name of a case within a variation, of which the base is one value."""
     named = {"batch": "the batch", "placement": "table-wise", "buckets": "one bucket", "dense": "replicated",
              "precision": "float32"}  # fmt: skip
     return named.get(variation, name) if name == BASE else name

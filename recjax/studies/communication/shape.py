@@ -163,7 +163,7 @@ def _dims(whole: RunConfig) -> list[int]:
 
 
 def facts() -> dict[str, float]:
-    """What model A is, from the preset.
+    """Returns the shape of model A, from the preset.
 
     Returns:
       "parameters"; "tables"; "least_dim", "mean_dim", "most_dim"; "pooling", ids a bag on average; "layers" and

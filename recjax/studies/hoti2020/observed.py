@@ -1,4 +1,4 @@
-"""What came of the experiments in `study`, beside what the source states: the rows of the report."""
+"""Results of the experiments in `study` beside statements of the source: the rows of the report."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _shaped(curves: Curves) -> list[str]:
 
 
 def _left_open(result: Mapping[str, Any], curves: Curves) -> list[Row]:
-    """What the source names as future work."""
+    """Rows on what the source names as future work."""
     rows = []
     exact = curves.last(EXACT, "auc")
     sent = result["bytes"]["2"]["sent"]

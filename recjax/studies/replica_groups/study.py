@@ -167,7 +167,7 @@ def _parts(schema: Schema, name: str) -> bool:
 
 
 def trainings(feature: str, options: Options, clipped: bool) -> Iterator[tuple[Arm, int]]:
-    """What is trained, with which seeds.
+    """Returns the trainings, with their seeds.
 
     Args:
       feature: that samples can be parted by, or "".

@@ -49,7 +49,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What is trained.
+    """One training of the study.
 
     Attributes:
       groups: replica groups.
@@ -73,7 +73,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What figures call it."""
+        """Name of it in figures."""
         sent = "" if self.precision == "float32" else f" in {self.precision}"
         how = {"exact": "exact", "average": f"averaged every {self.every}{sent}", "never": "own tables"}[self.sync]
         words = ["1 group"] if self.groups == 1 else [f"{self.groups} groups", how]

@@ -33,7 +33,7 @@ def report(result: dict[str, Any], about: dict[str, Any]) -> Report:
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
-    """What the paper says, beside ours."""
+    """Rows that set our figures beside the paper's."""
     small, large = result["units"]
     off, _, on = result["pooled"]
     shares = [scenario["saved"] for scenario in result["power"]]

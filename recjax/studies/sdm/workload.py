@@ -22,7 +22,7 @@ ITEM_TABLES, ITEM_ROWS = 4, 10_000  # of one id each, in memory
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What is asked for, and of what.
+    """Requests of a study, and the tables that they ask.
 
     Attributes:
       tables: of users, on disk.
