@@ -122,7 +122,7 @@ def other_data(world: World, name: str) -> None:
 
 
 def other_settings(world: World, name: str) -> None:
-    if (world.run / "checkpoints").exists():
+    if any(world.run.glob("checkpoints/0*")):  # else nothing was saved, and they are those of a new run
         world.settings = ("seed=7",)
         world.refusals.append(r"holds a run of another config \(seed: 0 there, 7 here\)")
 
@@ -165,6 +165,7 @@ def undisturbed(traced_once, preset, good, tmp_path_factory):
 @example([(train_on, ""), (kill_in_a_save, ""), (copy_elsewhere, "new\nline"), (leave_rests, "")])
 @example([(train_on, ""), (train_on, ""), (damage, ""), (link, "-x")])
 @example([(train_on, ""), (other_data, "")])
+@example([(kill_in_a_save, ""), (other_settings, "")])
 @example([(train_on, ""), (train_on, ""), (train_on, ""), (go_elsewhere, "plain"), (move_data, "Ü")])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_run_ends_as_if_nothing_had_happened_or_is_refused(preset, good, undisturbed, tmp_path_factory, events):
