@@ -22,7 +22,7 @@ from recjax.embedding.bind import bind, stack_of
 from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, make_plan, with_exchange
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.cuts import Cut, Demand, Stack, cut_all, cut_width
+from recjax.planning.cuts import Cut, Demand, Stack, cut_all, cut_width, narrowest
 from recjax.planning.loads import LOADS, Workload
 from recjax.planning.partition import Item, Owners, divide, loads
 
@@ -30,6 +30,7 @@ GOOD_ENOUGH = 1.1  # of the fullest device's load over the mean, and of bytes al
 ATTEMPTS = 12
 _FINER = 0.75  # a shard's largest share of a load, from one to the next attempt
 _ALLOCATED = 1.2  # over what is held, for an exchange of fewer bytes
+_MORE = 1.1  # times the least bytes sent, for even loads
 _WORTH = 0.01  # of imbalance, that a plan of more shards must gain
 
 
@@ -105,28 +106,54 @@ def _fixed(
 def _divide(cuts: Sequence[Cut], demand: Demand) -> _Division:
     """The division of the first cuts that are good enough, or else of the best.
 
-    Where owners pool and no such cuts are good enough, of all that allocate little enough the one that sends least: to
-    split rows for even loads makes each part send as many vectors, until distinct rows are fewer.
+    Where owners pool, to split rows for even loads makes each part send as many vectors, until distinct rows are fewer.
+    So where that made more bytes, or no division good enough, the narrowest ranges of columns are tried too. Then of
+    all that allocate little enough the one that sends least is taken, or one that is good enough and sends little more.
     """
+    width, finest = cut_width(cuts, demand), narrowest(cuts, demand.work.devices)
+    found_all = _attempts(cuts, demand, width)
+    best = _evenest(found_all)
+    if not any(found.pools for found in found_all) or _is_good(best) and best.sent <= _MORE * _least(found_all).sent:
+        return best
+    if finest < width:
+        found_all += _attempts(cuts, demand, finest)
+    small = [found for found in found_all if found.allocated <= _ALLOCATED]
+    if not any(found.pools for found in small):
+        return best
+    least = _least(small)
+    return _least([found for found in small if _is_good(found) and found.sent <= _MORE * least.sent] or [least])
+
+
+def _is_good(found: _Division) -> bool:
+    return found.imbalance <= GOOD_ENOUGH
+
+
+def _least(found_all: Sequence[_Division]) -> _Division:
+    """The division that sends least."""
+    return min(found_all, key=lambda found: found.sent)
+
+
+def _attempts(cuts: Sequence[Cut], demand: Demand, width: int) -> list[_Division]:
+    """Divisions of finer and finer cuts, until one is good enough."""
     found_all: list[_Division] = []
-    best: _Division | None = None
     most = 1.0  # share of a load that a shard may have
-    width = cut_width(cuts, demand, most)
     for _ in range(ATTEMPTS):
         finer = cut_all(cuts, demand, width, most)
-        if best is None or finer != cuts:
+        if not found_all or finer != cuts:
             cuts = finer
-            found = _placed(cuts, demand)
-            found_all.append(found)
-            if best is None or found.imbalance < best.imbalance - _WORTH:
-                best = found
-            if best.imbalance <= GOOD_ENOUGH:
+            found_all.append(_placed(cuts, demand))
+            if _is_good(found_all[-1]):
                 break
         most *= _FINER
-    assert best is not None  # the first attempt divides whatever there is
-    small = [found for found in found_all if found.allocated <= _ALLOCATED]
-    if any(found.pools for found in small) and not (best.pools and best.imbalance <= GOOD_ENOUGH):
-        return min(small, key=lambda found: found.sent)
+    return found_all
+
+
+def _evenest(found_all: Sequence[_Division]) -> _Division:
+    """The most even division; one of more shards has to be good enough or gain something over those before."""
+    best = found_all[0]
+    for found in found_all[1:]:
+        if _is_good(found) or found.imbalance < best.imbalance - _WORTH:
+            best = found
     return best
 
 

@@ -190,14 +190,14 @@ class Demand:
         return Shares(self, total_K, {stack: n for n, stack in enumerate(bytes_of)}, np.maximum(mean_G, least))
 
 
-def cut_width(cuts: Sequence[Cut], demand: Demand, most: float) -> int:
+def cut_width(cuts: Sequence[Cut], demand: Demand) -> int:
     """The width of ranges of columns with which samples send least: see the module; of equal ones the widest."""
-    narrowest = _narrowest(cuts, demand.work.devices)
+    finest = narrowest(cuts, demand.work.devices)
     dims = {cut.spec.dim for cut in cuts}
-    widths = {w for dim in dims for w in range(narrowest, dim + 1) if dim % w == 0} | {max(dims, default=1)}
+    widths = {w for dim in dims for w in range(finest, dim + 1) if dim % w == 0} | {max(dims, default=1)}
 
     def sent(width: int) -> float:
-        finer = cut_all(cuts, demand, width, most)
+        finer = cut_all(cuts, demand, width, 1.0)
         ids, devices = demand.work.profile.tables, demand.work.devices
         vectors = [cut for cut in finer if demand.pools(cut)]
         sent = sum(len(cut.ranges) * ids[cut.spec.name].ids for cut in finer)
@@ -211,7 +211,7 @@ def cut_width(cuts: Sequence[Cut], demand: Demand, most: float) -> int:
     return min(sorted(widths, reverse=True), key=sent)
 
 
-def _narrowest(cuts: Sequence[Cut], devices: int) -> int:
+def narrowest(cuts: Sequence[Cut], devices: int) -> int:
     """Columns of which a device's share of all values has at most half the rows that int32 can count."""
     values = sum(cut.spec.rows * cut.spec.dim for cut in cuts) / devices
     return max(NARROWEST, math.ceil(values / (MAX_ROWS / 2)))

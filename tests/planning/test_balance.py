@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.commands import assert_refused, inside, write_preset
 
 from recjax.config import presets
+from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
 from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, Segment, check_plan
@@ -287,6 +288,28 @@ def test_mlperfs_tables_whose_vectors_are_pooled(devices: int, most: float) -> N
     plan, loads, _ = balanced(preset[0], devices, *preset[1:])
     assert 0 < padded_mib(plan, preset[0], devices, *preset[1:]) <= most
     assert loads["allocated_bytes"]["imbalance"] <= 1.2
+
+
+@pytest.mark.full
+def test_columns_are_split_where_parts_of_rows_would_send_more() -> None:
+    """bench_multihot: 512 samples a device, 10 ids a bag, 64 columns.
+
+    Five tables hold 1.4 shares each. In 8 parts of rows each would send 8 vectors for a bag, more than distinct rows.
+    """
+    plans = {kind: balanced("bench_multihot", 8, f"embedding.exchange.kind={kind}")[0] for kind in ("rows", "auto")}
+    assert {s.exchange.kind for n in (2, 3, 11, 15, 20) for s in plans["auto"].tables[f"sparse_{n}"]} == {"pooled"}
+    rng = np.random.default_rng(0)
+    sent = dict.fromkeys(plans, 0.0)
+    for name, rows in zip(plans["rows"].tables, CRITEO_KAGGLE_ROWS, strict=True):
+        distinct = np.unique((rng.zipf(1.1, 5120) - 1) % min(rows, 1_000_000)).size
+        for kind, plan in plans.items():
+            for s in (s for s in plan.tables[name] if s.placement != "data_parallel"):
+                first, last = s.column_range(64)
+                parts = 1 if isinstance(s.owners, int) else 8 if s.owners == "all" else len(s.owners)
+                row, vectors = 2 * 4 * (last - first), 512 * parts
+                by_rows = s.exchange.kind == "rows"
+                sent[kind] += distinct * (4 + row) if by_rows else 5120 * 4 + vectors * row
+    assert sent["rows"] >= 2.5 * sent["auto"]
 
 
 def padded_mib(plan: Plan, preset: str, devices: int, *overrides: str) -> float:

@@ -68,7 +68,7 @@ def test_the_width_with_which_samples_send_least() -> None:
     columns for 4 ids, 260 in all. Otherwise it has a buffer for itself, over all devices: 16 * 128 + 1.
     """
     cuts, demand = demand_of((384_000, 128, 1), *[(4500, 32, 1 / 12)] * 512, devices=16)
-    assert cut_width(cuts, demand, 1.0) == 32
+    assert cut_width(cuts, demand) == 32
     assert cut_all(cuts, demand, 32, 1.0)[0] == Cut(
         cuts[0].spec, 32, 2, "16.00 of a device's part of a buffer of 128 columns"
     )
@@ -78,7 +78,7 @@ def test_the_width_with_which_samples_send_least() -> None:
 def test_of_equal_widths_the_widest() -> None:
     """Beside small tables of as many columns, with so many of the ids that its rows are split in any case."""
     cuts, demand = demand_of((384_000, 128, 1), *[(4500, 128, 0.01)] * 128, devices=16)
-    assert cut_width(cuts, demand, 1.0) == 128
+    assert cut_width(cuts, demand) == 128
 
 
 def test_a_remainder_is_32_columns_at_least() -> None:
