@@ -6,7 +6,8 @@ levels of a tree are steps like any other.
 
 Sizes are shares of M, the bytes of the collective: all-reduce, broadcast, reduce: the tensor; all-to-all: what a rank
 sends, its own part included; reduce-scatter: what a rank puts in; all-gather: what a rank has at the end (as in
-nccl-tests). The root of a broadcast or reduce is rank 0 of its group.
+nccl-tests). The root of a broadcast or reduce is rank 0 of its group. A `send_recv` is one message of M bytes from a
+rank to another one, as a send and the receive of it; its sender leaves at once, whether or not the receiver is there.
 
 The endpoint delay is charged for every message received, and once before the first message is sent; the trees, as in
 ASTRA-sim, leave the latter out.
@@ -47,10 +48,12 @@ class Schedule:
     Attributes:
       steps: equal steps may be the same object.
       starts_with_delay: whether the first message waits for the endpoint delay.
+      sender_waits: whether a sender, too, goes on only when its messages have arrived.
     """
 
     steps: tuple[Step, ...]
     starts_with_delay: bool = True
+    sender_waits: bool = False
 
 
 def _ring_pass(n: int, steps: int) -> Schedule:
@@ -197,6 +200,17 @@ def _direct_reduce(shape: Sequence[int]) -> Schedule:
     return Schedule(((Send(np.where(np.arange(n) > 0, 0, -1), 1.0),),) if n > 1 else ())
 
 
+def _first_to_last(shape: Sequence[int]) -> Schedule:
+    n = math.prod(shape)
+    return Schedule(((_one(n, 0, n - 1),),) if n > 1 else (), sender_waits=True)
+
+
+def _all_to_next(shape: Sequence[int]) -> Schedule:
+    """Every rank to the one after it: a pipeline in full flow, or a shift."""
+    n = math.prod(shape)
+    return Schedule(((Send(np.roll(np.arange(n), -1), 1.0),),) if n > 1 else (), sender_waits=True)
+
+
 def _double_binary_tree(shape: Sequence[int]) -> tuple[Schedule, ...]:
     """Two trees, of which chunks take one by turns; a leaf of one is an inner rank of the other (for even n)."""
     n = math.prod(shape)
@@ -224,6 +238,7 @@ ALGORITHMS: dict[str, dict[str, Callable[[Sequence[int]], Schedule | tuple[Sched
     "all_to_all": {"direct": _direct_exchange, "ring": _ring_all_to_all},
     "broadcast": {"tree": _tree_broadcast, "ring": _chain_broadcast, "direct": _direct_broadcast},
     "reduce": {"tree": _tree_reduce, "ring": _chain_reduce, "direct": _direct_reduce},
+    "send_recv": {"direct": _first_to_last, "ring": _all_to_next},
 }
 
 
@@ -276,7 +291,7 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
       dims: that take part; None for all.
 
     Raises:
-      ConfigError: see `schedules`; or as many algorithms as there are no dimensions.
+      ConfigError: see `schedules`; as many algorithms as there are no dimensions; or a send_recv by dimensions.
     """
     dims = tuple(range(len(shape)) if dims is None else dims)
     sizes = [shape[d] for d in dims]
@@ -286,6 +301,8 @@ def phases(collective: str, algorithm: str, shape: Sequence[int], dims: Sequence
     word, _, rest = algorithm.partition(":")
     if word != "hierarchical" and "," not in algorithm:
         return [Phase(dims, schedules(collective, algorithm, sizes), 1.0)]
+    if collective == "send_recv":
+        raise ConfigError(f"send_recv is one message, which has no phases: take direct or ring, not {algorithm}.")
     names = (rest if word == "hierarchical" else algorithm).split(",")
     if names == [""]:
         names = [{"all_to_all": "direct", "broadcast": "tree", "reduce": "tree"}.get(collective, "ring")]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from recjax.simulate.workload import Workload
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
-_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce")
+_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce",
+                "send_recv")  # fmt: skip
 _NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
             "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
             "tcp_start", "shortcut")  # fmt: skip
@@ -60,12 +61,13 @@ def add(
                "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
     one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
     one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
-                     "ranks (of broadcast and reduce: tree, ring, direct); or one for each dimension, as in "
-                     "ring,direct or hierarchical (default: ring; direct for all_to_all, tree for broadcast and "
+                     "ranks (of broadcast and reduce: tree, ring, direct; of send_recv: direct, from the first rank to "
+                     "the last, or ring, from every rank to the next); or one for each dimension, as in ring,direct or "
+                     "hierarchical (default: ring; direct for all_to_all and send_recv, tree for broadcast and "
                      "reduce)")  # fmt: skip
     one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce, "
-                     "broadcast, reduce: the tensor; all-to-all: what a rank sends; reduce-scatter: its input; "
-                     "all-gather: its output")  # fmt: skip
+                     "broadcast, reduce: the tensor; send_recv: the message; all-to-all: what a rank sends; "
+                     "reduce-scatter: its input; all-gather: its output")  # fmt: skip
     _network_options(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
     one.set_defaults(in_flight=64)
 

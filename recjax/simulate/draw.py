@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RANKS = 16  # whose operations the trace shows at most
 COLOURS = {"compute": "#4c72b0", "exposed": "#c44e52", "all_reduce": "#dd8452", "all_to_all": "#55a868",
            "all_gather": "#8172b3", "reduce_scatter": "#937860", "broadcast": "#8c8c4e",
-           "reduce": "#57a0a8"}  # fmt: skip
+           "reduce": "#57a0a8", "send_recv": "#b07aa1"}  # fmt: skip
 
 
 def save(drawn: Figure, path: Path) -> None:

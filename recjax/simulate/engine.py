@@ -166,7 +166,8 @@ class Engine:
             for links, ticks, receiver, size, _ in messages:
                 for link in links:
                     self.bytes_on[link] += size
-                self._deliver(run, step, receiver, now + max(ticks) + sum(self._latency[link] for link in links))
+                time = now + max(ticks) + sum(self._latency[link] for link in links)
+                self._deliver(run, step, actor, receiver, time)
             return
         for message in messages:
             self._enter(now, label, actor, run, message, step, 0)
@@ -185,7 +186,7 @@ class Engine:
         end += self._latency[link]
         hop += 1
         if hop == len(links):
-            self._deliver(run, step, receiver, end)
+            self._deliver(run, step, actor, receiver, end)
             return
         self._leave(link, (end, label, actor, 0, run, message, step, hop))
 
@@ -196,12 +197,17 @@ class Engine:
             heapq.heappush(self._heap, event)
         output.append(event)
 
-    def _deliver(self, run: Run, step: int, receiver: int, time: int) -> None:
+    def _deliver(self, run: Run, step: int, sender: int, receiver: int, time: int) -> None:
         """A message will be at its receiver at that time."""
-        at = step * self._actors + receiver
+        self._arrive(run, step, receiver, time)
+        if run.program.sender_waits:
+            self._arrive(run, step, sender, time)
+
+    def _arrive(self, run: Run, step: int, actor: int, time: int) -> None:
+        at = step * self._actors + actor
         if time > run.latest[at]:
             run.latest[at] = time
         run.missing[at] -= 1
-        if not run.missing[at] and run.waiting[receiver] == step:
-            run.waiting[receiver] = -1
-            self._resume_at(run.latest[at] + self._endpoint, run, receiver, step)
+        if not run.missing[at] and run.waiting[actor] == step:
+            run.waiting[actor] = -1
+            self._resume_at(run.latest[at] + self._endpoint, run, actor, step)

@@ -36,14 +36,15 @@ class Program:
 
     Attributes:
       sends: step -> actor -> messages.
-      receives: messages to wait for, of step s and actor a at [s * actors + a].
-      starts_with_delay: as in `Schedule`.
+      receives: arrivals to wait for, of step s and actor a at [s * actors + a].
+      starts_with_delay, sender_waits: as in `Schedule`.
       most_sends: of one actor in a step.
     """
 
     sends: list[list[tuple[Message, ...]]]
     receives: list[int]
     starts_with_delay: bool
+    sender_waits: bool
     most_sends: int
 
 
@@ -94,8 +95,13 @@ class Network:
                 )
         found = [steps[id(step)] for step in schedule.steps]
         most = max((len(messages) for sends, _ in found for messages in sends), default=0)
-        receives = [count for _, counts in found for count in counts]
-        return Program([sends for sends, _ in found], receives, schedule.starts_with_delay, most)
+        receives = [
+            count + schedule.sender_waits * len(messages)
+            for sends, counts in found
+            for messages, count in zip(sends, counts, strict=True)
+        ]
+        sends = [messages for messages, _ in found]
+        return Program(sends, receives, schedule.starts_with_delay, schedule.sender_waits, most)
 
     def _step(self, sends: list[Send], size_bytes: float) -> tuple[list[tuple[Message, ...]], list[int]]:
         ranks = np.arange(self.topology.size)

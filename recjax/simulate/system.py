@@ -16,7 +16,7 @@ from recjax.simulate.topology import Topology
 from recjax.simulate.workload import Workload
 
 DEFAULT_ALGORITHMS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "direct",
-                      "broadcast": "tree", "reduce": "tree"}  # fmt: skip
+                      "broadcast": "tree", "reduce": "tree", "send_recv": "direct"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

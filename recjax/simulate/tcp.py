@@ -198,7 +198,7 @@ class TcpEngine(Engine):
             at = step * self._actors + receiver
             run.latest[at] = max(run.latest[at], end)
         else:
-            self._deliver(run, step, receiver, end)
+            self._deliver(run, step, actor, receiver, end)
 
     def _lose(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
         if self.network.stands_for > 1:

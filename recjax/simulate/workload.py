@@ -26,9 +26,10 @@ class Operation:
       name: unique in a workload.
       kind: "compute" or "collective".
       duration_ns: of a computation: one for all ranks, or one for each.
-      collective: "all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast" or "reduce".
-      bytes: M of the collective, on a rank (see `collectives`): all-reduce, broadcast, reduce: the tensor; all-to-all:
-        all that a rank sends; reduce-scatter: a rank's input; all-gather: a rank's output.
+      collective: "all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce" or
+        "send_recv".
+      bytes: M of the collective, on a rank (see `collectives`): all-reduce, broadcast, reduce: the tensor; send_recv:
+        the message; all-to-all: all that a rank sends; reduce-scatter: a rank's input; all-gather: a rank's output.
       splits: of an all-to-all whose parts are unequal, instead of `bytes`: [n][n], what the i-th member of a group
         sends to the j-th. Such a one is exchanged directly.
       group: None for all ranks; or dimensions of the topology, as in `(0,)`: the ranks that differ in these alone.

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from recjax.simulate.workload import Operation, Workload
 
 
+_MESSAGES = ("send", "recv")
+
+
 def read_workload(folder: Path, topology: Topology | None) -> Workload:
     """Reads a trace as a workload, each event an operation; only the collectives' own times are left out.
 
@@ -27,13 +30,18 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
     for and its beginning (a thread that had no core, a program that was not launched yet) is its operation's lateness,
     which `recjax.simulate.workload.without_lateness` takes away.
 
+    The k-th message that a rank sends to another is the k-th that the other receives from it: an operation of the two,
+    which both wait for.
+
     Args:
       folder: as for `recjax.comms.formats.read_trace`.
       topology: of as many ranks as the trace has; None for a workload of as many ranks as that may be.
 
     Raises:
       DataError: the trace is damaged, lacks ranks, has as many as the topology has not, its ranks do not have the same
-        collectives in the same order, or it holds a kind of event that is not simulated.
+        collectives in the same order, a message has a sender or a receiver alone, or it holds a kind of event that is
+        not simulated.
+      ConfigError: two ranks wait for each other, as where both send before they receive.
     """
     from recjax.comms.formats import read_trace
     from recjax.simulate.workload import from_operations
@@ -49,6 +57,7 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
     ranks = [_placed(trace.ranks[rank], linked) for rank in range(trace.world)]
     late_ns = [_late_ns(events) for events in ranks]
     alike = len({tuple((e.kind, len(e.group), e.deps) for e in events) for events in ranks}) == 1
+    alike &= not any(event.kind in _MESSAGES for events in ranks for event in events)
     made = (_together if alike else _apart)(ranks, late_ns, folder)
     return dataclasses.replace(from_operations(folder.resolve().name, made), ranks=trace.world)
 
@@ -97,21 +106,26 @@ def _together(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float
 
 
 def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]], folder: Path) -> list[Operation]:
-    """An operation for each collective, and one for each rank's time of computing."""
+    """An operation for each collective and message, and one for each rank's time of computing."""
     from recjax.comms.trace import COMPUTE
     from recjax.simulate.workload import Operation
 
-    if len({sum(event.kind != COMPUTE for event in events) for events in ranks}) > 1:
+    own = (COMPUTE, *_MESSAGES)
+    if len({sum(event.kind not in own for event in events) for events in ranks}) > 1:
         raise DataError(
             f"{folder}: its ranks have unequal numbers of collectives; only such that do the same are simulated."
         )
     made: list[Operation] = []
+    messages = _Messages(len(ranks))
     names: list[list[str]] = [[] for _ in ranks]  # of each rank's events that are made
     while any(len(names[rank]) < len(events) for rank, events in enumerate(ranks)):
         for rank, events in enumerate(ranks):
-            while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind == COMPUTE:
+            while len(names[rank]) < len(events) and (event := events[len(names[rank])]).kind in own:
                 after = tuple(names[rank][d] for d in event.deps)
                 took, own_late_ns = float(event.duration_ns or 0), late_ns[rank][len(names[rank])]
+                if event.kind in _MESSAGES:
+                    names[rank].append(messages.add(event, rank, after, own_late_ns))
+                    continue
                 names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
                 made.append(
                     Operation(names[rank][-1], "compute", took, ranks=((rank,),), late_ns=own_late_ns,
@@ -125,7 +139,50 @@ def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]],
             for known in names:
                 known.append(name)
             made.append(dataclasses.replace(_operation(heads, late, name, f"{folder}, {name}"), depends_on=after))
-    return made
+    return made + messages.operations(folder)
+
+
+class _Messages:
+    """Messages between two ranks, each of which has a part of it."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._count: dict[tuple[str, int, int], int] = {}
+        self._ends: dict[str, dict[str, tuple[Event, tuple[str, ...], float]]] = {}  # name -> kind -> its event
+        self._pairs: dict[str, tuple[int, int]] = {}
+
+    def add(self, event: Event, rank: int, after: tuple[str, ...], late_ns: float) -> str:
+        """One end of a message; returns the message's name."""
+        peer = event.group[-1]
+        pair = (rank, peer) if event.kind == "send" else (peer, rank)
+        number = self._count[event.kind, *pair] = self._count.get((event.kind, *pair), 0) + 1
+        name = f"message {number} of rank {pair[0]} to rank {pair[1]}"
+        self._ends.setdefault(name, {})[event.kind] = event, after, late_ns
+        self._pairs[name] = pair
+        return name
+
+    def operations(self, folder: Path) -> list[Operation]:
+        """An operation for each message; DataError for one that has one end alone."""
+        from recjax.simulate.workload import Operation
+
+        made = []
+        for name, ends in self._ends.items():
+            if lacking := [kind for kind in _MESSAGES if kind not in ends]:
+                rank = self._pairs[name][_MESSAGES.index(lacking[0])]
+                raise DataError(
+                    f"{folder}: {name} has no {lacking[0]}. Rank {rank} lacks the event, or sends and receives are not "
+                    "in the same order; only a trace whose messages have both ends is simulated."
+                )
+            (sent, *_), late_ns = ends["send"], [0.0] * self._world
+            for kind, rank in zip(_MESSAGES, self._pairs[name], strict=True):
+                late_ns[rank] = ends[kind][2]
+            after = tuple(dict.fromkeys(needed for _, needs, _ in ends.values() for needed in needs))
+            made.append(
+                Operation(name, "collective", collective="send_recv", bytes=float(sent.padded_bytes),
+                          ranks=(self._pairs[name],), late_ns=tuple(late_ns) if any(late_ns) else (),
+                          depends_on=after, layer=sent.phase or "send_recv", phase=sent.scope)
+            )  # fmt: skip
+        return made
 
 
 def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str, place: str) -> Operation:

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 from support.commands import assert_refused, inside
-from support.simulating import finish, topology
+from support.simulating import finish, topology, write_trace
 
 from recjax.comms.formats import chakra_protobuf, recjax_json
-from recjax.comms.trace import Event, Trace
+from recjax.comms.trace import Event
 from recjax.errors import DataError
 from recjax.simulate.execution import simulate
 from recjax.simulate.system import System
@@ -28,13 +28,6 @@ def events(rank, sends=(), computes_us=(3, 3)):
     )  # fmt: skip
 
 
-def write(folder, format, ranks):
-    folder.mkdir()
-    for name, content in format.write(Trace(len(ranks), dict(enumerate(ranks)))).items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def play(folder, **system):
     where = topology("fully_connected:2")  # a byte a nanosecond
     return simulate(read_workload(folder, where), where, System(**system))
@@ -43,7 +36,7 @@ def play(folder, **system):
 @FORMATS
 def test_a_trace_plays_as_its_dependencies_say(tmp_path, format):
     """The exchange takes 2 us, computing 3; then a ring all-reduce of twice 3 us."""
-    result = play(write(tmp_path / "trace", format, [events(0), events(1)]))
+    result = play(write_trace(tmp_path / "trace", format, [events(0), events(1)]))
     ends = [finish(result, operation.name)[0] for operation in result.workload.operations]
     assert ends == [2000, 3000, 9000] and result.shortcut
     assert [operation.layer for operation in result.workload.operations] == ["row_exchange", "compute", "dense_grads"]
@@ -54,7 +47,7 @@ def test_true_splits_and_unequal_computing_are_kept(tmp_path, format):
     """Rank 0 sends 3500 bytes to rank 1, and 100 come back; rank 1 computes for 5 us."""
     ranks = [events(0, (400, 3500), (3, 5)), events(1, (100, 50), (3, 5))]
     ranks = [tuple(dataclasses.replace(e, receives=()) for e in rank) for rank in ranks]
-    result = play(write(tmp_path / "trace", format, ranks))
+    result = play(write_trace(tmp_path / "trace", format, ranks))
     names = [operation.name for operation in result.workload.operations]
     assert finish(result, names[0]) == [100, 3500] and finish(result, names[1]) == [3000, 5000]
     assert result.time_ns == 5000 + 6000
@@ -66,7 +59,7 @@ def test_computing_that_is_cut_unlike_stays_with_its_rank(tmp_path):
     parts = (Event(1, "compute", start_ns=0, duration_ns=1000), Event(2, "compute", start_ns=2000, duration_ns=2000,
                                                                       deps=(0, 1)))  # fmt: skip
     second = (exchange, *parts, dataclasses.replace(reduce, id=3, deps=(0, 2)))
-    result = play(write(tmp_path / "trace", recjax_json, [events(0), second]))
+    result = play(write_trace(tmp_path / "trace", recjax_json, [events(0), second]))
     reduced = result.workload.operations[-1].name
     assert finish(result, result.workload.operations[0].name) == [2000, 2000]
     assert result.started[-1].tolist() == [3000, 4000] and finish(result, reduced) == [10_000, 10_000]
@@ -74,14 +67,14 @@ def test_computing_that_is_cut_unlike_stays_with_its_rank(tmp_path):
 
 def test_without_dependencies_each_event_waits_for_the_one_before(tmp_path):
     plain = [tuple(dataclasses.replace(e, deps=()) for e in events(rank)) for rank in (0, 1)]
-    assert play(write(tmp_path / "trace", recjax_json, plain)).time_ns == 2000 + 3000 + 6000
+    assert play(write_trace(tmp_path / "trace", recjax_json, plain)).time_ns == 2000 + 3000 + 6000
 
 
 def test_a_broadcast_is_simulated(tmp_path):
     """As DDP has one of its buffers at the start: 4000 bytes from rank 0 to rank 1, at a byte a nanosecond."""
     ranks = [(Event(0, "broadcast", group=(0, 1), in_bytes=4000, out_bytes=4000), *events(r)) for r in range(2)]
     ranks = [tuple(dataclasses.replace(e, id=i, deps=(i - 1,) if i else ()) for i, e in enumerate(of)) for of in ranks]
-    result = play(write(tmp_path / "trace", recjax_json, ranks))
+    result = play(write_trace(tmp_path / "trace", recjax_json, ranks))
     assert finish(result, result.workload.operations[0].name) == [0, 4000]
     assert result.time_ns == 4000 + 2000 + 3000 + 6000
 
@@ -89,14 +82,14 @@ def test_a_broadcast_is_simulated(tmp_path):
 def test_groups_are_kept(tmp_path):
     """Ranks 0, 2 and 1, 3 reduce among themselves."""
     ranks = [(Event(0, "all_reduce", group=(r % 2, r % 2 + 2), in_bytes=100, out_bytes=100),) for r in range(4)]
-    workload = read_workload(write(tmp_path / "trace", recjax_json, ranks), topology("ring:4"))
+    workload = read_workload(write_trace(tmp_path / "trace", recjax_json, ranks), topology("ring:4"))
     assert workload.operations[0].ranks == ((0, 2), (1, 3))
 
 
 def test_groups_of_ranks_of_which_one_stands_for_all(tmp_path):
     """As of a run with mesh.hosts=2. Two ranks reduce 4000 bytes: 2000 each way, twice, at a byte a nanosecond."""
     ranks = [(Event(0, "all_reduce", group=(r % 2, r % 2 + 2), in_bytes=4000, out_bytes=4000),) for r in range(4)]
-    folder = write(tmp_path / "trace", recjax_json, ranks)
+    folder = write_trace(tmp_path / "trace", recjax_json, ranks)
     how = ("simulate", "workload", folder, "--topology", "fully_connected:4", "--bandwidth", "1GB/s", "--json")
     for shortcut in ("always", "never"):
         result = inside(*how, "--shortcut", shortcut, "--out", tmp_path / shortcut).result
@@ -111,7 +104,7 @@ def test_collectives_go_one_after_the_other_unless_told(tmp_path):
     """
     sizes = {"group": (0, 1), "in_bytes": 4000, "out_bytes": 4000, "deps": (0,)}
     rank = (Event(0, "compute", duration_ns=0), *(Event(i, "all_to_all", phase=f"p{i}", **sizes) for i in (1, 2)))
-    folder = write(tmp_path / "trace", recjax_json, [rank, rank])
+    folder = write_trace(tmp_path / "trace", recjax_json, [rank, rank])
     how = (
         "simulate",
         "workload",
@@ -139,7 +132,7 @@ def test_short_names_of_layers_stand_upright(tmp_path, monkeypatch):
 
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    folder = write_trace(tmp_path / "trace", recjax_json, [events(0), events(1)])
     inside("simulate", "workload", folder, "--topology", "switch:2", "--bandwidth", "1GB/s", "--out", tmp_path / "out")
     drawn[0].draw_without_rendering()
     layers, raw, line = drawn[0].axes
@@ -150,7 +143,7 @@ def test_short_names_of_layers_stand_upright(tmp_path, monkeypatch):
 
 
 def test_the_command_takes_a_folder(tmp_path):
-    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    folder = write_trace(tmp_path / "trace", recjax_json, [events(0), events(1)])
     how = ("simulate", "workload", folder, "--bandwidth", "1GB/s")
     assert inside(*how, "--topology", "fully_connected:2", "--json").result["time_ns"] == 9000
     assert_refused(inside(*how, "--topology", "switch:4"), 3, "has 2 ranks, and --topology 4")
@@ -166,13 +159,13 @@ def test_the_command_takes_a_folder(tmp_path):
     ],
 )
 def test_what_cannot_be_simulated_is_refused(tmp_path, change, why):
-    folder = write(tmp_path / "trace", recjax_json, change([events(0), events(1)]))
+    folder = write_trace(tmp_path / "trace", recjax_json, change([events(0), events(1)]))
     with pytest.raises(DataError, match=why):
         read_workload(folder, topology("switch:2"))
 
 
 def test_a_trace_without_all_its_files_is_refused(tmp_path):
-    folder = write(tmp_path / "trace", recjax_json, [events(0), events(1)])
+    folder = write_trace(tmp_path / "trace", recjax_json, [events(0), events(1)])
     next(path for path in sorted(folder.iterdir()) if "1" in path.name).unlink()
     with pytest.raises(DataError, match="rank 1"):
         read_workload(folder, topology("switch:2"))

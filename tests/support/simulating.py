@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from recjax.comms.trace import Event, Trace
 from recjax.simulate.execution import simulate
 from recjax.simulate.system import Result, System
 from recjax.simulate.topology import read_topology
@@ -43,6 +46,14 @@ def play(operations: list[Operation], where: Any, shortcut: Any = "auto", **syst
 def workload(operations: list[Operation]) -> Workload:
     """A workload of these."""
     return from_operations("test", operations)
+
+
+def write_trace(folder: Path, format: Any, ranks: Sequence[Sequence[Event]]) -> Path:
+    """A new folder with a trace of these events, by rank; `format` is a module of `recjax.comms.formats`."""
+    folder.mkdir()
+    for name, content in format.write(Trace(len(ranks), {r: tuple(of) for r, of in enumerate(ranks)})).items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def finish(result: Result, name: str) -> list[float]:
