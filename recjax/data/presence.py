@@ -197,8 +197,8 @@ def _covered(tables: Sequence[Items]) -> dict[str, Any]:
     }
 
 
-def to_text(described: dict[str, Any]) -> str:
-    """The same as tables for a person."""
+def item_rows(described: dict[str, Any]) -> list[list[str]]:
+    """A table of the same, heads first: the items of each table, and how many of them take most look-ups."""
     shares = [f"{share:.0%}" for share in COVERAGES]
     head = ["table", "rows V", "items seen", "look-ups", *(f"items for {share}" for share in shares)]
     rows = []
@@ -206,8 +206,11 @@ def to_text(described: dict[str, Any]) -> str:
         needed = zip(table["items_for"], table["items_for_share"], strict=True)
         numbers = [f"{table[key]:,}" for key in ("rows", "items", "ids")]
         rows.append([table["name"], *numbers, *(f"{n:,} ({share:.1%})" for n, share in needed)])
-    lines = [f"presence in {described['batches']} batches of {described['batch_size']:,}", ""]
-    lines += [*aligned([head, *rows]), ""]
+    return [head, *rows]
+
+
+def batch_rows(described: dict[str, Any]) -> list[list[str]]:
+    """Likewise: the items that are in at least so many batches, and the look-ups that they take."""
     steps = [n for n in (1, 2, 5, 10, 20, 50, 80, 90, 95, 100) if n <= described["batches"]]
     histogram = {int(n): count for n, count in described["histogram"].items()}
     items = sum(histogram.values())
@@ -217,7 +220,13 @@ def to_text(described: dict[str, Any]) -> str:
         reached = [int(n) for n in described["accesses"] if int(n) >= least]
         access = described["accesses"][str(min(reached))] if reached else 0.0
         table.append([f"{least} batches", f"{count:,}", f"{count / max(1, items):.2%}", f"{access:.2%}"])
-    lines += aligned(table)
+    return table
+
+
+def to_text(described: dict[str, Any]) -> str:
+    """The same as tables for a person."""
+    lines = [f"presence in {described['batches']} batches of {described['batch_size']:,}", ""]
+    lines += [*aligned(item_rows(described)), "", *aligned(batch_rows(described))]
     if described["new"] is not None:
         lines += ["", f"items of a batch that no batch before it had: {described['new']:.2%} (mean of the later half)"]
     return "\n".join(lines)

@@ -6,11 +6,14 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from recjax.errors import ConfigError
 from recjax.utils.paths import expanded
+
+if TYPE_CHECKING:
+    from recjax.studies.report import Report
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
 _PRESET = "movietweetings"
@@ -78,7 +81,7 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.add_argument(
         "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
     )
-    hot.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for figures and hot_rows.json")
+    hot.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report")
     hot.add_argument("--rows", default="1000,4000,16000", metavar="K,...", help="numbers of hot rows (default: "
                      "1000,4000,16000)")  # fmt: skip
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
@@ -119,6 +122,15 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
                       "command goes on with what is left of the study")  # fmt: skip
 
 
+def _finish(options: argparse.Namespace, show: Print, made: Report, result: Mapping[str, Any]) -> None:
+    """Writes a study's report and all its figures, and shows them."""
+    from recjax.studies.report import to_json, to_text, write
+
+    files = write(made, result, options.out)
+    shown = {**result, "report": to_json(made)}
+    show(options, shown, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}")
+
+
 def _replicas(options: argparse.Namespace, show: Print) -> None:
     import dataclasses
 
@@ -144,7 +156,10 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
 
 def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     from recjax.config import presets
-    from recjax.studies.hot_rows import study
+    from recjax.studies import report
+    from recjax.studies.hot_rows import draw, study, told
+
+    began = time.monotonic()
 
     def numbers(name: str) -> tuple[int, ...]:
         text = getattr(options, name)
@@ -153,56 +168,55 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
         return tuple(int(word) for word in text.split(","))
 
     how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps)
-    result = study.study(presets.load(options.preset, options.overrides), options.out, how)
-    show(options, result, lambda: study.to_text(result))
+    say = functools.partial(print, "hot_rows:", file=sys.stderr, flush=True)
+    result = study.study(presets.load(options.preset, options.overrides), how, say)
+    made = told.report(result, report.provenance(began, **result["about"]), draw.pictures(result))
+    _finish(options, show, made, result)
 
 
 def _communication(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies.communication import study
-    from recjax.studies.report import to_json, to_text
 
     if options.ranks < 2 or (options.devices is not None and options.devices < 0):
         raise ConfigError(
             f"--ranks is {options.ranks} and --devices {options.devices}; give at least 2 and at least 0."
         )
     say = functools.partial(print, "communication:", file=sys.stderr, flush=True)
-    made, result, files = study.study(options.out, options.full, options.ranks, options.devices, say)
-    shown = {**result, "report": to_json(made)}
-    show(options, shown, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}")
+    made, result = study.study(options.out, options.full, options.ranks, options.devices, say)
+    _finish(options, show, made, result)
 
 
 def _hoti2020(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies.hoti2020 import observed, study
     from recjax.studies.hoti2020.draw import pictures
-    from recjax.studies.report import provenance, to_json, to_text, write
+    from recjax.studies.report import provenance
 
     began = time.monotonic()
     names = options.experiments.split(",") if options.experiments else tuple(study.EXPERIMENTS)
-    say = functools.partial(print, "hoti2020:", file=sys.stderr)
+    say = functools.partial(print, "hoti2020:", file=sys.stderr, flush=True)
     chunks = options.chunks or (1024 if options.full else 32)
     found = study.run(options.out, options.ranks, chunks, options.full, names, say)
     made = observed.report(found, provenance(began), pictures(found))
-    files = write(made, found, options.out)
-    show(
-        options, {**found, "report": to_json(made)}, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}"
-    )
+    _finish(options, show, made, found)
 
 
 def _foresight(options: argparse.Namespace, show: Print) -> None:
-    from recjax.studies.foresight import study
+    from recjax.studies import report
+    from recjax.studies.foresight import study, told
 
+    began = time.monotonic()
     minutes = options.minutes if options.minutes is not None else 0.0 if options.full else 10.0
     if not 0 <= minutes < float("inf"):
         raise ConfigError(f"--minutes is {options.minutes}; give 0 or more.")
     size = study.FULL if options.full else study.SMALL
     say = functools.partial(print, "foresight:", file=sys.stderr, flush=True)
-    result = study.study(options.out, size, options.machine, options.seed, minutes, not options.no_published, say)
-    show(options, result, lambda: study.to_text(result, options.out))
+    with_published = not options.no_published
+    result, pictures = study.study(options.out, size, options.machine, options.seed, minutes, with_published, say)
+    made = told.report(result, report.provenance(began), pictures)
+    _finish(options, show, made, result)
 
 
 def _sdm(options: argparse.Namespace, show: Print) -> None:
-    import time
-
     from recjax.studies import report
     from recjax.studies.sdm import study, told
     from recjax.studies.sdm.workload import Size
@@ -216,5 +230,4 @@ def _sdm(options: argparse.Namespace, show: Print) -> None:
     say = functools.partial(print, "sdm:", file=sys.stderr, flush=True)
     result = study.study(options.out, how, say)
     made = told.report(result, report.provenance(began))
-    files = report.write(made, result, options.out)
-    show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(files)}")
+    _finish(options, show, made, result)

@@ -10,7 +10,7 @@ from support.machines import MACHINE
 
 from recjax.errors import ConfigError
 from recjax.planning.machine import write
-from recjax.studies.foresight import campaign, cases, measure, published, study
+from recjax.studies.foresight import campaign, cases, measure, published, study, told
 from recjax.studies.foresight.analysis import Found, errors, kendall_tau, rankings, signs
 
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
@@ -72,7 +72,7 @@ def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():
 
 
 @pytest.fixture
-def told(monkeypatch):
+def faked(monkeypatch):
     """Returns what would be measured and predicted, without doing it."""
     calls = []
 
@@ -87,21 +87,46 @@ def told(monkeypatch):
     return calls
 
 
-def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, told):
+def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, faked):
     all_cases = cases.cases(TINY.configs, 0, 0, 0, (), "", 0)
     campaign.begin(tmp_path, {"seed": 0})
     assert campaign.run(tmp_path, all_cases, MACHINE, 2, 0.1, 0, lambda text: None)
-    assert len(told) == 3 * 3  # a prediction and two passes of each
+    assert len(faked) == 3 * 3  # a prediction and two passes of each
     lines = (tmp_path / campaign.RECORDS).read_text().splitlines()
     (tmp_path / campaign.RECORDS).write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while writing
     assert len(campaign.records(tmp_path)) == 8
-    assert campaign.run(tmp_path, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(told) == 10
+    assert campaign.run(tmp_path, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(faked) == 10
     with pytest.raises(ConfigError, match="other settings"):
         campaign.begin(tmp_path, {"seed": 1})
 
 
+def test_the_report_sets_errors_beside_published_ones():
+    """Predictions 5% and 100% off: a geometric mean of sqrt(0.05 x 1); kernels alone are 75% off in both cases."""
+    configs = [found("a", 1.05, 1.0, 1.0, kernels_ms=0.25), found("b", 2.0, 1.0, 1.0, kernels_ms=0.25)]
+    plans = [found(f"few on 2: {name}", p, m, kind="plan") for name, p, m in (("auto", 1, 1.0), ("planner", 2, 2.0))]
+    about = {"machine": "here", "calibration": {}, "seed": 0, "complete": False, "cases": 9, "done": 2, "caveat": "",
+             "device": "cpu"}  # fmt: skip
+    model_a = [{"what": "slow", "step_ms": 100.0, "samples_per_s": 1e6, "exposed_share": 0.8},
+               {"what": "large", "step_ms": None}]  # fmt: skip
+    result = {"about": about, "errors": errors(configs), "rankings": rankings(plans), "signs": signs(configs),
+              "refused": {"c": "too large"}, "lin": published.LIN,
+              "published": {"rows": model_a, "assumptions": ["x"], "mflop_per_sample": 640.0,
+                            "published": published.MODEL_A}}  # fmt: skip
+    report = told.report(result, {}, [])
+    rows = {row.figure: row for row in report.rows if row.quantity != "samples/s"}
+    assert rows["end to end"].same is False and rows["end to end"].ours == "22.4% of 2 cases, the worst 2.00x"
+    assert rows["kernels alone"].same is True and "GMAE 75.0%, the worst 4.00x; 100% too short" in \
+        rows["kernels alone"].ours  # fmt: skip
+    assert rows["ranking"].ours.startswith("tau 1.00") and "takes 2.00 of the best one's" in rows["ranking"].why
+    speeds = [row for row in report.rows if row.quantity == "samples/s"]
+    assert [(row.same, row.ours) for row in speeds] == [(True, "1,000,000 (predicted)"), (False, "no plan fits")]
+    assert rows["model A"].same is False  # 80% against 40%
+    assert [section.title for section in report.sections] == ["Errors", "Plans", "Model A", "Refused"]
+    assert "Not complete: the same command goes on from here." in report.sections[0].notes
+
+
 @pytest.mark.full
-def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_path, told, monkeypatch):
+def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_path, faked, monkeypatch):
     monkeypatch.setattr(study, "SMALL", TINY)
     monkeypatch.setattr(published, "model_a", lambda: {
         "published": published.MODEL_A, "assumptions": ["x"], "mflop_per_sample": 1.0,
@@ -118,8 +143,9 @@ def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_pat
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     result = json.loads((out / "foresight.json").read_text())
     assert result["about"]["complete"] and result["about"]["done"] == result["about"]["cases"]
-    again = len(told)
-    assert inside(*how, "--json").status == 0 and len(told) == again  # all was done before
+    assert result["report"]["rows"] and (out / "foresight.html").is_file() and (out / "foresight.md").is_file()
+    again = len(faked)
+    assert inside(*how, "--json").status == 0 and len(faked) == again  # all was done before
     assert_refused(inside(*how, "--seed", "1"), 2, "other settings")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from recjax.config.presets import load
 from recjax.data.presence import Items, Presence
 from recjax.embedding.plan import Plan, RowIds, Segment
 from recjax.errors import ConfigError
-from recjax.studies.hot_rows import draw, study
+from recjax.studies.hot_rows import draw, study, told
 from recjax.studies.hot_rows.measure import Arm, Contestant, contiguous_imbalance
 
 
@@ -32,7 +31,7 @@ def made(label: str, rows: int, padded: float, cpu: float) -> dict[str, Any]:
             "imbalance": 1.1, "contiguous_imbalance": 2.0, "times": times}  # fmt: skip
 
 
-def test_what_is_told(tmp_path: Path) -> None:
+def test_what_is_told() -> None:
     labels = [arm.label for arm in study.arms((9,), True)]
     assert labels == ["row-wise, no dedup", "row-wise, dedup", "9 hot, no dedup", "9 hot, dedup", "table-wise, pooled"]
     measures = [(800.0, 12.0), (400.0, 10.0), (200.0, 8.0), (160.0, 6.0), (100.0, 24.0)]
@@ -46,11 +45,21 @@ def test_what_is_told(tmp_path: Path) -> None:
                  "items_for_share": [0.1, 0.8, 1.0]}}  # fmt: skip
     about = {"model": "dlrm", "data": "zipf", "batch_size": 4, "dim": 8}
     result = {"about": about, "presence": described, "arms": arms, "summary": [line]}
-    text = study.to_text(result)
-    assert "2.16 to 16.8" in text and "2.00 to 2.00 times less CPU time" in text
-    drawn = draw.figures(result, tmp_path)
-    assert [path.name for path in drawn] == ["presence.png", "bytes.png", "cpu.png"]
-    assert all(path.stat().st_size > 10_000 for path in drawn)
+    drawn = draw.pictures(result)
+    assert [picture.name for picture in drawn] == ["presence.png", "bytes.png", "cpu.png"]
+    assert all(len(picture.png) > 10_000 for picture in drawn)
+    report = told.report(result, {}, drawn)
+    rows = {row.quantity: row for row in report.rows}
+    cpu = rows["CPU time of a step, times less than row-wise, no dedup, 2 device(s)"]
+    assert cpu.source == "2.16 to 16.8 times faster" and cpu.same is False  # the best way needs half the time
+    assert cpu.ours == "best 2.00 (dedup 1.20, hot 1.50, hot and dedup 2.00, pooled 0.50)"
+    sent = rows["bytes sent, times less than row-wise, no dedup, 2 device(s)"]
+    assert sent.ours.startswith("best 8.00") and sent.same is None
+    assert rows["items of a batch that no batch before it had"].same is False  # a quarter
+    assert rows["share of the items that takes 90% of the look-ups"].ours == "80.0% on zipf"
+    tables = {table.title: table.rows for section in report.sections for table in section.tables}
+    assert tables["2 device(s)"][4][:4] == ["9 hot, dedup", "50%", "160", "5.00"]
+    assert ["2 batches", "1", "10.00%", "60.00%"] in tables["items by the number of batches that they are in"]
 
 
 @pytest.mark.full

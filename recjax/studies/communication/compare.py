@@ -15,13 +15,14 @@ from recjax.studies.communication.draw import (
     size_rows,
 )
 from recjax.studies.communication.shape import BASE, PIECE
+from recjax.studies.foresight import published
 from recjax.studies.report import Picture, Report, Row, Section, Table
 from recjax.utils.units import size_text
 
 # Known of the publication; "shown" where it has a picture whose numbers are not known here.
 PUBLISHED = {"parameters": 793e9, "mean_dim": 93, "least_dim": 4, "most_dim": 384, "pooling": 15, "layers": 20,
              "mean_width": 3375, "mflop": 638, "samples": 512, "ranks": 128}  # fmt: skip
-SPEED, SHARE = 1.2e6, 0.40  # samples/s; of the time in communication
+SHARE = published.MODEL_A["exposed_share"]  # of the time in communication
 SHOWN = "shown; its numbers are not known here"
 _FACTS = {"parameters": "parameters", "least_dim": "least D", "most_dim": "largest D", "mean_dim": "mean D",
           "pooling": "ids a bag, mean", "layers": "layers of the MLPs", "mean_width": "their mean width",
@@ -191,16 +192,7 @@ def _variations(cases: Mapping[str, Any]) -> list[Row]:
 
 
 def _times(result: Mapping[str, Any]) -> list[Row]:
-    found = []
-    for row in result["published"]["rows"]:
-        if row["step_ms"] is None:
-            continue
-        share, speed = row["exposed_share"], row["samples_per_s"]
-        found.append(Row("time", "communication that nothing hides, of a step", f"about {SHARE:.0%}",
-                         f"{share:.0%} (predicted)", abs(share / SHARE - 1) <= 0.25,
-                         f"whole model A on 128 V100: {row['what']}"))  # fmt: skip
-        found.append(Row("time", "samples/s", f"{SPEED:,.0f}", f"{speed:,.0f} (predicted)",
-                         abs(speed / SPEED - 1) <= 0.25, "likewise"))  # fmt: skip
+    found = published.rows("time", result["published"]["rows"])
     names = of_variation(result["compiled"], "buckets")
     hidden = {n: _hidden(result["compiled"][n]["time"], "dense_grads") for n in names}
     text = ", ".join(f"{label('buckets', n)} {share:.0%}" for n, share in hidden.items())

@@ -108,7 +108,8 @@ def _bytes(cases: Mapping[str, Any]) -> bytes:
     panel.set_yticks(range(len(names)), names, fontsize=9)
     panel.invert_yaxis()
     panel.set_xlabel("MiB of a rank in a step, padding included")
-    plots.legend_beside(panel)
+    panel.set_xlim(left=0)
+    plots.legend_of_all(figure, panel)
     return plots.png(figure)
 
 
@@ -156,7 +157,7 @@ def _time(cases: Mapping[str, Any]) -> bytes:
     panel.set_yticks(range(len(names)), names, fontsize=9)
     panel.invert_yaxis()
     panel.set_xlabel("ms a step")
-    plots.legend_beside(panel)
+    plots.legend_of_all(figure, panel)
     return plots.png(figure)
 
 

@@ -25,7 +25,7 @@ from recjax.studies.communication import compare, draw
 from recjax.studies.communication.shape import FULL, MEASURED, SMALL, Case, Size, cases, config, facts
 from recjax.studies.finished import Finished
 from recjax.studies.foresight.published import model_a
-from recjax.studies.report import Report, provenance, write
+from recjax.studies.report import Report, provenance
 from recjax.tracing.record import compiled, record
 
 NAME = "communication"
@@ -34,11 +34,11 @@ _STEPS = 5  # measured of each case
 
 def study(
     out: Path, full: bool, ranks: int, devices: int | None, say: Callable[[str], None]
-) -> tuple[Report, dict[str, Any], list[str]]:
-    """Runs what is left of the study and writes its report.
+) -> tuple[Report, dict[str, Any]]:
+    """Runs what is left of the study.
 
     Args:
-      out: folder of parts, pictures and report.
+      out: folder of the parts.
       full: whether model A is compiled whole; hours.
       ranks: to compile for.
       devices: to measure on; None: all that the machine has, cores where it has no accelerator; 0: nothing is measured.
@@ -46,7 +46,7 @@ def study(
 
     Returns:
       the report; all figures, as JSON has them: "size", "facts", "compiled" and "measured" (case -> see `_figures`),
-      "published" (what `published.model_a` predicts); names of the files.
+      "published" (what `published.model_a` predicts).
 
     Raises:
       ConfigError, DataError, DeviceError: as for a training, or `out` holds another study.
@@ -68,8 +68,7 @@ def study(
     say("predicting model A on 128 V100")
     result["published"] = kept.get("published", model_a)
     about = provenance(began, jax=jax.__version__, ranks=f"{ranks} compiled, {on} measured")
-    report = compare.report(result, about, draw.pictures(result))
-    return report, result, write(report, result, out)
+    return compare.report(result, about, draw.pictures(result)), result
 
 
 def _devices() -> int:

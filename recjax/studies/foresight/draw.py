@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from recjax.studies.foresight.analysis import Found
-from recjax.utils.files import write_whole
+from recjax.studies.report import Picture
 from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, PALETTE, figure, literal, logarithmic, plain, png
 
+ERRORS, PLANS = "errors.png", "plans.png"
 
-def figures(result: dict[str, Any], found: Sequence[Found], out: Path) -> list[str]:
-    """Draws what there is; returns the names of the files in `out`."""
-    written = []
-    if any(one.kind == "config" for one in found):
-        write_whole(out / "errors.png", _errors(result, [one for one in found if one.kind == "config"]))
-        written.append("errors.png")
+
+def pictures(result: dict[str, Any], found: Sequence[Found]) -> list[Picture]:
+    """Draws what there is."""
+    made = []
+    if configs := [one for one in found if one.kind == "config"]:
+        made.append(Picture(ERRORS, "Predicted and measured times of random models, and errors of predictions that "
+                            "leave something out.", _errors(result, configs)))  # fmt: skip
     if result["rankings"]:
-        write_whole(out / "plans.png", _plans(result["rankings"]))
-        written.append("plans.png")
-    return written
+        made.append(Picture(PLANS, "Measured and predicted times of every plan, the fastest first.",
+                            _plans(result["rankings"])))  # fmt: skip
+    return made
 
 
 def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:

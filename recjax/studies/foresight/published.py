@@ -8,6 +8,7 @@ kernels alone up to 71% off; these stand beside the errors that the campaign mea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from recjax import settings
@@ -15,6 +16,7 @@ from recjax.config import presets
 from recjax.planning.machine import Machine, Quantity, open_machine
 from recjax.planning.planner import answer
 from recjax.planning.resolve import resolve_plan
+from recjax.studies.report import Row
 from recjax.train.planned import question
 from recjax.train.table_specs import specs
 
@@ -68,6 +70,28 @@ def model_a() -> dict[str, Any]:
             "ratio": prediction.samples_per_s / MODEL_A["samples_per_s"],
         })  # fmt: skip
     return {"published": MODEL_A, "assumptions": list(ASSUMPTIONS), "mflop_per_sample": mflop, "rows": rows}
+
+
+def rows(figure: str, found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Published figures of model A beside the predicted ones; the same within a quarter.
+
+    Args:
+      figure: of the source.
+      found: "rows" of `model_a`.
+    """
+    speed, share = MODEL_A["samples_per_s"], MODEL_A["exposed_share"]
+    compared = []
+    for row in found:
+        assumed = f"whole model A on 128 V100: {row['what']}"
+        if row["step_ms"] is None:
+            compared.append(Row(figure, "samples/s", f"{speed:,.0f}", "no plan fits", False, assumed))
+            continue
+        waits, fast = row["exposed_share"], row["samples_per_s"]
+        compared.append(Row(figure, "communication that nothing hides, of a step", f"about {share:.0%}",
+                            f"{waits:.0%} (predicted)", abs(waits / share - 1) <= 0.25, assumed))  # fmt: skip
+        compared.append(Row(figure, "samples/s", f"{speed:,.0f}", f"{fast:,.0f} (predicted)",
+                            abs(fast / speed - 1) <= 0.25, "likewise"))  # fmt: skip
+    return compared
 
 
 def _with_network(machine: Machine, bytes_per_s: float) -> Machine:

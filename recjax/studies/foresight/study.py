@@ -21,8 +21,7 @@ from recjax.planning import report
 from recjax.planning.machine import Machine, open_machine, shipped, write
 from recjax.studies.foresight import analysis, campaign, draw, published
 from recjax.studies.foresight.cases import cases
-from recjax.utils.files import write_json
-from recjax.utils.text import aligned
+from recjax.studies.report import Picture
 
 MACHINE = "machine.json"
 QUIET = 0.05  # of the CPU, for other processes: above it a measurement says so
@@ -57,8 +56,8 @@ FULL = Size({1: 60, 2: 10, 4: 10, 8: 10}, 10, 20, 5, (2, 8), 3, 3.0, False)
 
 def study(
     out: Path, size: Size, machine: str, seed: int, minutes: float, with_published: bool, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Goes on with the campaign in a folder, or begins one, and reports what there is.
+) -> tuple[dict[str, Any], list[Picture]]:
+    """Goes on with the campaign in a folder, or begins one.
 
     Args:
       out: the folder.
@@ -70,9 +69,9 @@ def study(
       tell: called with what is being done.
 
     Returns:
-      JSON values: "about", with "complete", "cases", "done" and "caveat"; "errors", see `analysis.errors`; "rankings",
-      see `analysis.rankings`; "signs", see `analysis.signs`; "refused", cases with the reason; "published", None if it
-      was not asked for; "lin", what Lin et al. report; "figures", files.
+      JSON values of what there is: "about", with "complete", "cases", "done" and "caveat"; "errors", see
+      `analysis.errors`; "rankings", see `analysis.rankings`; "signs", see `analysis.signs`; "refused", cases with the
+      reason; "published", None if it was not asked for; "lin", what Lin et al. report. And its pictures.
 
     Raises:
       ConfigError, DataError: the folder or the machine is another one's.
@@ -116,9 +115,7 @@ def study(
     if with_published:
         tell("predicting published figures")
         result["published"] = published.model_a()
-    result["figures"] = draw.figures(result, found, out)
-    write_json(out / "foresight.json", result)
-    return result
+    return result, draw.pictures(result, found)
 
 
 def _machine(out: Path, given: str, quick: bool, tell: Callable[[str], None]) -> Machine:
@@ -136,64 +133,3 @@ def _machine(out: Path, given: str, quick: bool, tell: Callable[[str], None]) ->
             write(report.with_note(made, others.share(), quick), path)
             tell(f"measured the machine in {time.monotonic() - began:.0f} s")
     return open_machine(str(path))
-
-
-def to_text(result: dict[str, Any], out: Path) -> str:
-    """The report for people."""
-    about = result["about"]
-    note = about["calibration"].get("note", "")
-    on = f"{about['machine']}{f' ({note})' if note else ''}"
-    lines = [f"predicted on {on}; {about['done']} of {about['cases']} cases done"]
-    lines += [about["caveat"] + ": say so with every figure"] if about["caveat"] else []
-    lines += [] if about["complete"] else ["not complete: the same command goes on from here"]
-    lin = result["lin"]
-    lines += ["", *aligned(_error_rows(result["errors"]))]
-    lines.append(
-        f"Lin et al. on V100: GMAE {lin['end_to_end_gmae']:.2%} from end to end, kernels alone up to "
-        f"{lin['kernels_alone_worst']:.0%} off"
-    )
-    for row in result["rankings"]:
-        text = f"{row['workload']}: best plan {row['best']}; tau {row['tau']:.2f}"
-        text += f", from sizes alone {row['tau_sketch']:.2f}"
-        if "planner" in row:
-            text += f"; the planner's plan takes {row['planner']:.2f} of the best one's time"
-            text += f" and {row['auto']:.2f} of the plain rule's" if "auto" in row else ""
-        lines.append(f"{text} (largest repeat error {row['noise']:.2f})")
-    signs = result["signs"]
-    if signs["changes"]:
-        counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
-        lines.append(f"signs of changes: {counts}")
-    lines += _published_text(result["published"]) if result["published"] else []
-    lines += [f"refused: {name}: {why}" for name, why in result["refused"].items()]
-    return "\n".join([*lines, "", f"in {out}: foresight.json, {', '.join([*result['figures'], campaign.RECORDS])}"])
-
-
-_VARIANTS = {"step_ms": "full prediction", "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads",
-             "sketch_ms": "from sizes alone", "cpu_ms": "CPU time"}  # fmt: skip
-
-
-def _error_rows(errors: dict[str, Any]) -> list[list[str]]:
-    table = [["devices", "prediction", "cases", "ratio, mean", "p50", "p90", "worst", "GMAE", "too short"]]
-    for devices, variants in errors.items():
-        for key, name in _VARIANTS.items():
-            if key in variants:
-                of = variants[key]
-                ratios = [f"{of[ratio]:.3f}" for ratio in ("ratio_mean", "ratio_p50", "ratio_p90", "worst")]
-                table.append([devices, name, str(of["points"]), *ratios, f"{of['gmae']:.1%}", f"{of['low']:.0%}"])
-        table.append([devices, "repeat error of the measurement", "", f"{variants['repeat']:.3f}", *[""] * 5])
-    return table
-
-
-def _published_text(found: dict[str, Any]) -> list[str]:
-    table = [["model A on 128 V100", "ms a step", "samples/s", "exposed"]]
-    speed = found["published"]["samples_per_s"]
-    exposed = f"about {found['published']['exposed_share']:.0%}"
-    table.append(["published (Chu et al.)", f"{65_536 / speed * 1e3:.3g}", f"{speed:,.0f}", exposed])
-    for row in found["rows"]:
-        cells = ["no plan fits", "", ""]
-        if row["step_ms"] is not None:
-            cells = [f"{row['step_ms']:.3g}", f"{row['samples_per_s']:,.0f}", f"{row['exposed_share']:.0%}"]
-        table.append([row["what"], *cells])
-    mflop = found["mflop_per_sample"]
-    assumed = [f"assumed: {text}" for text in found["assumptions"]]
-    return ["", *aligned(table), f"forward products of the preset: {mflop:,.0f} MFLOP a sample", *assumed]

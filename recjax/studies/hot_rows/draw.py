@@ -1,47 +1,49 @@
-"""The figures of the study of hot rows."""
+"""The pictures of the study of hot rows."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recjax.studies.report import Picture
 from recjax.utils import plots
-from recjax.utils.files import write_whole
 
 
-def figures(result: dict[str, Any], out: Path) -> list[Path]:
-    """Draws all: the paths of the pictures."""
-    made = [_presence(result, out / "presence.png"), _arms(result, out / "bytes.png", "bytes sent a step, MiB", _bytes)]
-    if "times" in result["arms"][0]:
-        made.append(_arms(result, out / "cpu.png", "CPU time of a step, ms", _cpu))
+def pictures(result: dict[str, Any]) -> list[Picture]:
+    """Draws the presence of items, bytes and, where they were measured, times."""
+    with plots.literal():
+        made = [Picture("presence.png", "Items by the number of batches that they are in, and the look-ups that the "
+                        "most present ones take.", _presence(result)),
+                Picture("bytes.png", "Bytes that a device sends for the tables in a step.",
+                        _arms(result, "bytes sent a step, MiB", _bytes))]  # fmt: skip
+        if "times" in result["arms"][0]:
+            made.append(Picture("cpu.png", "CPU time of a step, routing included.",
+                                _arms(result, "CPU time of a step, ms", _cpu)))  # fmt: skip
     return made
 
 
-def _presence(result: dict[str, Any], path: Path) -> Path:
+def _presence(result: dict[str, Any]) -> bytes:
     """In how many batches items are, and the look-ups that those in at least so many take."""
     found = result["presence"]
-    with plots.literal():
-        figure = plots.figure(10.0, 4.0)
-        left, right = figure.subplots(1, 2)
-        batches = [int(n) for n in found["histogram"]]
-        plots.plain(left)
-        left.bar(batches, list(found["histogram"].values()), color=plots.BLUE, width=1.0)
-        left.set_yscale("log")
-        left.set_xlabel(f"batches of {found['batches']} that an item is in")
-        left.set_ylabel("items")
-        counts = np.array(list(found["histogram"].values()))
-        at_least = np.cumsum(counts[::-1])[::-1] / counts.sum()
-        plots.plain(right, grid="both")
-        right.plot(100 * at_least, [100 * share for share in found["accesses"].values()], color=plots.ORANGE)
-        right.set_xscale("log")
-        right.set_xlabel("items, % of those seen, the most present first")
-        right.set_ylabel("look-ups that they take, %")
-        right.set_ylim(0, 101)
-        figure.suptitle(_title(result), fontsize=10)
-        write_whole(path, plots.png(figure))
-    return path
+    figure = plots.figure(10.0, 4.0)
+    left, right = figure.subplots(1, 2)
+    batches = [int(n) for n in found["histogram"]]
+    plots.plain(left)
+    left.bar(batches, list(found["histogram"].values()), color=plots.BLUE, width=1.0)
+    left.set_yscale("log")
+    left.set_xlabel(f"batches of {found['batches']} that an item is in")
+    left.set_ylabel("items")
+    counts = np.array(list(found["histogram"].values()))
+    at_least = np.cumsum(counts[::-1])[::-1] / counts.sum()
+    plots.plain(right, grid="both")
+    right.plot(100 * at_least, [100 * share for share in found["accesses"].values()], color=plots.ORANGE)
+    plots.logarithmic(right, ["x"])
+    right.set_xlabel("items, % of those seen, the most present first")
+    right.set_ylabel("look-ups that they take, %")
+    right.set_ylim(0, 101)
+    figure.suptitle(_title(result), fontsize=10)
+    return plots.png(figure)
 
 
 def _bytes(of: dict[str, Any]) -> float:
@@ -52,22 +54,20 @@ def _cpu(of: dict[str, Any]) -> float:
     return float(of["times"]["cpu_ms"])
 
 
-def _arms(result: dict[str, Any], path: Path, unit: str, measure: Any) -> Path:
+def _arms(result: dict[str, Any], unit: str, measure: Any) -> bytes:
     """A panel for each number of devices, a bar for each way to hold the tables."""
     devices = list(dict.fromkeys(of["devices"] for of in result["arms"]))
-    with plots.literal():
-        own = [[of for of in result["arms"] if of["devices"] == n] for n in devices]
-        figure = plots.figure(5.4 * len(devices), 1.4 + 0.34 * len(own[0]))
-        for panel, number, found in zip(figure.subplots(1, len(devices), squeeze=False)[0], devices, own, strict=True):
-            plots.plain(panel, grid="x")
-            labels = [of["label"] for of in found][::-1]
-            colours = [plots.GREY if not of["rows"] else plots.ORANGE for of in found][::-1]
-            panel.barh(labels, [measure(of) for of in found][::-1], color=colours)
-            panel.set_xlabel(unit)
-            panel.set_title(f"{number} device(s)", fontsize=9)
-        figure.suptitle(_title(result), fontsize=10)
-        write_whole(path, plots.png(figure))
-    return path
+    own = [[of for of in result["arms"] if of["devices"] == n] for n in devices]
+    figure = plots.figure(5.4 * len(devices), 1.4 + 0.34 * len(own[0]))
+    for panel, number, found in zip(figure.subplots(1, len(devices), squeeze=False)[0], devices, own, strict=True):
+        plots.plain(panel, grid="x")
+        labels = [of["label"] for of in found][::-1]
+        colours = [plots.GREY if not of["rows"] else plots.ORANGE for of in found][::-1]
+        panel.barh(labels, [measure(of) for of in found][::-1], color=colours)
+        panel.set_xlabel(unit)
+        panel.set_title(f"{number} device(s)", fontsize=9)
+    figure.suptitle(_title(result), fontsize=10)
+    return plots.png(figure)
 
 
 def _title(result: dict[str, Any]) -> str:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,12 +21,8 @@ from recjax.config.run import RunConfig
 from recjax.data import presence
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.studies.hot_rows import draw
 from recjax.studies.hot_rows.measure import Arm, Contestant, by_turns, contiguous_imbalance, trainer_presence
-from recjax.utils.files import write_json
-from recjax.utils.text import aligned
 
-PAPER = (2.16, 16.8)  # times, against TFDE, TorchRec and HugeCTR on 32 V100 (PCIe)
 LONG_BAG = 4  # ids of a bag from which pooled vectors take part
 
 
@@ -58,24 +52,22 @@ class Options:
             raise ConfigError("--batches and --steps must be at least 1, --rounds at least 0.")
 
 
-def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
-    """Runs the study and writes its figures and hot_rows.json.
+def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs the study.
 
     Args:
       config: data and model.
-      out: folder to write, made if need be.
       options: what to compare.
+      say: called with what is being done.
 
     Returns:
       JSON values: "about"; "presence", as `presence.describe` gives it; "arms", for each number of devices and way to
       hold the tables "label", "devices", "rows" (K), "covered", "bytes", "imbalance", "contiguous_imbalance" and, if
-      they were measured, "times"; "summary", what is set beside the paper's figures; "figures", paths; "seconds".
+      they were measured, "times"; "summary", see `summary`.
 
     Raises:
-      ConfigError, DataError, DeviceError: as `build_trainer`, or `out` cannot be written.
+      ConfigError, DataError, DeviceError: as `build_trainer`.
     """
-    started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     make_mesh(MeshConfig(max(options.devices), config.mesh.platform))  # the largest first: see there
     source = config.data.open()
     train = config.train
@@ -95,11 +87,8 @@ def study(config: RunConfig, out: Path, options: Options) -> dict[str, Any]:
     }
     long = max((feature.bag or LONG_BAG for feature in source.schema.features), default=1) >= LONG_BAG
     for devices in options.devices:
-        result["arms"] += _on(devices, config, options, long)
+        result["arms"] += _on(devices, config, options, long, say)
     result["summary"] = summary(result["arms"])
-    result["figures"] = [str(path) for path in draw.figures(result, out)]
-    result["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out / "hot_rows.json", result)
     return result
 
 
@@ -115,11 +104,13 @@ def arms(rows: tuple[int, ...], long: bool) -> list[Arm]:
     return found
 
 
-def _on(devices: int, config: RunConfig, options: Options, long: bool) -> list[dict[str, Any]]:
+def _on(
+    devices: int, config: RunConfig, options: Options, long: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """All arms on some devices."""
     contestants = []
     for arm in arms(options.rows, long):
-        _tell(f"{devices} device(s): compiling {arm.label}")
+        say(f"{devices} device(s): compiling {arm.label}")
         common = (f"mesh.devices={devices}", f"embedding.hot.batches={options.batches}")
         made = settings.override(config, [*common, "embedding.hot.memory_mib=1000000", *arm.overrides])
         contestants.append(Contestant(arm, made, options.steps))
@@ -138,7 +129,7 @@ def _on(devices: int, config: RunConfig, options: Options, long: bool) -> list[d
         for one in contestants
     ]
     if options.rounds:
-        _tell(f"{devices} device(s): taking turns")
+        say(f"{devices} device(s): taking turns")
         for of, times in zip(found, by_turns(contestants, options.rounds, options.steps), strict=True):
             of["times"] = times
     return found
@@ -172,51 +163,3 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line["best"] = min(own, key=measure)["label"]
         results.append(line)
     return results
-
-
-def to_text(result: dict[str, Any]) -> str:
-    """The study's table."""
-    about = result["about"]
-    lines = [f"hot rows: {about['model']} on {about['data']}, batches of {about['batch_size']:,}, D={about['dim']}", ""]
-    lines += [presence.to_text(result["presence"]), ""]
-    for line in result["summary"]:
-        own = [of for of in result["arms"] if of["devices"] == line["devices"]]
-        timed = "times" in own[0]
-        head = [
-            f"{line['devices']} device(s)",
-            "ids covered",
-            "bytes sent",
-            "times fewer",
-            "owners' max/mean",
-            "contiguous",
-        ]
-        head += ["route CPU ms", "step CPU ms", "CPU, times less", "+-"] if timed else []
-        cells = [head]
-        for of in own:
-            padded = of["bytes"]["padded"]
-            row = [of["label"], f"{of['covered']:.0%}", f"{padded:,.0f}",
-                   f"{own[0]['bytes']['padded'] / max(1.0, padded):.2f}", f"{of['imbalance']:.3f}",
-                   f"{of['contiguous_imbalance']:.2f}"]  # fmt: skip
-            if timed:
-                times, first = of["times"], own[0]["times"]
-                row += [f"{times['route_cpu_ms']:.2f}", f"{times['step_cpu_ms']:.1f}",
-                        f"{first['cpu_ms'] / times['cpu_ms']:.2f}", f"{times['noise']:.0%}"]  # fmt: skip
-            cells.append(row)
-        lines += [*aligned(cells), ""]
-    best = [max(line.get("cpu", line["bytes"]).values()) for line in result["summary"]]
-    unit = "CPU time" if "times" in result["arms"][0] else "bytes"
-    lines += [
-        "max/mean: rows that the owner asked for most is asked for, over the mean; contiguous: the same if each owner "
-        "had a contiguous range of the ids.",
-        "",
-        f"P2RES reports {PAPER[0]} to {PAPER[1]} times less time than other systems on 32 V100 (PCIe). Here the best "
-        f"way needs {min(best):.2f} to {max(best):.2f} times less {unit} than row-wise without dedup. The rest of the "
-        "difference: dedup takes most of what copies would save (compare both without dedup); host devices share "
-        "memory, so that an exchange costs no more than a copy; and the dense part, which no way changes, is in the "
-        "time of all.",
-    ]
-    return "\n".join(lines)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

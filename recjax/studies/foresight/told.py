@@ -1,0 +1,140 @@
+"""The report of a campaign: errors of predictions beside published ones, rankings of plans, signs of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recjax.studies.foresight import published
+from recjax.studies.foresight.draw import ERRORS, PLANS
+from recjax.studies.report import Picture, Report, Row, Section, Table
+
+_VARIANTS = {"step_ms": "full prediction", "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads",
+             "sketch_ms": "from sizes alone", "cpu_ms": "CPU time"}  # fmt: skip
+
+
+def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
+    """The study's report.
+
+    Args:
+      result: of `study.study`.
+      about: of `report.provenance`.
+      pictures: of `draw.pictures`.
+    """
+    rows = [*_errors(result), *_rankings(result["rankings"]), *_signs(result["signs"])]
+    drawn = {picture.name: [picture] for picture in pictures}
+    errors = Table("predicted over measured time", _error_rows(result["errors"]), (0, 1))
+    sections = [Section("Errors", _conditions(result["about"]), [errors] if result["errors"] else [],
+                        drawn.get(ERRORS, ()))]  # fmt: skip
+    if result["rankings"]:
+        sections.append(Section("Plans", (), [_plan_table(row) for row in result["rankings"]], drawn.get(PLANS, ())))
+    if result["signs"]["changes"]:
+        sections.append(Section("Changes", (), [_change_table(result["signs"])]))
+    assumptions: tuple[str, ...] = ()
+    if found := result["published"]:
+        rows += published.rows("model A", found["rows"])
+        assumptions = tuple(f"Model A: {text}." for text in found["assumptions"])
+        note = f"Forward products of the preset: {found['mflop_per_sample']:,.0f} MFLOP a sample."
+        sections.append(Section("Model A", (note,), [_published(found)]))
+    if result["refused"]:
+        sections.append(Section("Refused", [f"{name}: {why}" for name, why in result["refused"].items()]))
+    return Report(
+        "foresight",
+        "Predictions of step times against measurements",
+        "Z. Lin et al. (arXiv:2201.07821): building a performance model for deep learning recommendation model "
+        "training on GPUs; M. Chu et al. (Meta): workload model A on 128 V100",
+        {**about, **{key: result["about"][key] for key in ("machine", "seed", "complete", "cases", "done", "device")}},
+        rows,
+        assumptions,
+        sections,
+    )
+
+
+def _conditions(about: Mapping[str, Any]) -> list[str]:
+    note = about["calibration"].get("note", "")
+    on = f"{about['machine']}{f' ({note})' if note else ''}"
+    found = [f"Predicted on {on}; {about['done']} of {about['cases']} cases done."]
+    found += [f"{about['caveat']}: say so with every figure."] if about["caveat"] else []
+    return found + ([] if about["complete"] else ["Not complete: the same command goes on from here."])
+
+
+def _errors(result: Mapping[str, Any]) -> list[Row]:
+    lin, found = result["lin"], []
+    for devices, of in result["errors"].items():
+        full, alone = of["step_ms"], of.get("kernels_ms")
+        on = f"{devices} device(s)"
+        theirs = lin["end_to_end_gmae"]
+        found.append(Row("end to end", f"GMAE of a step's predicted time, {on}", f"{theirs:.2%} (one V100)",
+                         f"{full['gmae']:.1%} of {full['points']} cases, the worst {full['worst']:.2f}x",
+                         full["gmae"] <= theirs, f"another machine; repeat error of the measurement "
+                         f"{of['repeat']:.3f}; the same if no larger"))  # fmt: skip
+        if alone:
+            found.append(Row("kernels alone", f"error of the sum of kernels alone, {on}",
+                             f"up to {lin['kernels_alone_worst']:.0%}, above that of all",
+                             f"GMAE {alone['gmae']:.1%}, the worst {alone['worst']:.2f}x; {alone['low']:.0%} too short",
+                             alone["gmae"] > full["gmae"], "the same if above that of the full prediction: what lies "
+                             "between kernels counts"))  # fmt: skip
+    return found
+
+
+def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
+    found = []
+    for row in rankings:
+        text = f"tau {row['tau']:.2f}, from sizes alone {row['tau_sketch']:.2f}; best plan {row['best']}"
+        why = f"largest repeat error {row['noise']:.2f}"
+        if "planner" in row:
+            why = f"the planner's plan takes {row['planner']:.2f} of the best one's time" + (
+                f" and {row['auto']:.2f} of the plain rule's; {why}" if "auto" in row else f"; {why}"
+            )
+        found.append(Row("ranking", f"order of plans, predicted and measured: {row['workload']} devices", "not asked",
+                         text, None, why))  # fmt: skip
+    return found
+
+
+def _signs(signs: Mapping[str, Any]) -> list[Row]:
+    if not signs["changes"]:
+        return []
+    counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
+    return [Row("changes", "signs of changes of a step's time", "not asked", counts, None, "noise: the product of both "
+                "repeat errors")]  # fmt: skip
+
+
+def _error_rows(errors: Mapping[str, Any]) -> list[list[str]]:
+    table = [["devices", "prediction", "cases", "ratio, mean", "p50", "p90", "worst", "GMAE", "too short"]]
+    for devices, variants in errors.items():
+        for key, name in _VARIANTS.items():
+            if key in variants:
+                of = variants[key]
+                ratios = [f"{of[ratio]:.3f}" for ratio in ("ratio_mean", "ratio_p50", "ratio_p90", "worst")]
+                table.append([devices, name, str(of["points"]), *ratios, f"{of['gmae']:.1%}", f"{of['low']:.0%}"])
+        table.append([devices, "repeat error of the measurement", "", f"{variants['repeat']:.3f}", *[""] * 5])
+    return table
+
+
+def _plan_table(row: Mapping[str, Any]) -> Table:
+    rows = [["plan", "measured, ms", "predicted, ms", "from sizes alone, ms", "repeat error"]]
+    for plan in row["plans"]:
+        times = (plan[key] for key in ("measured_ms", "predicted_ms", "sketch_ms"))
+        rows.append([plan["plan"], *(f"{ms:.2f}" for ms in times), f"{plan['repeat']:.2f}"])
+    return Table(f"{row['workload']} devices", rows)
+
+
+def _change_table(signs: Mapping[str, Any]) -> Table:
+    rows = [["change", "predicted", "measured", "noise", "sign"]]
+    for row in signs["changes"]:
+        right = "within the noise" if row["right"] is None else "right" if row["right"] else "wrong"
+        rows.append([row["change"], *(f"{row[key]:.3f}" for key in ("predicted", "measured", "noise")), right])
+    return Table("time of a step over that of its base", rows)
+
+
+def _published(found: Mapping[str, Any]) -> Table:
+    rows = [["model A on 128 V100", "ms a step", "samples/s", "exposed"]]
+    speed = found["published"]["samples_per_s"]
+    exposed = f"about {found['published']['exposed_share']:.0%}"
+    rows.append(["published (Chu et al.)", f"{65_536 / speed * 1e3:.3g}", f"{speed:,.0f}", exposed])
+    for row in found["rows"]:
+        cells = ["no plan fits", "", ""]
+        if row["step_ms"] is not None:
+            cells = [f"{row['step_ms']:.3g}", f"{row['samples_per_s']:,.0f}", f"{row['exposed_share']:.0%}"]
+        rows.append([row["what"], *cells])
+    return Table("", rows)
