@@ -63,6 +63,12 @@ def legend_below(panel: Axes, columns: int = 2, size: float = 8, handles: Sequen
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=size, frameon=False, **given)
 
 
+def legend_of_all(figure: Figure, of: Axes, columns: int = 4) -> None:
+    """One legend for all panels, below them; of all that has a label in one of them."""
+    handles, labels = of.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, edgecolor="none")
+
+
 def legend_beside(panel: Axes, size: float = 8) -> None:
     """A legend to the right of the panel, where it hides neither data nor labels."""
     panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=size, frameon=False)

@@ -156,14 +156,25 @@ def test_what_is_trained(clipped: bool) -> None:
     assert len(set(names)) == len(names)
     assert collections.Counter(seed for _, seed in names) == {0: 14 if clipped else 16, 1: 10 if clipped else 12}
     assert len(list(study.trainings("", dataclasses.replace(options, all_seeds=True), clipped))) == 30 - 4 * clipped
+    with_dot = list(study.trainings("movie", options, clipped, "dot"))
+    assert {(arm.groups, arm.parts, seed) for arm, seed in with_dot if arm.interaction == "dot"} == {
+        (1, "random", 0), (2, "fixed", 0), (1, "random", 1), (2, "fixed", 1)
+    }  # fmt: skip
+    assert [one for one in with_dot if not one[0].interaction] == found
     every = {arm.every for arm, _ in found if arm.sync == "average"}
     assert every == {study.SMALL.iterations // 10}
+
+
+def test_the_other_interaction_has_the_width_that_it_needs() -> None:
+    config = configured(recjax.load("movietweetings", "model.bottom=20"), Arm(1, interaction="dot"), 1, 64)
+    assert (config.model.interaction, config.model.bottom) == ("dot", (32,))
+    assert configured(recjax.load("movietweetings"), Arm(1), 1, 64).model.interaction == "cat"
 
 
 def made_up() -> dict[str, Any]:
     """Results of a study whose every value is chosen by hand."""
     trainings = []
-    for arm, seed in study.trainings("movie", study.SMALL, False):
+    for arm, seed in study.trainings("movie", study.SMALL, False, "dot"):
         measures: dict[str, list[float]] = {"iteration": [0, 100, 200, 300]}
         better = 0.01 * arm.groups + 0.001 * seed
         measures |= {n: [0.5, 0.6, 0.7 + better, 0.7] for n in ("accuracy", "auc", "train_accuracy")}
@@ -216,6 +227,10 @@ def test_the_report_compares_figure_by_figure() -> None:
     assert row("figure 14", "test accuracy of node 1").why == "the nodes differ by 0.0100 (0.0100 to 0.0100)"
     assert "a device sends 2,000 bytes an iteration, for those 1,000" in (
         row("future work", "test AUC of tables averaged every 30 iterations in int8").why
+    )
+    dot = row("figure 5", "the same with the dot interaction, one node")
+    assert dot.why.startswith("on the test split 0.7000") and row("figure 6", "the same with the dot").ours == (
+        "0.6500 (0.6500 to 0.6500)"
     )
     figures = {at for at, _ in rows}
     assert {f"figure {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)} <= figures

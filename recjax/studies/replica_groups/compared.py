@@ -127,6 +127,16 @@ def _training(curves: Curves) -> list[Row]:
         Row("figure 5", "accuracy in training, one node, at the end", "not stated", one.text(), None),
         Row("figure 6", "accuracy in training, two nodes, at the end", "not stated", cluster.text(), None),
     ]
+    for name in interacting(curves):
+        arm = curves.arms[name]
+        figure, nodes, measure, plain = ("figure 5", "one node", "train_accuracy", ONE)
+        if arm["groups"] == 2:
+            figure, nodes, measure, plain = ("figure 6", "two nodes", "own_train_accuracy", PARTED)
+        test = measure.replace("train_", "")
+        quantity = f"the same with the {arm['interaction']} interaction, {nodes}"
+        why = (f"on the test split {curves.last(name, test).text()}, with the other one "
+               f"{curves.last(plain, test).text()}")  # fmt: skip
+        rows.append(Row(figure, quantity, "not stated", curves.last(name, measure).text(), None, why))
     for name, measure, what in (
         (PARTED, "own_accuracy", "the nodes' own tables, data partitioned"),
         (OWN, "accuracy", "the mean of the nodes' tables, samples at random"),
@@ -144,6 +154,11 @@ def _training(curves: Curves) -> list[Row]:
             )
         )
     return rows
+
+
+def interacting(curves: Curves) -> list[str]:
+    """Names of the arms with DLRM's other interaction."""
+    return [name for name, arm in curves.arms.items() if arm["interaction"]]
 
 
 def _sees(name: str) -> str:

@@ -13,8 +13,7 @@ from recjax.studies.report import Picture
 from recjax.utils import plots
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
 _STYLES = ("-", "--", ":", "-.")
 _STACK = ("#4878a8", "#a3c1dd", "#2f7d4f", "#d1662c", "#e6b89c", "#8a6bb1", "#cccccc", "#eeeeee")
@@ -26,10 +25,13 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
     """The pictures of measures against the iteration: lines are means over seeds, bands go from least to largest."""
     curves = Curves(result["trainings"])
     apart = [name for name, arm in curves.arms.items() if arm["sync"] == "never" and not arm["shape"]]
-    apart = [name for name in apart if curves.arms[name]["groups"] == 2 and not curves.arms[name]["delay"]]
+    apart = [n for n in apart if curves.arms[n]["groups"] == 2 and not curves.arms[n]["delay"]]
+    apart = [n for n in apart if not curves.arms[n]["interaction"]]
     one = next(name for name, arm in curves.arms.items() if arm["groups"] == 1)
     fixed = next(name for name in apart if curves.arms[name]["parts"] == "fixed")
     plain = [n for n, a in curves.arms.items() if a["parts"] == "random" and not a["delay"] and a["sync"] != "average"]
+    plain = [n for n in plain if not curves.arms[n]["interaction"]]
+    other = [n for n, a in curves.arms.items() if a["interaction"]]
     open_ = [n for n, a in curves.arms.items() if a["sync"] == "average" or a["delay"]]
     shaped = [name for name, arm in curves.arms.items() if arm["shape"]]
     norms: list[tuple[str, list[Line]]] = [
@@ -68,6 +70,17 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
             ("", ""),
         ),
     ]
+    if other:
+        called = f"{curves.arms[other[0]]['interaction']} interaction"
+        both = [(one, other[0], ""), (fixed, other[1], "own_")]
+        pairs: list[list[Line]] = [
+            [(name, own + measure, f"{what}, {shown}") for name, what in ((arm, "as above"), (turned, called))
+             for measure, shown in (("train_accuracy", "in training"), ("accuracy", "test"))]
+            for arm, turned, own in both
+        ]  # fmt: skip
+        text = f"Figures 5 and 6 again, with DLRM's {called} beside."
+        panels = [("accuracy", lines) for lines in pairs]
+        made.insert(2, _lines(curves, "interaction", panels, text, ("one node", "two nodes")))
     if open_:
         text = "Averages in fewer bytes, and gradients one iteration late: test AUC."
         made.append(_lines(curves, "open", [("test AUC", [(name, "auc", name) for name in open_])], text, ("",)))
@@ -96,17 +109,11 @@ def _lines(
             axis.set_title(title, fontsize=10)
         alike = len({tuple(called for _, _, called in lines) for _, lines in panels}) == 1
         if alike:
-            _legend(figure, axes[0], 1 if max(len(called) for _, _, called in panels[0][1]) > 40 else 2)
+            plots.legend_of_all(figure, axes[0], 1 if max(len(called) for _, _, called in panels[0][1]) > 40 else 2)
         else:
             for axis in axes:
                 plots.legend_below(axis, 1)
         return Picture(f"{name}.png", text, plots.png(figure))
-
-
-def _legend(figure: Figure, of: Axes, columns: int = 4) -> None:
-    """Below the panels, where it hides nothing."""
-    handles, labels = of.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, edgecolor="none")
 
 
 def of_times(result: Mapping[str, Any]) -> list[Picture]:
@@ -144,7 +151,7 @@ def _parts(series: Sequence[Mapping[str, Any]]) -> Picture:
         _stack(axis.barh, [_called(of) for of in series], [of["parts"] for of in series], "left")
         axis.invert_yaxis()
         axis.set_xlabel("ms of an iteration, mean of a profile")
-        _legend(figure, axis)
+        plots.legend_of_all(figure, axis)
         return Picture("parts.png", "Figures 9 and 10: the parts of an iteration.", plots.png(figure))
 
 
@@ -188,7 +195,7 @@ def _varied(result: Mapping[str, Any]) -> Picture:
             axis.set_xticks(range(len(cases)), [f"{c[_KEYS[what]]}\n{short[c['sync']]}" for c in cases], fontsize=8)
             axis.set_xlabel(f"{what}; tables own to each group, or exact")
             axis.set_ylabel("ms of an iteration")
-        _legend(figure, axis)
+        plots.legend_of_all(figure, axis)
         text = "Parts of an iteration with one device a group: groups, batch and columns varied."
         return Picture("times.png", text, plots.png(figure))
 
@@ -212,7 +219,7 @@ def of_bytes(result: Mapping[str, Any]) -> Picture:
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axis.set_ylabel("bytes an iteration and device")
             axis.set_title(f"{groups} groups", fontsize=9)
-        _legend(figure, axes[0])
+        plots.legend_of_all(figure, axes[0])
         text = "Bytes an iteration that the fullest device sends to keep tables synchronous."
         return Picture("bytes.png", text, plots.png(figure))
 

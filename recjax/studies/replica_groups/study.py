@@ -27,6 +27,7 @@ from recjax.data.batch import Schema
 from recjax.data.datasets.yelp import Yelp
 from recjax.data.source import BlockSource
 from recjax.errors import ConfigError
+from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.studies import report
 from recjax.studies.finished import Finished
@@ -106,7 +107,7 @@ def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any
         "device": jax.devices()[0].device_kind,
     }
     result: dict[str, Any] = {"about": about, "trainings": [], "series": [], "times": []}
-    for arm, seed in trainings(feature, options, config.train.clip_norm > 0):
+    for arm, seed in trainings(feature, options, config.train.clip_norm > 0, _other_interaction(config)):
         name = f"{arm.name}, seed {seed}"
         size = SHAPED_BATCH // devices * devices if arm.shape else batch_size
 
@@ -166,13 +167,23 @@ def _parts(schema: Schema, name: str) -> bool:
     return any(f.name == name and f.bag == 1 for f in schema.features)
 
 
-def trainings(feature: str, options: Options, clipped: bool) -> Iterator[tuple[Arm, int]]:
+def _other_interaction(config: RunConfig) -> Literal["", "dot", "cat"]:
+    """The interaction of DLRM that the config does not have; "" for another model."""
+    if not isinstance(config.model, DLRMConfig):
+        return ""
+    return "cat" if config.model.interaction == "dot" else "dot"
+
+
+def trainings(
+    feature: str, options: Options, clipped: bool, interaction: Literal["", "dot", "cat"] = ""
+) -> Iterator[tuple[Arm, int]]:
     """Returns the trainings, with their seeds.
 
     Args:
       feature: that samples can be parted by, or "".
       options: of the study.
       clipped: whether gradients are, which goes with no late ones.
+      interaction: of DLRM, beside the config's own; "" for none.
     """
     every = max(1, options.iterations // 10)
     of_figures = [
@@ -182,6 +193,11 @@ def trainings(feature: str, options: Options, clipped: bool) -> Iterator[tuple[A
         Arm(2, "never", parts="fixed"),
         Arm(2, "never", parts="whole", init="own"),
         *(Arm(2, "never", parts="fixed", shape=shape) for shape in SHAPES),
+        *(
+            (Arm(1, interaction=interaction), Arm(2, "never", parts="fixed", interaction=interaction))
+            if interaction
+            else ()
+        ),
         *(Arm(2, "average", every, precision=precision) for precision in cost.PRECISIONS),
         *(() if clipped else (Arm(2, "exact", delay=1), Arm(2, "never", parts="fixed", delay=1))),
     ]

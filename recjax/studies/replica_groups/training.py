@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.quantize import Precision
 from recjax.embedding.sharded import ShardedEmbeddings
+from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import ACROSS_GROUPS
 from recjax.studies.replica_groups.alignment import distances
 from recjax.studies.replica_groups.arranged import Arranged, Parts
@@ -60,6 +61,7 @@ class Arm:
       precision: `train.average_precision`.
       delay: `train.dense_delay`.
       shape: of model and tables, instead of the preset's.
+      interaction: of DLRM, instead of the preset's; "" for that.
     """
 
     groups: int
@@ -70,6 +72,7 @@ class Arm:
     precision: Precision = "float32"
     delay: int = 0
     shape: Shape | None = None
+    interaction: Literal["", "dot", "cat"] = ""
 
     @property
     def label(self) -> str:
@@ -79,6 +82,7 @@ class Arm:
         words = ["1 group"] if self.groups == 1 else [f"{self.groups} groups", how]
         words += ["seeds of their own"] if self.init == "own" else []
         words += ["late gradients"] if self.delay else []
+        words += [f"{self.interaction} interaction"] if self.interaction else []
         return ", ".join([*words, *([self.shape.label] if self.shape else [])])
 
     @property
@@ -99,8 +103,12 @@ def configured(config: RunConfig, arm: Arm, devices: int, batch_size: int) -> Ru
         "replica_init": arm.init,
         "dense_delay": arm.delay,
     }
+    made = config if arm.shape is None else shaped(config, arm.shape)
+    if arm.interaction and isinstance(made.model, DLRMConfig):
+        model = dataclasses.replace(made.model, interaction=arm.interaction)
+        made = dataclasses.replace(made, model=model.ending_in(made.embedding.dim))
     return dataclasses.replace(
-        config if arm.shape is None else shaped(config, arm.shape),
+        made,
         mesh=mesh,
         train=dataclasses.replace(config.train, batch_size=batch_size * arm.groups, **how),
         small=dataclasses.replace(config.small, below_rows=0),
