@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from recjax.simulate.draw import COLOURS
-from recjax.studies.hoti2020.observed import ratios
+from recjax.studies.hoti2020.observed import NAMES, ratios
 from recjax.studies.hoti2020.study import DIRECT, TREE
 from recjax.studies.report import Picture
-from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png
+from recjax.utils.plots import BLUE, GREY, PALETTE, figure, legend_of_all, literal, logarithmic, plain, png
 
 
 def pictures(found: dict[str, Any]) -> list[Picture]:
@@ -30,33 +30,45 @@ def pictures(found: dict[str, Any]) -> list[Picture]:
         "lone_all_reduce.png": (_lone_all_reduce, "lone_all_reduce", "a lone all-reduce against an analytical model"),
         "transport.png": (_transport, "transport", "TCP's window and the switch's buffer"),
     }
-    return [Picture(name, text, png(drawing(found))) for name, (drawing, experiment, text) in drawings.items()
-            if experiment in found]  # fmt: skip
+    with literal():
+        return [Picture(name, f"{text[0].upper()}{text[1:]}.", png(drawing(found)))
+                for name, (drawing, experiment, text) in drawings.items() if experiment in found]  # fmt: skip
 
 
 def _ms(rows: Sequence[dict[str, Any]], key: str = "time_ns") -> np.ndarray:
     return np.array([row[key] for row in rows]) / 1e6
 
 
-def _bars(panel: Any, labels: Sequence[str], title: str) -> None:
-    panel.set_xticks(range(len(labels)), labels, rotation=20, ha="right", fontsize=8)
+def _bars(panel: Any, labels: Sequence[str], title: str, rotation: int = 0) -> None:
+    turned = {"rotation": rotation, "ha": "right"} if rotation else {}
+    panel.set_xticks(range(len(labels)), labels, fontsize=8, **turned)
     panel.set_ylabel("ms")
     panel.set_title(title, fontsize=10)
-    panel.spines[["top", "right"]].set_visible(False)
+    plain(panel)
+
+
+def _grouped(panel: Any, groups: dict[str, Any], width: float = 0.8) -> list[Any]:
+    """Bars side by side, one of each group at every place; returns those of each group."""
+    one = width / len(groups)
+    places = [np.arange(len(heights)) + (i - (len(groups) - 1) / 2) * one for i, heights in enumerate(groups.values())]
+    return [panel.bar(at, heights, one, label=name, color=colour)
+            for at, (name, heights), colour in zip(places, groups.items(), PALETTE, strict=False)]  # fmt: skip
 
 
 def _systems(found: dict[str, Any]) -> Any:
-    drawn = figure(10, 4.2)
+    drawn = figure(9, 4.4)
     for panel, all_reduce in zip(drawn.subplots(1, 2, sharey=True), (TREE, DIRECT), strict=True):
         rows = [row for row in found["systems"] if row["all_reduce"] == all_reduce]
         compute, exposed = _ms(rows, "compute_ns"), _ms(rows, "exposed_communication_ns")
-        panel.bar(range(len(rows)), compute, color=COLOURS["compute"], label="computation")
-        panel.bar(range(len(rows)), exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication")
+        panel.bar(range(len(rows)), compute, color=COLOURS["compute"], label="computation", width=0.7)
+        panel.bar(range(len(rows)), exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication",
+                  width=0.7)  # fmt: skip
         for i, (a, b) in enumerate(zip(compute, exposed, strict=True)):
             panel.text(i, a + b, f"{a + b:.1f} ms\n{b / (a + b):.0%} exposed", ha="center", va="bottom", fontsize=8)
-        _bars(panel, [row["system"] for row in rows], f"two iterations, {all_reduce}")
-        panel.margins(y=0.3)
-        legend_beside(panel)
+        _bars(panel, [row["system"] for row in rows], f"two iterations, {NAMES[all_reduce]}")
+        panel.yaxis.set_tick_params(labelleft=True)
+        panel.margins(x=0.08, y=0.2)
+    legend_of_all(drawn, panel)
     return drawn
 
 
@@ -65,125 +77,127 @@ def _layers(found: dict[str, Any]) -> Any:
     rows = [row for row in found["systems"] if row["all_reduce"] == DIRECT]
     names = [layer["layer"] for layer in rows[0]["layers"]]
     raw, exposed = drawn.subplots(2, 1, sharex=True)
-    for i, row in enumerate(rows):
-        places = np.arange(len(names)) + (i - 1.5) * 0.2
-        latency = [sum(c["raw_latency_ns"] for c in layer["collectives"]) / 1e6 for layer in row["layers"]]
-        raw.bar(places, latency, 0.2, label=row["system"])
-        exposed.bar(places, [layer["exposed_ns"] / 1e6 for layer in row["layers"]], 0.2, label=row["system"])
-    _bars(raw, names, "raw latency of a layer's collectives, two iterations, direct all-reduce")
-    _bars(exposed, names, "exposed communication")
-    legend_beside(raw)
+    latency = {row["system"]: [sum(c["raw_latency_ns"] for c in layer["collectives"]) / 1e6 for layer in row["layers"]]
+               for row in rows}  # fmt: skip
+    _grouped(raw, latency)
+    _grouped(exposed, {row["system"]: [layer["exposed_ns"] / 1e6 for layer in row["layers"]] for row in rows})
+    _bars(raw, names, "raw latency of a layer's collectives, two iterations, direct all-reduce", 30)
+    _bars(exposed, names, "exposed communication", 30)
+    legend_of_all(drawn, raw)
     return drawn
 
 
 def _flops(found: dict[str, Any]) -> Any:
-    drawn = figure(6, 4)
+    drawn = figure(6.5, 4.2)
     panel = drawn.subplots()
     of = ratios(found["flops"])
-    panel.plot(list(of), list(of.values()), marker="o", markersize=4, label="slowest over fastest system")
+    panel.plot(list(of), list(of.values()), marker="o", markersize=4, color=BLUE, label="slowest over fastest system")
     panel.axhline(3, color=GREY, linestyle=":", linewidth=1, label="stated: 3x")
     panel.axvline(60, color=GREY, linestyle="--", linewidth=1, label="stated: 60 TFLOP/s")
     panel.set_xlabel("reached TFLOP/s of a GPU")
     panel.set_ylabel("ratio of times of two iterations")
     panel.set_ylim(bottom=0)
-    panel.spines[["top", "right"]].set_visible(False)
-    legend_beside(panel)
+    plain(panel)
+    legend_of_all(drawn, panel)
     return drawn
 
 
 def _in_flight(found: dict[str, Any]) -> Any:
-    drawn = figure(7, 4)
+    drawn = figure(6.5, 4.2)
     panel = drawn.subplots()
     lifo = [row for row in found["in_flight"] if row["scheduling"] == "lifo"]
     _systems_by(panel, lifo, "in_flight", "chunks in flight, LIFO", 2)
+    legend_of_all(drawn, panel)
     return drawn
 
 
 def _chunks(found: dict[str, Any]) -> Any:
-    return _against(found["chunk_counts"], "chunks", "chunks a collective", 2)
-
-
-def _copies(found: dict[str, Any]) -> Any:
-    drawn = figure(11, 4)
-    for panel, all_reduce in zip(drawn.subplots(1, 2, sharey=True), (TREE, DIRECT), strict=True):
-        rows = [row for row in found["copies"] if row["all_reduce"] == all_reduce]
-        _systems_by(panel, rows, "copy_us", "memory copy, us", 10)
-        panel.set_title(all_reduce, fontsize=10)
+    drawn = figure(6.5, 4.2)
+    panel = drawn.subplots()
+    _systems_by(panel, found["chunk_counts"], "chunks", "chunks a collective", 2)
+    legend_of_all(drawn, panel)
     return drawn
 
 
-def _against(rows: Sequence[dict[str, Any]], key: str, label: str, base: int) -> Any:
-    drawn = figure(6, 4)
-    _systems_by(drawn.subplots(), rows, key, label, base)
+def _copies(found: dict[str, Any]) -> Any:
+    drawn = figure(10, 4.4)
+    for panel, all_reduce in zip(drawn.subplots(1, 2, sharey=True), (TREE, DIRECT), strict=True):
+        rows = [row for row in found["copies"] if row["all_reduce"] == all_reduce]
+        _systems_by(panel, rows, "copy_us", "memory copy, us", 10)
+        panel.yaxis.set_tick_params(labelleft=True)
+        panel.set_title(NAMES[all_reduce], fontsize=10)
+    legend_of_all(drawn, panel)
     return drawn
 
 
 def _systems_by(panel: Any, rows: Sequence[dict[str, Any]], key: str, label: str, base: int) -> None:
-    x = sorted({row[key] for row in rows})
-    systems = dict.fromkeys(row["system"] for row in rows)
-    lines = {system: _ms([row for row in rows if row["system"] == system]).tolist() for system in systems}
-    _curves(panel, x, lines, label, "two iterations, ms", base)
+    lines: dict[str, dict[float, float]] = {}
+    for row in rows:
+        lines.setdefault(row["system"], {})[row[key]] = row["time_ns"] / 1e6
+    _curves(panel, lines, label, "two iterations, ms", base)
     panel.set_ylim(bottom=0)
 
 
-def _curves(
-    panel: Any, x: Sequence[float], lines: dict[str, list[float]], x_label: str, y_label: str, base: int
-) -> None:
-    for (name, y), marker, colour in zip(lines.items(), "osD^vP", PALETTE, strict=False):
-        panel.plot(x, y, marker=marker, markersize=4, label=name, color=colour)
+def _curves(panel: Any, lines: dict[str, dict[float, float]], x_label: str, y_label: str, base: int) -> None:
+    """Lines by name, each x -> y."""
+    for (name, points), marker, colour in zip(lines.items(), "osD^vP", PALETTE, strict=False):
+        panel.plot(list(points), list(points.values()), marker=marker, markersize=4, label=name, color=colour)
     panel.set_xscale("log", base=base)
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     panel.set_xlabel(x_label)
     panel.set_ylabel(y_label)
-    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
-    panel.spines[["top", "right"]].set_visible(False)
-    legend_beside(panel)
+    plain(panel)
 
 
 def _lone_all_reduce(found: dict[str, Any]) -> Any:
-    drawn = figure(10, 4)
-    times, ratios = drawn.subplots(1, 2)
-    rows = found["lone_all_reduce"]
-    x = sorted({row["bytes"] / 2**20 for row in rows})
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["all_reduce"], row["chunks"]), []).append(row)
-    name = "{0[0]}, {0[1]} chunk(s)".format
-    times_ms = {name(group): _ms(r).tolist() for group, r in groups.items()}
-    _curves(times, x, times_ms, "MiB", "with congestion, ms", 2)
-    by_group = {name(group): [row["ratio"] for row in r] for group, r in groups.items()}
-    _curves(ratios, x, by_group, "MiB", "time over the analytical one", 2)
-    ratios.axhline(50, color="#888888", linestyle=":", linewidth=1)
-    for panel in (times, ratios):
-        panel.set_yscale("log")
+    drawn = figure(10, 4.6)
+    times, over = drawn.subplots(1, 2)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in found["lone_all_reduce"]:
+        chunks = f"{row['chunks']} chunk{'s' if row['chunks'] > 1 else ''}"
+        groups.setdefault(f"{NAMES[row['all_reduce']]}, {chunks}", []).append(row)
+    size = "size of the all-reduce, MiB"
+    _curves(times, {name: {r["bytes"] / 2**20: r["time_ns"] / 1e6 for r in rows} for name, rows in groups.items()},
+            size, "with congestion, ms", 2)  # fmt: skip
+    _curves(over, {name: {r["bytes"] / 2**20: r["ratio"] for r in rows} for name, rows in groups.items()},
+            size, "time over the analytical one", 2)  # fmt: skip
+    over.axhline(50, color=GREY, linestyle=":", linewidth=1, label="stated: up to 50x")
+    logarithmic(times, ["y"])
+    logarithmic(over, ["y"])
+    legend_of_all(drawn, over, 3)
     return drawn
 
 
 def _transport(found: dict[str, Any]) -> Any:
-    drawn = figure(11, 7)
-    alone, iterations = drawn.subplots(2, 1)
-    rows = found["transport"]["alone"]
-    labels = []
-    for row in rows[::2]:
-        window = "no TCP"
-        if row["window_bytes"]:
-            window = f"window {row['window_bytes'] / 1e6:g}, buffer {row['buffer_bytes'] / 1e6:g} MB"
-        labels.append(f"{row['system']}\n{window}")
-    for i, what in enumerate(("all_reduce", "many_to_one")):
-        chosen = [row for row in rows if row["what"] == what]
-        bars = alone.bar(np.arange(len(labels)) + (i - 0.5) * 0.35, _ms(chosen), 0.35, label=what)
-        alone.bar_label(bars, [f"{r['lost_segments']} lost" if r["lost_segments"] else "" for r in chosen], fontsize=7)
-    _bars(alone, labels, "alone: all-reduce of 8 MiB (double binary tree), and 1 MiB from every rank to one")
-    alone.set_yscale("log")
-    legend_beside(alone)
-    alone.margins(y=0.2)
-    rows = found["transport"]["iterations"]
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    windows = list(dict.fromkeys(row["window_bytes"] for row in rows))
-    for i, window in enumerate(windows):
-        times = _ms([row for row in rows if row["window_bytes"] == window])
-        label = f"window {window / 1e3:g} kB" if window else "no TCP"
-        iterations.bar(np.arange(len(systems)) + (i - len(windows) / 2) * 0.16, times, 0.16, label=label)
-    _bars(iterations, systems, "two iterations, direct all-reduce")
-    legend_beside(iterations)
-    iterations.margins(y=0.2)
+    drawn = figure(10, 8.4)
+    panels = drawn.subplots(3, 1)
+    alone = found["transport"]["alone"]
+    tree = [row for row in found["transport"]["iterations"] if row["all_reduce"] == TREE]
+    for panel, rows, title in (
+        (panels[0], [row for row in alone if row["what"] == "all_reduce"], "an all-reduce of 8 MiB alone, double "
+         "binary tree"),
+        (panels[1], [row for row in alone if row["what"] == "many_to_one"], "1 MiB from every rank to one"),
+        (panels[2], tree, "two iterations, double binary tree"),
+    ):  # fmt: skip
+        systems = list(dict.fromkeys(row["system"] for row in rows))
+        ways: dict[str, list[dict[str, Any]]] = {_way(row): [] for row in (*alone, *tree)}
+        for row in rows:
+            ways[_way(row)].append(row)
+        given = {way: own for way, own in ways.items() if own}
+        colours = dict(zip(ways, PALETTE, strict=False))
+        for (way, own), bars in zip(given.items(), _grouped(panel, {w: _ms(o) for w, o in given.items()}), strict=True):
+            for bar in bars:
+                bar.set_color(colours[way])
+            panel.bar_label(bars, [f"{r['lost_segments']:,}" if r["lost_segments"] else "" for r in own], fontsize=7)
+        _bars(panel, systems, title + (" (above bars: segments lost)" if any(r["lost_segments"] for r in rows) else ""))
+        panel.margins(y=0.2)
+    for panel in panels[:2]:
+        logarithmic(panel, ["y"])
+    legend_of_all(drawn, panels[0], 4)
     return drawn
+
+
+def _way(row: dict[str, Any]) -> str:
+    if not row["window_bytes"]:
+        return "no TCP"
+    return f"window {row['window_bytes'] / 1e6:g} MB, buffer {row['buffer_bytes'] / 1e6:,g} MB"

@@ -10,7 +10,7 @@ from recjax.studies.hoti2020.study import ASSUMPTIONS, DIRECT, TREE
 from recjax.studies.report import Picture, Report, Row, Section, Table
 from recjax.utils.units import size_text, time_text
 
-_NAMES = {TREE: "double binary tree", DIRECT: "direct"}
+NAMES = {TREE: "double binary tree", DIRECT: "direct"}
 _MIB = 2.0**20
 _LARGEST_LAYER = 8 * _MIB  # 2048 x 2048 weights of 16 bits
 _FLAT = ("Flat100G", "Flat800G")
@@ -46,7 +46,7 @@ def _systems(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         ratio = _spread(times)
         text = f"{ratio:.2f}x: " + ", ".join(f"{name} {time_text(time)}" for name, time in times.items())
         computing = own[0]["compute_ns"] / min(times.values())
-        found.append(Row("systems", f"two iterations, slowest over fastest system ({_NAMES[all_reduce]})", "3x", text,
+        found.append(Row("systems", f"two iterations, slowest over fastest system ({NAMES[all_reduce]})", "3x", text,
                          abs(ratio - 3) <= 0.75, "it hangs on the FLOP/s that are reached, see below: computing is "
                          f"{computing:.0%} of the fastest system's time"))  # fmt: skip
     return found
@@ -91,7 +91,7 @@ def _lone_all_reduce(of: Sequence[Mapping[str, Any]]) -> list[Row]:
             text += size_text(beyond["bytes"])
             at = crossing({math.log2(r["bytes"]): r["ratio"] for r in own}, 50.0)
             why = f"never 50 up to {size_text(own[-1]['bytes'])}" if at is None else f"50x at {size_text(2**at)}"
-            what = f"time over the analytical one ({_NAMES[all_reduce]}, {count} chunk(s))"
+            what = f"time over the analytical one ({NAMES[all_reduce]}, {count} chunk(s))"
             same = abs(most["ratio"] - 50) <= 12.5
             model = _AGREES if (all_reduce, count) == (DIRECT, 1) else "against the same analytical model"
             if count > 1 and all_reduce == DIRECT:
@@ -138,7 +138,7 @@ def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         why = "with their algorithm: a tree across all GPUs pays a copy at each of its 14 steps"
         if all_reduce == DIRECT:
             why = "direct has 2 steps on a flat system, and a hierarchical one more"
-        found.append(Row("memory copies", f"100 us against 0.01 us ({_NAMES[all_reduce]})",
+        found.append(Row("memory copies", f"100 us against 0.01 us ({NAMES[all_reduce]})",
                          "flat systems are more sensitive", text, same, why))  # fmt: skip
     return found
 
@@ -164,12 +164,22 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
     text = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in windows.items())
     found.append(Row("TCP window", "0.1 MB against 0.5 MB, a lone all-reduce of 8 MiB (double binary tree)", _QUESTION,
                      text, None, "a window below bandwidth times round trip bounds the rate"))  # fmt: skip
-    iterations = _by_system(of["iterations"], "window_bytes")
-    text = ", ".join(
-        f"{name} {t[1e5] / t[5e5]:.3f}x (no TCP {t[None] / t[5e5]:.3f}x)" for name, t in iterations.items()
-    )
-    found.append(Row("TCP window", "0.1 MB against 0.5 MB, two iterations (direct)", _QUESTION, text, None,
-                     "a connection of the direct algorithm has less than a window to send"))  # fmt: skip
+    for all_reduce in (TREE, DIRECT):
+        own = [row for row in of["iterations"] if row["all_reduce"] == all_reduce]
+        wide = _by_system([row for row in own if row["buffer_bytes"] != 64e6], "window_bytes")
+        text = ", ".join(f"{name} {t[1e5] / t[5e5]:.3f}x (no TCP {t[None] / t[5e5]:.3f}x)" for name, t in wide.items())
+        why = "a chunk between two neighbours of a tree is as long as a window or longer"
+        if all_reduce == DIRECT:
+            why = "a connection of the direct algorithm has less than a window to send"
+        found.append(Row("TCP window", f"0.1 MB against 0.5 MB, two iterations ({NAMES[all_reduce]})", _QUESTION, text,
+                         None, why))  # fmt: skip
+        small = {row["system"]: row for row in own if row["buffer_bytes"] == 64e6}
+        text = ", ".join(f"{name} {row['time_ns'] / wide[name][5e5]:.3f}x ({row['lost_segments']:,} lost)"
+                         for name, row in small.items())  # fmt: skip
+        lost = any(row["lost_segments"] for row in small.values())
+        found.append(Row("switch buffer", f"64 MB against 1 GB, two iterations ({NAMES[all_reduce]})", _QUESTION, text,
+                         None, "what is lost waits for a timeout" if lost else "all ports are served evenly, and no "
+                         "queue is as long"))  # fmt: skip
     return found
 
 

@@ -30,8 +30,8 @@ ASSUMPTIONS = [
     "a 100 Gb/s port of each GPU to a switch that joins the GPUs of the same number in all nodes. HierOpt: the same "
     "network, with collectives that go dimension by dimension (reduce-scatter inside, all-reduce across, all-gather "
     "inside; all-to-all inside, then across). All links have 0.5 us, those inside nodes too.",
-    "Chunks: the study has 1024 in flat systems and 128 in hierarchical ones, as --full; else 32 in all. "
-    "Iterations with the double binary tree have 16 chunks and no TCP unless --full is given, for all ranks must be "
+    "Chunks: the study has 1024 in flat systems and 128 in hierarchical ones, as --full and the last of the counts "
+    "that are compared; else 32 in all, and 16 in iterations with the double binary tree, for which all ranks must be "
     "played.",
     "The study's all-reduce by all-to-all is the direct algorithm: every rank sends its parts to all others at once, "
     "twice.",
@@ -108,8 +108,8 @@ class Runs:
     def iterations(self, setting: Setting, all_reduce: str, flops: float = 60e12, **system: Any) -> dict[str, Any]:
         """Two iterations: "time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers"."""
         how = _DEFAULTS | {"chunks": self.chunks_of(setting)} | system
-        if all_reduce == TREE and not self.full:  # no rank stands for all: segments would take minutes each
-            how |= {"tcp": None, "chunks": min(self.chunks, _TREE_CHUNKS)}
+        if all_reduce == TREE and not self.full:  # no rank stands for all: minutes each with more chunks
+            how["chunks"] = min(self.chunks, _TREE_CHUNKS)
 
         def run() -> dict[str, Any]:
             shape = dataclasses.replace(PRESETS["hoti2020"], flops_per_s=flops)
@@ -170,12 +170,12 @@ def _in_flight(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _chunk_counts(runs: Runs) -> list[dict[str, Any]]:
-    """By chunks, with copies of 1 us, which is what a chunk costs beside its bytes."""
+    """By chunks up to the study's, with copies of 1 us, which is what a chunk costs beside its bytes."""
     return [
         {"system": setting.name, "chunks": count}
         | {"time_ns": runs.iterations(setting, DIRECT, chunks=count, copy_latency_ns=1e3)["time_ns"]}
         for setting in runs.systems
-        for count in (1, 4, 16, 64, 128, *((256, 1024) if runs.full else ()))
+        for count in (1, 4, 16, 64, 128, *((1024,) if setting.flat else ()))
     ]
 
 
@@ -218,12 +218,13 @@ def _lone_all_reduce(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _transport(runs: Runs) -> dict[str, list[dict[str, Any]]]:
-    """The all-reduce of a top layer and a many-to-one exchange by window and buffer; iterations by window."""
+    """The all-reduce of a top layer and a many-to-one exchange, and whole iterations, by window and buffer."""
     alone, iterations = [], []
     ranks = runs.systems[0].topology.size
     gather = [[float(to == 0 != i) * 2**20 for to in range(ranks)] for i in range(ranks)]
     to_one = Operation("to_one", "collective", collective="all_to_all", splits=tuple(map(tuple, gather)))
     count = min(runs.chunks, 16)
+    ways = (None, TCP, dataclasses.replace(TCP, buffer_bytes=64e6), dataclasses.replace(TCP, window_bytes=1e5))
     for setting in runs.systems:
         for window in (None, 5e5, 1e5):
             for buffer in (16e6, 64e6, 1e9):
@@ -236,10 +237,12 @@ def _transport(runs: Runs) -> dict[str, list[dict[str, Any]]]:
                 if not window:
                     break
     for setting in runs.systems:
-        for window in (None, 5e5, 1e5):
-            tcp = dataclasses.replace(TCP, window_bytes=window) if window else None
-            time = runs.iterations(setting, DIRECT, chunks=min(runs.chunks, 32), tcp=tcp)["time_ns"]
-            iterations.append({"system": setting.name, "window_bytes": window, "time_ns": time})
+        for all_reduce in (TREE, DIRECT):
+            for how in ways:
+                found = runs.iterations(setting, all_reduce, chunks=min(runs.chunks, 32), tcp=how)
+                of_tcp = {key: getattr(how, key) if how else None for key in ("window_bytes", "buffer_bytes")}
+                results = {key: found[key] for key in ("time_ns", "lost_segments")}
+                iterations.append({"system": setting.name, "all_reduce": all_reduce} | of_tcp | results)
     return {"alone": alone, "iterations": iterations}
 
 
