@@ -132,6 +132,7 @@ def test_rows_say_whether_buffers_matter_as_much_to_both_kinds_of_system(hier_sl
     assert [row.ours for row in whole[:2]] == [
         "Flat800G 2.000x (no TCP 1.250x), Hier 2.000x (no TCP 1.250x)", "Flat800G 1.500x (9 lost), Hier 1.500x (9 lost)"
     ]  # fmt: skip
+    assert [row.same for row in whole] == [None, False, None, False]  # of 64 MB both kinds suffer alike here
     assert "double binary tree" in whole[0].quantity and "direct" in whole[2].quantity and "timeout" in whole[3].why
 
 

@@ -12,6 +12,7 @@ from recjax.studies.hoti2020.observed import NAMES, ratios
 from recjax.studies.hoti2020.study import DIRECT, TREE
 from recjax.studies.report import Picture
 from recjax.utils.plots import BLUE, GREY, PALETTE, figure, legend_of_all, literal, logarithmic, plain, png
+from recjax.utils.units import size_text
 
 
 def pictures(found: dict[str, Any]) -> list[Picture]:
@@ -156,11 +157,14 @@ def _lone_all_reduce(found: dict[str, Any]) -> Any:
     for row in found["lone_all_reduce"]:
         chunks = f"{row['chunks']} chunk{'s' if row['chunks'] > 1 else ''}"
         groups.setdefault(f"{NAMES[row['all_reduce']]}, {chunks}", []).append(row)
-    size = "size of the all-reduce, MiB"
+    size = "size of the all-reduce"
     _curves(times, {name: {r["bytes"] / 2**20: r["time_ns"] / 1e6 for r in rows} for name, rows in groups.items()},
             size, "with congestion, ms", 2)  # fmt: skip
     _curves(over, {name: {r["bytes"] / 2**20: r["ratio"] for r in rows} for name, rows in groups.items()},
             size, "time over the analytical one", 2)  # fmt: skip
+    sizes = sorted({row["bytes"] for row in found["lone_all_reduce"]})[::4]
+    for panel in (times, over):
+        panel.set_xticks([size / 2**20 for size in sizes], [size_text(size).replace(".0", "") for size in sizes])
     over.axhline(50, color=GREY, linestyle=":", linewidth=1, label="stated: up to 50x")
     logarithmic(times, ["y"])
     logarithmic(over, ["y"])
