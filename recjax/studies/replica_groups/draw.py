@@ -71,10 +71,11 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
         ),
     ]
     if other:
-        called = f"{curves.arms[other[0]]['interaction']} interaction"
+        turned_to = curves.arms[other[0]]["interaction"]
+        called, usual = f"{turned_to} interaction", f"{'cat' if turned_to == 'dot' else 'dot'} interaction"
         both = [(one, other[0], ""), (fixed, other[1], "own_")]
         pairs: list[list[Line]] = [
-            [(name, own + measure, f"{what}, {shown}") for name, what in ((arm, "as above"), (turned, called))
+            [(name, own + measure, f"{what}, {shown}") for name, what in ((arm, usual), (turned, called))
              for measure, shown in (("train_accuracy", "in training"), ("accuracy", "test"))]
             for arm, turned, own in both
         ]  # fmt: skip
@@ -170,12 +171,14 @@ def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
         axis = figure.subplots()
         plots.plain(axis)
         top = max(float(np.percentile(of["ms"], 95)) for of in series)
-        edges = np.linspace(0, top, 60)
         for i, of in enumerate(series):
-            share = np.histogram(np.minimum(of["ms"], top), edges)[0] / len(of["ms"]) * 100
-            axis.stairs(share, edges, color=plots.PALETTE[i], linestyle=_STYLES[i % 4], lw=1.4, label=_called(of))
-        axis.set_xlabel(f"ms of an iteration (those above {top:.1f} at the right edge)")
-        axis.set_ylabel("iterations, %")
+            share = 100 * np.arange(1, len(of["ms"]) + 1) / len(of["ms"])
+            axis.step(np.sort(of["ms"]), share, _STYLES[i % 4], where="post", color=plots.PALETTE[i], lw=1.4,
+                      label=_called(of))  # fmt: skip
+        axis.set_xlim(0, top)
+        axis.set_ylim(0, 101)
+        axis.set_xlabel("ms of an iteration")
+        axis.set_ylabel("iterations that take no longer, %")
         plots.legend_below(axis, 1)
         return Picture("distribution.png", "Figures 11 and 12: how iterations' times are spread.", plots.png(figure))
 
