@@ -170,12 +170,16 @@ def _in_flight(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _chunk_counts(runs: Runs) -> list[dict[str, Any]]:
-    """By chunks up to the study's, with copies of 1 us, which is what a chunk costs beside its bytes."""
+    """By chunks, with copies of 1 us, which is what a chunk costs beside its bytes.
+
+    Up to the study's numbers, or 32 times as many as elsewhere.
+    """
     return [
         {"system": setting.name, "chunks": count}
         | {"time_ns": runs.iterations(setting, DIRECT, chunks=count, copy_latency_ns=1e3)["time_ns"]}
         for setting in runs.systems
-        for count in (1, 4, 16, 64, 128, *((1024,) if setting.flat else ()))
+        for count in (1, 4, 16, 64, _MOST_IN_HIERARCHICAL, *((1024,) if setting.flat else ()))
+        if count <= 32 * runs.chunks
     ]
 
 
