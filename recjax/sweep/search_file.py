@@ -7,7 +7,8 @@ A TOML file with these keys; `preset` and `overrides` as in a sweep file.
     sort = "validation.auc"            # the measure to search by
     trials = 30                        # in all, those of other processes and earlier calls included
     sampler = "tpe"                    # or random
-    pruner = "median"                  # gives up what is worse than the median of the others; or halving, or none
+    pruner = "quartile"                # gives up what is worse than three quarters; or median, halving, none
+    warmup = 100_000                   # samples before which no trial is given up
     seed = 0                           # of the sampler
 
     [search]
@@ -34,9 +35,9 @@ from recjax.errors import ConfigError
 from recjax.settings.values import either, written
 from recjax.sweep.file import Axis, Run, check_keys, direction, read_toml
 
-KEYS = ("preset", "overrides", "sort", "trials", "sampler", "pruner", "seed", "search")
+KEYS = ("preset", "overrides", "sort", "trials", "sampler", "pruner", "warmup", "seed", "search")
 SAMPLERS = ("tpe", "random")
-PRUNERS = ("median", "halving", "none")
+PRUNERS = ("quartile", "median", "halving", "none")
 _RANGE = ("low", "high", "log", "step")
 
 
@@ -98,6 +99,7 @@ class Search:
       trials: how many.
       sampler: one of SAMPLERS.
       pruner: one of PRUNERS.
+      warmup: samples before which it gives no trial up.
       seed: of the sampler.
     """
 
@@ -111,6 +113,7 @@ class Search:
     trials: int
     sampler: str
     pruner: str
+    warmup: int
     seed: int
 
     @property
@@ -161,10 +164,10 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
                 f"sort is {json.dumps(sort, default=str)}; expected validation.MEASURE, such as validation.auc, or of "
                 "several labels validation.LABEL.MEASURE: settings are chosen by validation, not by test."
             )
-        numbers = {"trials": plain.get("trials", 30), "seed": plain.get("seed", 0)}
+        numbers = {"trials": plain.get("trials", 30), "warmup": plain.get("warmup", 0), "seed": plain.get("seed", 0)}
         if trials is not None:
             numbers["trials"] = trials
-        for name, least in (("trials", 1), ("seed", 0)):
+        for name, least in (("trials", 1), ("warmup", 0), ("seed", 0)):
             if type(numbers[name]) is not int or not least <= numbers[name] < 2**31:
                 raise ConfigError(f"{name} is {json.dumps(numbers[name], default=str)}; expected an integer from "
                                   f"{least} on.")  # fmt: skip
@@ -185,8 +188,7 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     folder = out or Path("runs") / f"tune-{file.stem}"
-    search = (dimensions, sort, numbers["trials"], words["sampler"], words["pruner"], numbers["seed"])
-    return Search(file, folder, preset, tuple(fixed), base, *search)
+    return Search(file, folder, preset, tuple(fixed), base, dimensions, sort, **numbers, **words)
 
 
 def _leaves(value: Any, key: str) -> list[tuple[str, Any]]:

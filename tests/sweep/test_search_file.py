@@ -45,7 +45,7 @@ class Trial:
 def test_a_search_has_defaults_and_dimensions_in_the_order_of_the_file(written):
     search = read_search(written(GOOD))
     assert str(search.out) == "runs/tune-mine"
-    assert (search.sort, search.trials, search.sampler, search.pruner) == ("validation.auc", 30, "tpe", "median")
+    assert (search.sort, search.trials, search.sampler, search.pruner) == ("validation.auc", 30, "tpe", "quartile")
     swept = {dimension.key: dimension.suggest(Trial()) for dimension in search.dimensions}
     assert swept == {"embedding.dim": "8", "train.optimizer.learning_rate": "1.0", "train.batch_size": "512"}
     run = search.run(7, swept)
@@ -71,6 +71,7 @@ def test_other_trials_are_the_same_study_and_other_ranges_are_not(written, tmp_p
         ('preset = "synthetic"', "", "names no preset"),
         ("overrides", 'sort = "test.auc"\noverrides', "chosen by validation, not by test"),
         ("overrides", "trials = 0\noverrides", "trials is 0; expected an integer from 1"),
+        ("overrides", 'warmup = 1.5\noverrides', "warmup is 1.5; expected an integer from 0"),
         ("overrides", 'sampler = "cma"\noverrides', "sampler is \"cma\"; expected tpe or random"),
         ("[4, 8]", "[]", "embedding.dim is \\[\\]; expected a list of values, or a range"),
         ("[4, 8]", "[4, 4]", "holds 4 twice"),

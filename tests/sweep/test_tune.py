@@ -17,11 +17,12 @@ from support.processes import PROGRAM
 
 from recjax.sweep import run as sweep_run
 from recjax.sweep.search_file import read_search
-from recjax.sweep.tune import Study
+from recjax.sweep.tune import Study, _Follower
 
 optuna = pytest.importorskip("optuna")
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.filterwarnings("default")]
 
+BATCH = 64  # of the preset
 FILE = """
 preset = "{preset}"
 overrides = ["train.steps={steps}", "mesh.devices=2", "train.checkpoint_every=40"]
@@ -97,7 +98,7 @@ def test_a_killed_study_goes_on_with_the_trial_that_was_under_way(written, forks
         assert row["status"] == "done" and row["validation"]["auc"] == value
         assert {key: float(text) for key, text in row["swept"].items()} == params
         lines = [json.loads(text) for text in (out / f"trial-{row['index']:04}/metrics.jsonl").read_text().splitlines()]
-        auc = {line["step"]: line["auc"] for line in lines if line["split"] == "validation"}
+        auc = {BATCH * line["step"]: line["auc"] for line in lines if line["split"] == "validation"}
         assert evaluations.items() <= auc.items()  # the last of them may come too late to be reported
         assert value == max(auc.values())
     assert after[result["best"]["index"]][1] == max(value for _, value, *_ in after)
@@ -115,7 +116,7 @@ def test_a_hopeless_trial_is_given_up_at_an_evaluation(written, forks, tmp_path)
     study = Study(search)
     range_ = optuna.distributions.FloatDistribution(0.01, 0.2, log=True)
     for rate in (0.02, 0.04, 0.06, 0.08, 0.1):  # all far better than what comes, at every step
-        every = dict.fromkeys(range(15, 100_000, 15), 0.999)
+        every = dict.fromkeys(range(15 * BATCH, 100_000 * BATCH, 15 * BATCH), 0.999)
         trial = optuna.trial.create_trial(
             params={"train.optimizer.learning_rate": rate},
             distributions={"train.optimizer.learning_rate": range_},
@@ -128,8 +129,37 @@ def test_a_hopeless_trial_is_given_up_at_an_evaluation(written, forks, tmp_path)
     assert state == "PRUNED"
     assert value == evaluations[max(evaluations)]
     row = study.results()[5]
-    assert row["status"] == "pruned" and row["steps"] == max(evaluations) and row["validation"] == {"auc": value}
+    assert (row["status"], row["validation"]) == ("pruned", {"auc": value})
+    assert row["steps"] * BATCH == max(evaluations)
     assert list((out / "trial-0005/checkpoints").glob("[0-9]*"))  # it was told, and has saved
+
+
+def test_trials_are_judged_where_they_have_seen_equally_many_samples(tmp_path):
+    """Small batches learn more from as many samples, and less in as many steps: AUC 0.6 to 0.9, by samples alone."""
+
+    def auc(samples, bonus=0.0):
+        return min(0.9, 0.6 + samples / 100_000) + bonus
+
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(5, n_min_trials=3))
+    (tmp_path / "metrics.jsonl").touch()
+
+    def follow(batch_size, bonus, steps=tuple(range(10, 101, 10))):
+        trial = study.ask()
+        follower = _Follower(trial, "validation.auc", batch_size, set())
+        for step in steps:
+            line = {"step": step, "split": "validation", "auc": auc(step * batch_size, bonus)}
+            with (tmp_path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        follower._read(tmp_path / "metrics.jsonl")
+        (tmp_path / "metrics.jsonl").write_text("")
+        return trial
+
+    for _ in range(5):
+        study.tell(follow(1024, 0.0), 0.9)
+    for steps in ((10,), (10, 20, 30, 40), (10, 20, 30, 40, 50, 60, 70, 80)):
+        assert not follow(256, 0.01, steps).should_prune()  # better, after 2,560 to 20,480 samples
+    assert not follow(256, -0.01, (10, 20, 30)).should_prune()  # nobody was judged after 7,680
+    assert follow(256, -0.01, (10, 20, 30, 40)).should_prune()  # worse than the others after 10,240
 
 
 @pytest.mark.wide
