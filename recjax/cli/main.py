@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, keep: bool, watching: watchdog.Watch | None = None) -> int:
     try:
         with watching.reporting() if watching else contextlib.nullcontext():
-            if keep and "tunables" in options:
+            if keep and "tunables" in options and getattr(options, "compiles", True):
                 keep_programs()
             options.run(options)
         sys.stdout.flush()
@@ -377,7 +377,8 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--beam", metavar="FLAGS", help="prepare on many machines by Apache Beam (extra `beam`), with "
                          'its pipeline options, such as --beam="--runner=DirectRunner"')  # fmt: skip
     overrides(prepare)
-    prepare.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on from where it was.")
+    prepare.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on from where it was.",
+                         tunables=True, compiles=False)  # fmt: skip
     info = verb(actions, "info", verbs.info, "print sizes, skew and checksums of data", "data info movietweetings")
     info.add_argument("dataset", help="name of a dataset, or the folder of prepared data")
     info.add_argument("--presence", action="store_true", help="in how many of a run's first batches each id is, and "

@@ -240,6 +240,8 @@ def _bags(given: Any, feature: Feature, n: int, place: str) -> Bags:
             )
         ids, lengths = ids.ravel(), np.full(n, ids.shape[1], np.int64)
         weights = None if weights is None else weights.ravel()
+    if ids is given.ids and lengths is given.lengths and weights is given.weights:
+        return given
     return Bags(ids, lengths, weights)
 
 

@@ -1,4 +1,4 @@
-"""Asks glibc's allocator, in runs on a CPU, for huge pages and to keep the memory that it is given back.
+"""Asks glibc's allocator, in runs on a CPU and in preparations, for huge pages and to keep memory that is given back.
 
 XLA asks again for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
 at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 _TUNABLES = "GLIBC_TUNABLES"
+_ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # One arena, because only the first of them can hold blocks of more than 32 MiB.
 _KEEP = ("glibc.malloc.arena_max=1", f"glibc.malloc.mmap_threshold={2**30}", f"glibc.malloc.trim_threshold={2**30}")
@@ -29,10 +30,16 @@ def restart_with_tunables() -> None:
     """
     if _TUNABLES in os.environ or not _glibc():
         return
-    os.environ[_TUNABLES] = ":".join((*_KEEP, _HUGE) if _huge_on_request() else _KEEP)
+    os.environ |= environment()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def environment() -> dict[str, str]:
+    """Returns the tunables for this system as environment variables. Arrow takes its memory from glibc, too."""
+    asked = (*_KEEP, _HUGE) if _huge_on_request() else _KEEP
+    return {_TUNABLES: ":".join(asked), _ARROW: os.environ.get(_ARROW, "system")}
 
 
 def _glibc() -> bool:

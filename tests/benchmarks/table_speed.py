@@ -25,6 +25,7 @@ from recjax.data import catalog
 from recjax.data.prepare import prepare as engine
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.parallel.malloc import environment
 
 GROUP = 1 << 17
 NAMED = ",".join([*(f"I{i}:dense" for i in range(1, 14)), *(f"C{i}:id" for i in range(1, 27))])
@@ -75,6 +76,7 @@ def main() -> None:
             write(raw, options.rows)
         out = Path(temporary) / "prepared"
         columns = NAMED if options.columns == "named" else "auto"
+        os.environ |= environment()  # as `recjax data prepare` has it
         process = processes.Process(target=measure, args=(raw, out, columns))
         process.start()
         process.join()

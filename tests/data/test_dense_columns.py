@@ -29,6 +29,23 @@ def test_statistics_of_parts_add_up(parts):
         np.testing.assert_allclose(stats.squares[0] / scale**2, squares / scale**2, atol=1e-9)
 
 
+@pytest.mark.parametrize("rows", [0, 63, 64, 65, 300])
+def test_statistics_of_several_columns_and_many_rows(rows):
+    rng = np.random.default_rng(rows)
+    dense = rng.normal(size=(rows, 3)).astype(np.float32)
+    dense[rng.random(dense.shape) < 0.3] = NAN
+    dense[:, 1] = NAN
+    before = dense.copy()
+    stats = DenseStats.of(dense)
+    np.testing.assert_array_equal(dense, before)
+    for column in range(3):
+        values = [float(x) for x in dense[:, column] if x == x]
+        mean = sum(values) / max(len(values), 1)
+        assert (stats.count[column], stats.least[column]) == (len(values), min(values, default=float("inf")))
+        assert stats.mean[column] == pytest.approx(mean, abs=1e-12)
+        assert stats.squares[column] == pytest.approx(sum((x - mean) ** 2 for x in values), abs=1e-9)
+
+
 DENSE = np.array([[3.0, -2.0], [NAN, 0.0], [0.0, NAN], [1.0, 6.0]], np.float32)
 
 

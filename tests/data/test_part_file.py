@@ -50,6 +50,27 @@ def test_rows_of_each_split_and_counts_come_back(tmp_path, chunk):
             ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "dtype, entries, stored",
+    [
+        (np.float64, [3, np.nan, -0.0, -(2.0**24)], np.float32),  # float32 holds them
+        (np.float64, [3, np.nan, 2.0**24 + 1], np.float64),
+        (np.float64, [1e300], np.float64),
+        (np.float32, [0.5, np.nan], np.float32),
+    ],
+)
+def test_dense_columns_keep_their_bits_and_type(tmp_path, dtype, entries, stored):
+    dense = np.array(entries, dtype)[:, None]
+    rows = len(dense)
+    chunk = CodedChunk(np.zeros(rows, np.float32), dense, {}, np.zeros(rows, np.uint8), None)
+    with (tmp_path / "file").open("wb") as stream:
+        part_file.save(stream, chunk)
+    with part_file.opened(tmp_path / "file") as arrays:
+        found = part_file.rows(arrays, 0, []).dense
+        assert {array.dtype for name, array in arrays.items() if not name.startswith("labels")} == {np.dtype(stored)}
+    assert found.dtype == dtype and found.tobytes() == dense.tobytes()
+
+
 def test_any_changed_byte_is_noticed(tmp_path, chunk):
     file = tmp_path / "file"
     with file.open("wb") as stream:

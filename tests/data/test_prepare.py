@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.data.prepare import part_file
@@ -97,10 +98,13 @@ def rank(values, min_count, first):
 
 
 @settings(max_examples=20)
-@given(st.lists(ROW, min_size=1, max_size=25), st.integers(1, 3), st.integers(1, 10))
-def test_every_row_is_encoded_as_plain_python_does(tmp_path_factory, rows, min_count, chunk_rows):
+@given(st.lists(ROW, min_size=1, max_size=25), st.integers(1, 3), st.integers(1, 10), st.sampled_from([0, 4, 2**25]))
+@example([(0, 1, word, [], 0) for word in ("a", "bb", "é", "a longer word")] + [(1, 1, "bb", [], 1)], 1, 5, 0)
+def test_every_row_is_encoded_as_plain_python_does(tmp_path_factory, rows, min_count, chunk_rows, kept):
+    """`kept`: room for rows of values that are found once for all splits."""
     out = tmp_path_factory.mktemp("toy") / "out"
-    source = prepare(Toy(rows, chunk_rows), out, Frequency(min_count), indicators=True)
+    with mock.patch.object(engine, "_KEPT_ROWS", kept):
+        source = prepare(Toy(rows, chunk_rows), out, Frequency(min_count), indicators=True)
     train = [row for row in rows if row[4] == 0]
     words = rank([row[2].encode() for row in train if row[2] is not None], min_count, 2)
     tags = rank([tag for row in train for tag in row[3]], min_count, 1)
@@ -253,7 +257,7 @@ def test_a_part_whose_content_changed_is_refused(tmp_path):
         prepare(Toy(rows_of(60), error=Stopped(), stop_at=15), tmp_path / "out")
     file = tmp_path / ".out.work" / "part-000003.part"
     content = bytearray(file.read_bytes())
-    content[130] ^= 1  # of an array; the table stands at the end
+    content[128] ^= 1  # the first of an array; the table stands at the end
     file.write_bytes(content)
     with pytest.raises(DataError, match=f"{file} is damaged.*Remove the folder"):
         prepare(Toy(rows_of(60)), tmp_path / "out")

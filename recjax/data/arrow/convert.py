@@ -115,12 +115,14 @@ def distinct(array: Any) -> tuple[Any, np.ndarray]:
     if not pa.types.is_dictionary(array.type):
         coded = array.dictionary_encode()
         return coded.dictionary, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    values, at = array.dictionary, array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+    values, indices = array.dictionary, array.indices.cast(pa.int32())
+    indices = indices.fill_null(-1) if indices.null_count else indices
+    at = indices.to_numpy().astype(np.intp)  # as what follows needs them, each time
     used = np.zeros(len(values) + 1, bool)
     used[at] = True
     if used[:-1].all():
         return values, at
-    ranks = np.cumsum(used, dtype=np.int32) - 1
+    ranks = np.cumsum(used) - 1
     ranks[-1] = -1
     return values.filter(pa.array(used[:-1])), ranks[at]
 
@@ -133,7 +135,7 @@ def words(array: Any) -> Any:
 
 
 def missing(values: Any, kind: Kind) -> np.ndarray:
-    """Which of the distinct values are none, where the column is of this kind: bool [D]."""
+    """Marks the distinct values that are none, where the column is of this kind: bool [D]."""
     found = kind_of(values)
     if found == "float":
         return np.isnan(values.to_numpy())
@@ -156,7 +158,7 @@ def code(array: Any, kind: Kind) -> tuple[Coded, np.ndarray | None]:
     rank = np.full(len(keys) + 1, len(found), codes_dtype(len(found)))  # the last is of null, whose index is -1
     rank[:-1][good] = back
     wrong = np.append(~fine & ~none, False)
-    return Coded(found, rank[at], None), wrong[at] if wrong.any() else None
+    return Coded(found, np.take(rank, at), None), wrong[at] if wrong.any() else None
 
 
 def _texts(values: Any, _: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -258,8 +260,8 @@ def numbers(array: Any, kind: Kind = "float") -> tuple[np.ndarray, np.ndarray | 
     if found in ("boolean", "integer", "unsigned", "float"):
         array = pc.cast(array, pa.int8()) if found == "boolean" else array
         given = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        wrong = np.isinf(given)
-        return np.where(wrong, np.nan, given), wrong if wrong.any() else None
+        wrong = np.isinf(given) if found == "float" else np.zeros(0, bool)
+        return (np.where(wrong, np.nan, given), wrong) if wrong.any() else (given, None)
     if found == "none":
         return np.full(len(array), np.nan), None
     values, at = distinct(array)

@@ -1,4 +1,4 @@
-"""What one machine does of a preparation on Apache Beam. Nothing here knows Beam; see beam.py for the whole.
+"""One machine's share of a preparation on Apache Beam. Nothing here knows Beam; see beam.py for the whole.
 
 All that machines share is the work folder. What is done twice (Beam repeats work that failed, or is slow) writes the
 same bytes to the same name again.
@@ -52,7 +52,7 @@ _COPY_BYTES = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all machines know of a preparation.
+    """Facts about a preparation that all machines know.
 
     Attributes:
       config: of the dataset.
@@ -155,16 +155,15 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         check_chunk(chunk, reader)
         coded = code_chunk(chunk)
         stream = io.BytesIO()
-        save(stream, coded)
+        dense = save(stream, coded)
         put(stream.getvalue(), part_file(job, number))
-        train = chunk.dense[chunk.split == SPLITS.index("train")]
         yield (
             -1,
             {
                 "number": number,
                 "rows": np.bincount(chunk.split, minlength=len(SPLITS)).tolist(),
                 "skipped": dict(chunk.skipped),
-                "dense": DenseStats.of(train).to_json(),
+                "dense": dense.to_json(),
             },
         )
         if not isinstance(ids, Frequency):

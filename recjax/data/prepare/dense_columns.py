@@ -21,12 +21,14 @@ class Line:
     most: float | None = None
 
 
+_ROWS = 64  # reduced at once
+
 Transform = DenseTransform | tuple[Line, ...] | tuple[DenseTransform, ...]  # of all columns, or one for each
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseStats:
-    """Of each of K columns, missing values left out; float64 [K] each.
+    """Statistics of each of K columns, missing values left out; float64 [K] each.
 
     Attributes:
       count: values.
@@ -43,13 +45,16 @@ class DenseStats:
     @classmethod
     def of(cls, dense: np.ndarray) -> Self:
         """Statistics of the rows `dense`, floating [n, K], NaN where missing."""
-        present = ~np.isnan(dense)
-        count = present.sum(axis=0).astype(np.float64)
-        values = np.where(present, dense, 0.0).astype(np.float64)
+        missing = np.isnan(dense)
+        count = (len(dense) - _over_rows(np.add, missing.astype(np.int64), 0)).astype(np.float64)
+        values = dense.astype(np.float64)  # a copy
+        least = _over_rows(np.fmin, values, np.inf)
+        _clear(values, missing)
         mean = values.sum(axis=0) / np.maximum(count, 1)
-        squares = (np.where(present, values - mean, 0.0) ** 2).sum(axis=0)
-        least = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
-        return cls(count, mean, squares, least)
+        values -= mean
+        values *= values
+        _clear(values, missing)
+        return cls(count, mean, values.sum(axis=0), least)
 
     def __add__(self, other: Self) -> Self:
         """Statistics of both sets of rows (Chan, Golub, LeVeque, "Updating formulae", 1979)."""
@@ -64,7 +69,7 @@ class DenseStats:
         )
 
     def of_columns(self, chosen: np.ndarray) -> Self:
-        """Those of the columns where `chosen`, bool [K], is true."""
+        """Statistics of the columns where `chosen`, bool [K], is true."""
         return type(self)(self.count[chosen], self.mean[chosen], self.squares[chosen], self.least[chosen])
 
     def to_json(self) -> dict[str, list[float | None]]:
@@ -78,6 +83,20 @@ class DenseStats:
     def from_json(cls, values: dict[str, Any]) -> Self:
         """The inverse of `to_json`."""
         return cls(**{name: np.array([np.inf if v is None else v for v in column]) for name, column in values.items()})
+
+
+def _clear(values: np.ndarray, missing: np.ndarray) -> None:
+    """`values[missing] = 0`, three times as fast: by a mask of all bits, or none."""
+    bits = values.view(f"u{values.itemsize}")
+    bits &= missing.astype(bits.dtype) - bits.dtype.type(1)
+
+
+def _over_rows(ufunc: np.ufunc, x: np.ndarray, initial: float) -> np.ndarray:
+    """`ufunc.reduce` over the rows of [n, K], whose order must not matter: many at a time, for K alone is short."""
+    n, K = x.shape
+    whole = n - n % _ROWS
+    wide = ufunc.reduce(x[:whole].reshape(whole // _ROWS, _ROWS * K), axis=0, initial=initial).reshape(_ROWS, K)
+    return np.asarray(ufunc.reduce(np.concatenate([wide, x[whole:]]), axis=0, initial=initial))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +146,7 @@ class DenseEncoder:
                 out[:, of] = self._transformed(name, dense[:, of], self.stats.of_columns(of))
         else:
             out = self._transformed(self.transform, dense, self.stats).astype(np.float32)  # a copy
-        out[missing] = 0
+        _clear(out, missing)
         return np.concatenate([out, missing.astype(np.float32)], axis=1) if self.indicators else out
 
     @staticmethod

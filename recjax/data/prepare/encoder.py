@@ -76,19 +76,29 @@ class Encoder:
             return map_.missing_row
         return 0 if isinstance(map_, VocabularyMap) else None
 
-    def encode_coded(self, chunk: CodedChunk) -> Batch:
-        """The same for a coded chunk."""
-        bags = {feature.name: self.bags(feature.name, chunk.columns[feature.name]) for feature in self.features}
+    def encode_coded(self, chunk: CodedChunk, rows: Mapping[str, np.ndarray] | None = None) -> Batch:
+        """The same for a coded chunk; `rows` are what `rows_of_values` gives for its values, if that is known."""
+        known = {} if rows is None else rows
+        bags = {f.name: self.bags(f.name, chunk.columns[f.name], known.get(f.name)) for f in self.features}
         labels = chunk.labels
         if self.schema.labels and labels.ndim == 1:  # of rows that are only to be scored
             labels = np.zeros((len(labels), len(self.schema.labels)), np.float32)
         weights = np.ones_like(labels) if chunk.weights is None else chunk.weights
         return Batch(self.encode_dense(chunk.dense), bags, labels, weights)
 
-    def bags(self, name: str, column: Coded) -> Bags:
-        """The ids of one feature, [n, 1], or [L] if it is jagged."""
+    def rows_of_values(self, chunk: CodedChunk) -> dict[str, np.ndarray]:
+        """Feature -> the table rows of its distinct values in a chunk, and last of a missing one: int32 [D + 1]."""
+        return {
+            feature.name: _rows(chunk.columns[feature.name], map_, self.missing_row(feature.name))
+            for feature, map_ in zip(self.features, self.maps, strict=True)
+        }
+
+    def bags(self, name: str, column: Coded, rows: np.ndarray | None = None) -> Bags:
+        """The ids of one feature, [n, 1], or [L] if it is jagged; `rows` as `rows_of_values` gives them."""
         feature, map_ = next((f, m) for f, m in zip(self.features, self.maps, strict=True) if f.name == name)
-        ids = _rows(column, map_, self.missing_row(name))
+        if rows is None:
+            rows = _rows(column, map_, self.missing_row(name), 2 * len(column.codes) < len(column.values))
+        ids = np.take(rows, column.codes)
         return Bags(ids, column.lengths) if feature.jagged else Bags(ids[:, None])
 
     @property
@@ -101,20 +111,26 @@ class Encoder:
         return self._by.encode(dense)
 
 
-def _rows(column: Coded, map_: IdMap, missing: int | None) -> np.ndarray:
-    """The table row of every entry: int32 of the shape of the codes."""
-    values, codes = column.values, column.codes
-    if 4 * len(codes) < len(values):  # rows of a small split, whose values are those of the whole chunk
-        used, codes = np.unique(codes, return_inverse=True)
-        values = values[used[used < len(values)]]
-    rows = np.empty(len(values) + 1, np.int32)
-    rows[:-1] = map_.rows_of(values)
+def _rows(column: Coded, map_: IdMap, missing: int | None, used_alone: bool = False) -> np.ndarray:
+    """The table rows of distinct values, and last that of a missing one: int32 [D + 1].
+
+    Of a small split, whose values are those of the whole chunk, it may be those that its entries have, and any others.
+    """
+    values = column.values
+    rows = np.zeros(len(values) + 1, np.int32)
+    if used_alone:
+        used = np.zeros(len(rows), bool)
+        used[column.codes] = True
+        at = np.flatnonzero(used[:-1])
+        rows[at] = map_.rows_of(values[at])
+    else:
+        rows[:-1] = map_.rows_of(values)
     rows[-1] = 0 if missing is None else missing  # the code of missing values, which there are none of then
-    return np.take(rows, codes)
+    return rows
 
 
 def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOptions, by: DenseEncoder) -> dict[str, Any]:
-    """What `open_encoder` needs besides the vocabularies, as JSON values."""
+    """Returns everything that `open_encoder` needs besides the vocabularies, as JSON values."""
     options = {"kind": ids.kind, **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(ids).items()}}
     return {
         "features": describe_features(features),

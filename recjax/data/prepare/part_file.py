@@ -10,9 +10,11 @@ An .npz file would take three times as long to write, and to be opened for each 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import struct
+import types
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import CodedChunk, counts
 from recjax.data.prepare.counting import Run
+from recjax.data.prepare.dense_columns import DenseStats
 from recjax.data.source import SPLITS
 
 SUFFIX = ".part"
@@ -35,19 +38,27 @@ class DamagedPartError(ValueError):
     """A file that is not what was written."""
 
 
-def save(stream: BinaryIO, chunk: CodedChunk) -> None:
-    """Writes a chunk, and for every column how often each value stands in the training rows."""
+def save(stream: BinaryIO, chunk: CodedChunk) -> DenseStats:
+    """Writes a chunk, and for every column how often each value stands in the training rows.
+
+    Returns:
+      statistics of the dense columns of the training rows.
+    """
     arrays: dict[str, np.ndarray] = {}
+    stats = None
     for i, column in enumerate(chunk.columns.values()):
         arrays[f"{i}.values"] = column.values
     for split in range(len(SPLITS)):
         of_split = chunk.rows(split)
         if split == _TRAIN:
+            stats = DenseStats.of(of_split.dense)
             all_ = np.ones(len(of_split.labels), bool)
-            arrays |= {f"{i}.counts": counts(column, all_) for i, column in enumerate(of_split.columns.values())}
+            for i, column in enumerate(of_split.columns.values()):
+                found = counts(column, all_)
+                arrays[f"{i}.counts"] = found.astype(np.min_scalar_type(found.max(initial=0)))
         if not len(of_split.labels):
             continue
-        arrays |= {f"labels.{split}": of_split.labels, f"dense.{split}": of_split.dense}
+        arrays |= {f"labels.{split}": of_split.labels} | _narrow(of_split.dense, split)
         if of_split.weights is not None:
             arrays[f"weights.{split}"] = of_split.weights
         for i, column in enumerate(of_split.columns.values()):
@@ -55,6 +66,18 @@ def save(stream: BinaryIO, chunk: CodedChunk) -> None:
             if column.lengths is not None:
                 arrays[f"{i}.lengths.{split}"] = column.lengths
     _write(stream, arrays)
+    assert stats is not None
+    return stats
+
+
+def _narrow(dense: np.ndarray, split: int) -> dict[str, np.ndarray]:
+    """The dense columns of a split, in half the room where float32 holds their float64 values, as it does integers."""
+    if dense.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            narrow = dense.astype(np.float32)
+        if ((narrow == dense) | np.isnan(dense)).all():
+            return {f"narrow.{split}": narrow}
+    return {f"dense.{split}": dense}
 
 
 def _write(stream: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -96,7 +119,7 @@ class _Arrays(Mapping[str, np.ndarray]):
         text = content[max(0, len(content) - _END.size - length) : -_END.size].tobytes()
         if not text or zlib.crc32(text) != checksum:
             raise DamagedPartError("the checksum of its table differs")
-        self._table: dict[str, Any] = json.loads(text)
+        self._table = _table(text)
 
     def __getitem__(self, name: str) -> np.ndarray:
         dtype, shape, start, checksum = self._table[name]
@@ -105,11 +128,19 @@ class _Arrays(Mapping[str, np.ndarray]):
             raise DamagedPartError(f"the checksum of {name} differs")
         return np.asarray(of).view(dtype).reshape(shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._table  # Mapping would read the array
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+@functools.lru_cache(256)  # a part is opened once for each feature
+def _table(text: bytes) -> Mapping[str, Any]:
+    return types.MappingProxyType(json.loads(text))
 
 
 def rows(arrays: Mapping[str, np.ndarray], split: int, features: Sequence[str]) -> CodedChunk:
@@ -127,9 +158,11 @@ def rows(arrays: Mapping[str, np.ndarray], split: int, features: Sequence[str]) 
     weights = arrays[f"weights.{split}"] if f"weights.{split}" in arrays else None
     labels = arrays[f"labels.{split}"]
     of_split = np.full(len(labels), split, np.uint8)
-    return CodedChunk(labels, arrays[f"dense.{split}"], columns, of_split, weights)
+    narrow = f"narrow.{split}" in arrays
+    dense = arrays[f"narrow.{split}"].astype(np.float64) if narrow else arrays[f"dense.{split}"]
+    return CodedChunk(labels, dense, columns, of_split, weights)
 
 
 def train_counts(arrays: Mapping[str, np.ndarray], feature: int) -> Run:
     """The distinct values of feature number `feature` in a part, and how often its training rows hold them."""
-    return arrays[f"{feature}.values"], arrays[f"{feature}.counts"]
+    return arrays[f"{feature}.values"], arrays[f"{feature}.counts"].astype(np.int64)

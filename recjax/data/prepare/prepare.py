@@ -4,7 +4,7 @@
 2. Count: the chunks' counts become one vocabulary a feature. Values of other splits are never counted.
 3. Write: every chunk is encoded and written as blocks.
 
-A chunk that is parsed and a vocabulary that is counted are kept until all is done; only the third stage starts anew.
+A chunk that is parsed and a vocabulary that is counted are kept until all is done; only the third stage starts again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
 from recjax.utils.paths import located
 
-_VERSION = 4  # of the work folder; raise it when the same files and options start to give other parts
+_VERSION = 5  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
+_KEPT_ROWS = 2**25  # of values of parts, 4 bytes each: found once for all splits
 _T = TypeVar("_T")
 _ENCODING = ("ids", "dense", "missing_indicators")  # the options that do not change what is parsed
 
@@ -134,7 +135,7 @@ def prepare_data(
 
 
 def describe_encoding(reader: Reader, ids: IdOptions, by: DenseEncoder, maps: Sequence[IdMap]) -> dict[str, Any]:
-    """What prepared data tell of how raw rows became theirs."""
+    """Describes how raw rows became those of prepared data, which keep this."""
     vocabularies = {
         feature.name: {"rows": map_.table_rows, "sha256": map_.vocabulary.sha256()}
         for feature, map_ in zip(reader.features, maps, strict=True)
@@ -279,7 +280,7 @@ def counted(run: Run, ids: Frequency) -> Run:
 
 
 def least_count(ids: Frequency, feature: RawFeature) -> int:
-    """How often a value must occur to get a row of its own."""
+    """Returns the number of occurrences from which a value gets a row of its own."""
     return max(ids.min_count, feature.min_count)
 
 
@@ -290,6 +291,8 @@ class _Blocks:
         self._work, self._encoder, self._progress, self._pool = work, encoder, progress, pool
         self._total = sum(sum(part.rows) for part in work.parts)
         self._written = 0
+        self._kept: dict[str, dict[str, np.ndarray]] = {}  # file of a part -> rows of its values, for its other splits
+        self._room = _KEPT_ROWS
         progress.stage("writing")
 
     def splits(self) -> dict[str, Iterator[Batch]]:
@@ -299,17 +302,30 @@ class _Blocks:
         names = [feature.name for feature in self._encoder.schema.features]
 
         def encode(part: Part) -> Batch:
-            return self._encoder.encode_coded(self._work.read(part, split, names))
+            coded = self._work.read(part, split, names)
+            rows = self._kept.get(part.file)
+            if rows is None and self._room > 0 and any(part.rows[split + 1 :]):
+                rows = self._kept[part.file] = self._encoder.rows_of_values(coded)
+                self._room -= sum(map(len, rows.values()))
+            return self._encoder.encode_coded(coded, rows)
 
         rest = None
         for rows in ahead(self._pool, _THREADS, encode, (part for part in self._work.parts if part.rows[split])):
-            rows = rows if rest is None else concatenate([rest, rows])
-            whole = rows.size - rows.size % BLOCK_ROWS
-            for start in range(0, whole, BLOCK_ROWS):
-                yield between(rows, start, start + BLOCK_ROWS)
-                self._written += BLOCK_ROWS
-                self._progress.update(self._written, self._written / self._total)
-            rest = between(rows, whole, rows.size)
-        if rest is not None and rest.size:
-            yield rest
-            self._written += rest.size
+            start = 0
+            if rest is not None:
+                start = min(BLOCK_ROWS - rest.size, rows.size)
+                rest = concatenate([rest, between(rows, 0, start)])
+                if rest.size < BLOCK_ROWS:
+                    continue
+                yield self._counted(rest)
+            whole = rows.size - (rows.size - start) % BLOCK_ROWS
+            for first in range(start, whole, BLOCK_ROWS):
+                yield self._counted(between(rows, first, first + BLOCK_ROWS))
+            rest = between(rows, whole, rows.size) if whole < rows.size else None
+        if rest is not None:
+            yield self._counted(rest)
+
+    def _counted(self, block: Batch) -> Batch:
+        self._written += block.size
+        self._progress.update(self._written, self._written / self._total)
+        return block

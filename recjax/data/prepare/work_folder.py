@@ -59,7 +59,7 @@ class Part:
     done: float | None
 
     def to_line(self) -> str:
-        """As a line of the journal."""
+        """Returns it as a line of the journal."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return json.dumps(values | {"dense": self.dense.to_json()}) + "\n"
 
@@ -80,7 +80,7 @@ class WorkFolder:
 
     @property
     def claimed(self) -> bool:
-        """Whether the work that is there says what it is the work of; without that it is of no use."""
+        """Returns whether the work that is there says what it is the work of; without that it is of no use."""
         return (self.path / _KEY).is_file()
 
     def claim(self, key: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class WorkFolder:
         (self.path / _KEY).write_bytes(_as_text(key))
 
     def resume(self, key: Mapping[str, Any]) -> None:
-        """Takes up the work that is there if it has this key (JSON values), else removes it and starts anew."""
+        """Takes up the work that is there if it has this key (JSON values), else removes it and starts again."""
         if self.claimed and (self.path / _KEY).read_bytes() == _as_text(key):
             self.parts = self._journal()
             return
@@ -128,10 +128,9 @@ class WorkFolder:
         """Writes a chunk; it counts once `finish` is told. Safe to call from several threads."""
         file = self.path / f"part-{index:06}{part_file.SUFFIX}"
         with file.open("wb") as stream:
-            part_file.save(stream, chunk)
-        train = np.take(chunk.dense, np.flatnonzero(chunk.split == SPLITS.index("train")), axis=0)
+            dense = part_file.save(stream, chunk)
         rows = np.bincount(chunk.split, minlength=len(SPLITS)).tolist()
-        return Part(file.name, file.stat().st_size, rows, dict(skipped), DenseStats.of(train), done)
+        return Part(file.name, file.stat().st_size, rows, dict(skipped), dense, done)
 
     def finish(self, part: Part) -> None:
         """Enters a written part into the journal; call it in the order of the chunks."""
