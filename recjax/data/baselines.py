@@ -1,4 +1,4 @@
-"""What simple means reach on the test split: the bar that a model has to clear."""
+"""Results of simple means on the test split: the bar that a model has to clear."""
 
 from __future__ import annotations
 

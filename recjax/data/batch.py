@@ -1,4 +1,4 @@
-"""What a sample looks like (`Schema`) and what a host batch holds (`Batch`).
+"""Layout of a sample (`Schema`) and content of a host batch (`Batch`).
 
 These are the only types that data hands to the rest of recjax. A batch knows nothing of devices:
 padding, routing and sharding happen later.

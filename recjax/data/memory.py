@@ -6,7 +6,7 @@ import numpy as np
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc reuse what arrays of up to 31 MiB leave behind; elsewhere it does nothing.
+    """Makes glibc reuse the memory of freed arrays of up to 31 MiB; elsewhere it does nothing.
 
     By default every array of more than 128 KiB gets fresh pages, which the system fills with zeros: 40% of the
     processor time of reading prepared blocks. The threshold rises to the largest block that was ever freed, up to

@@ -72,7 +72,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class _Cuts:
-    """Where batches begin: an epoch in batches of `size` samples, that of `position` from there on.
+    """First samples of batches: an epoch in batches of `size` samples, that of `position` from there on.
 
     `part` is the samples of each batch that are wanted, (first, end) counted in the batch. The offset `end` in each
     epoch is where it ends.

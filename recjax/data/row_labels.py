@@ -1,4 +1,4 @@
-"""What the rows of a feature's table stand for, as far as the data tell."""
+"""Values that the rows of a feature's table stand for, as far as the data tell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recjax.data.storage.blocks import PreparedSource
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """Of the rows of one feature.
+    """Labels of the rows of one feature.
 
     Attributes:
       shared: the rows that stand for no single value: unknown values, missing ones.
@@ -27,7 +27,7 @@ class Meaning:
 
 
 def meaning(source: BlockSource, feature: Feature) -> Meaning:
-    """What the rows of `feature` stand for; DataError if the vocabularies cannot be read."""
+    """Returns the labels of the rows of `feature`; DataError if the vocabularies cannot be read."""
     about = source.about if isinstance(source, PreparedSource) else {}
     if not isinstance(source, PreparedSource) or "encoder" not in about:
         known = feature.name in about.get("vocabularies", {})

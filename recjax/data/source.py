@@ -1,4 +1,4 @@
-"""Where rows come from: a source of blocks, and the three operations on the rows of a block.
+"""Sources of rows: a source of blocks, and the three operations on the rows of a block.
 
 A block is a `Batch` of up to `BLOCK_ROWS` consecutive rows of one split; its `position` is the index of its first
 row in the split. Blocks exist because one Python call and one read per row would be far too slow.

@@ -1,4 +1,4 @@
-"""What `recjax data info` tells: sizes and skew of a dataset."""
+"""Sizes and skew of a dataset, for `recjax data info`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def describe(source: BlockSource) -> dict[str, Any]:
 
 
 def to_text(described: dict[str, Any]) -> str:
-    """What `describe` found, as tables for a person."""
+    """Returns what `describe` found, as tables for a person."""
     lines = [
         f"dataset      {described['name']}",
         f"fingerprint  {described['fingerprint'][:16]}",

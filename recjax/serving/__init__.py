@@ -1,1 +1,1 @@
-"""What a trained model is used for: scores of rows that it has not seen."""
+"""Uses of a trained model: scores of rows that it has not seen."""

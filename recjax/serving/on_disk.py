@@ -65,7 +65,7 @@ def with_rows(
 ) -> Run:
     """Runs a program whose tables are on disk: it gets the rows that a batch needs, and ids that say which.
 
-    It gets as many rows as there are ids, zeros behind those that are needed, so that their number makes no new shape.
+    It gets as many rows as there are ids, zeros after those that are needed, so that their number makes no new shape.
 
     Args:
       run: runs the program, with "tables" among its inputs.

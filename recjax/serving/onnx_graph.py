@@ -209,7 +209,7 @@ class _Translation:
         return self.graph.node("Reciprocal", self.graph.node("Sqrt", x))
 
     def _log1p(self, equation: Any, x: Any) -> str:
-        """As Higham has it: with u = 1 + x, x log(u) / (u - 1), and x where u is 1. Exact to some ulp for small x."""
+        """Higham's way: with u = 1 + x, x log(u) / (u - 1), and x where u is 1. Exact to some ulp for small x."""
         u = self.graph.node("Add", x, np.float32(1))
         less = self.graph.node("Sub", u, np.float32(1))
         none = self.graph.node("Equal", less, np.float32(0))

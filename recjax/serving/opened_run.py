@@ -66,7 +66,7 @@ class OpenedRun:
                 f"{file} does not exist: the run has not ended. Its metrics are there, though."
             ) from error
         except (OSError, ValueError, TypeError) as error:
-            raise TrainingError(f"{file} cannot be read: {error}. The command that trained makes it anew.") from error
+            raise TrainingError(f"{file} cannot be read: {error}. The command that trained makes it again.") from error
 
     @property
     def metrics(self) -> pa.Table:

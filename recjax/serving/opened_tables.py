@@ -176,7 +176,7 @@ class Tables(Mapping[str, Table]):
 
 
 def _dtype(array: LazyArray) -> np.dtype[Any]:
-    """That of the rows given out: NumPy has no bfloat16 of its own."""
+    """Dtype of the rows given out: NumPy has no bfloat16 of its own."""
     return np.dtype(np.float32) if array.dtype.name == "bfloat16" else array.dtype
 
 

@@ -157,7 +157,7 @@ def _carried(columns: str | Sequence[str]) -> list[str] | None:
 
 
 def _on_error(overrides: Sequence[str]) -> tuple[RowFaults, list[str]]:
-    """What `on_error=` asks for, and the other overrides."""
+    """Takes `on_error=` apart from the other overrides."""
     choice, rest = "stop", []
     for text in overrides:
         key, _, value = text.partition("=")
@@ -172,13 +172,13 @@ def _on_error(overrides: Sequence[str]) -> tuple[RowFaults, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _About:
-    """Of the rows of a batch: their numbers in the input, from 1, and what is carried of them."""
+    """Numbers of the rows of a batch in the input, from 1, and what is carried of them."""
 
     numbers: np.ndarray
     carried: Mapping[str, Sequence[Any]]
 
     def each(self) -> Iterator[dict[str, Any]]:
-        """What is carried of each row: name -> value."""
+        """Yields what is carried of each row: name -> value."""
         for values in zip(*self.carried.values(), strict=True) if self.carried else itertools.repeat((), self.rows):
             yield dict(zip(self.carried, values, strict=True))
 
@@ -244,7 +244,7 @@ def _conditions(trainer: Trainer) -> Sequence[str]:
 
 
 def _tells(trainer: Trainer) -> bool:
-    """Whether the data that a run was trained on say how raw rows become ids."""
+    """Returns whether the data that a run was trained on say how raw rows become ids."""
     return isinstance(trainer.source, PreparedSource) and "encoder" in trainer.source.about
 
 

@@ -138,7 +138,7 @@ def criteo(
 
 
 def _is_bare(text: bytes) -> bool | None:
-    """Whether lines have no label: as the first one that has as many fields as either; None if none has."""
+    """Returns whether lines have no label: as the first one that has as many fields as either; None if none has."""
     tabs = (line.count(b"\t") for line in text.split(b"\n"))
     first = next((count for count in tabs if FIELDS - 2 <= count <= FIELDS - 1), None)
     return None if first is None else first == FIELDS - 2
@@ -304,7 +304,7 @@ class RowReader:
         return keys
 
     def chunk(self, values: Sequence[tuple[list[list[int | bytes | None]], list[float]]]) -> Chunk:
-        """What `values` gave for n rows."""
+        """Joins what `values` gave for n rows."""
         n = len(values)
         columns = {f.name: _column([bags[i] for bags, _ in values], f) for i, f in enumerate(self._features)}
         dense = np.array([numbers for _, numbers in values], np.float64).reshape(n, -1)
@@ -341,7 +341,7 @@ _FORMS = {
 
 
 def _is_missing(item: Any, feature: RawFeature) -> bool:
-    """Whether a value is none; where texts may be missing, the raw data have an empty one then."""
+    """Returns whether a value is none; where texts may be missing, the raw data have an empty one then."""
     return item is None or (item == "" and feature.optional and feature.values == "text")
 
 

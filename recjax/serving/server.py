@@ -1,4 +1,4 @@
-"""`recjax serve`: an exported model behind HTTP.
+"""`recjax serve`: an exported model over HTTP.
 
     POST /score     a request as `recjax.serving.requests` describes it -> {"step", "scores": {column: [...]}}
     GET  /          what the model takes and gives

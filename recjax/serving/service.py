@@ -57,7 +57,7 @@ class ServiceConfig:
 
 
 class OverloadedError(Exception):
-    """As many requests are under way as may be."""
+    """Too many requests are under way."""
 
 
 class Metrics:

@@ -31,7 +31,7 @@ class ColumnProfile:
     """
 
     def __init__(self, separator: str = "", csv: bool = False) -> None:
-        """Of no rows yet.
+        """Starts with no rows.
 
         Args:
           separator: what text is cut at, as of a jagged column; "": it is not.

@@ -43,7 +43,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        """That of the column."""
+        """Name of the column."""
         return self.meaning.column
 
     def of(self, arrays: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[Fault]]:
@@ -88,7 +88,7 @@ class Labels:
 
     @property
     def schema(self) -> tuple[batch.Label, ...]:
-        """As prepared data have them."""
+        """Labels as prepared data have them."""
         return tuple(batch.Label(one.name, one.kind, len(one.classes), one.weight) for one in self.each)
 
     def of(self, arrays: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[Fault]]:

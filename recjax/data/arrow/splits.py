@@ -1,4 +1,4 @@
-"""Which rows train, validate and test: by chance, by time, the last of each group, as a column says, or by file."""
+"""Rows that train, validate and test: by chance, by time, the last of each group, as a column says, or by file."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def open_raw(config: Avazu, source: str | os.PathLike[str] | None) -> AvazuReade
 
     Args:
       config: the options.
-      source: the file, or the folder that holds it as train or train.csv; plain or with .gz behind its name.
+      source: the file, or the folder that holds it as train or train.csv; plain or with .gz after its name.
 
     Raises:
       DataError: the file cannot be read, or has too few days.

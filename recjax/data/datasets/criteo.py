@@ -95,7 +95,7 @@ def open_raw(config: CriteoKaggle | Criteo1TB, source: str | os.PathLike[str] | 
 
     Args:
       config: the options.
-      source: the folder of train.txt, or of day_0 .. day_23, each plain or with .gz behind its name; for Kaggle the
+      source: the folder of train.txt, or of day_0 .. day_23, each plain or with .gz after its name; for Kaggle the
         file itself will do.
 
     Raises:
@@ -176,7 +176,7 @@ class CriteoReader:
         self.__dict__["_files"] = list(files)
 
     def tasks(self) -> list[tuple[int, int, int]]:
-        """What may be read apart, as (file, first piece, pieces): a gzipped file whole, others in parts."""
+        """Units that may be read apart, as (file, first piece, pieces): a gzipped file whole, others in parts."""
         made = []
         for number, file in enumerate(self._files):
             count = len(file.first_lines)

@@ -104,7 +104,7 @@ class MovieLens:
 
 
 def detect(folder: Path) -> Variant:
-    """Which release the files of a folder are.
+    """The release that the files of a folder are.
 
     Raises:
       DataError: none, or more than one.
@@ -180,7 +180,7 @@ def _flagged_genres(rows: Rows) -> list[list[bytes]]:
 
 
 def _profile(rows: Rows) -> dict[str, Column]:
-    """What ml-100k and ml-1m tell of users; the age of ml-1m is the lower end of a range."""
+    """Facts about users in ml-100k and ml-1m; the age of ml-1m is the lower end of a range."""
     texts = {name: Column(rows.text(name)) for name in ("gender", "occupation", "zip")}
     return {"age": Column(rows.integers("age", 0, 150))} | texts
 

@@ -46,7 +46,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Movies:
-    """What is known of m movies.
+    """Facts about m movies.
 
     Attributes:
       ids: ascending, int64 [m].

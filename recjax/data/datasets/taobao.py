@@ -70,7 +70,7 @@ def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoRea
 
     Args:
       config: the options.
-      source: the folder of the three files, each plain or with .gz behind its name.
+      source: the folder of the three files, each plain or with .gz after its name.
 
     Raises:
       DataError: a file is missing or cannot be read, or there are too few days.

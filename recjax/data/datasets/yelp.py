@@ -78,7 +78,7 @@ def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> ReviewReade
     Args:
       config: the options.
       source: the folder of yelp_academic_dataset_business.json, .._user.json and .._review.json (or business.json,
-        user.json and review.json), each plain or with .gz behind its name.
+        user.json and review.json), each plain or with .gz after its name.
 
     Raises:
       DataError: a file is missing or at fault (with file, line and key).
@@ -256,7 +256,7 @@ def _mean_by(keys: np.ndarray, values: np.ndarray, m: int) -> np.ndarray:
 
 
 def _before(keys: np.ndarray, reviews: Reviews) -> tuple[np.ndarray, np.ndarray]:
-    """Of the reviews with the same key (int [n]) that are strictly older: how many, and their mean stars.
+    """Number and mean stars of the reviews with the same key (int [n]) that are strictly older.
 
     Returns:
       Both float64 [n]; the mean is NaN where there are none.

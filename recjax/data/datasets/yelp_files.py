@@ -181,7 +181,7 @@ def _coded(pieces: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find(wanted: np.ndarray, ids: Any) -> np.ndarray:
-    """Where each of the texts `wanted` (bytes [m]) stands in the Arrow array `ids`: int64 [m], -1 for nowhere."""
+    """Places of the texts `wanted` (bytes [m]) in the Arrow array `ids`: int64 [m], -1 for nowhere."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

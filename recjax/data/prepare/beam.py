@@ -170,7 +170,7 @@ def _describe(
 
 
 def _dense_encoder(config: Any, reader: Any, parts: list[dict[str, Any]]) -> DenseEncoder:
-    """How dense columns are encoded: statistics are added up in the order of the chunks, for sums depend on it."""
+    """The encoder of the dense columns: statistics are added up in the order of the chunks, for sums depend on it."""
     import numpy as np
 
     none = DenseStats.of(np.zeros((0, len(reader.dense))))

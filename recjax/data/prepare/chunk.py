@@ -1,4 +1,4 @@
-"""What a dataset's reader hands to the preparation: chunks of raw rows, parsed but not yet encoded.
+"""Protocol between a dataset's reader and the preparation: chunks of raw rows, parsed but not yet encoded.
 
 A reader knows its files and their faults, and nothing of vocabularies; `prepare.py` knows vocabularies, and
 nothing of files.
@@ -158,7 +158,7 @@ class Reader(Protocol):
 
 
 class Columns(Protocol):
-    """What a reader reads and an encoder takes; the attributes are those of `Reader`."""
+    """Columns that a reader reads and an encoder takes; the attributes are those of `Reader`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 (described in `Reader`)

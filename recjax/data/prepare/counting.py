@@ -1,4 +1,4 @@
-"""How often every value occurs, however many there are: sorted runs, on disk if need be, merged by ranges of values."""
+"""Counts of every value, however many there are: sorted runs, on disk if need be, merged by ranges of values."""
 
 from __future__ import annotations
 

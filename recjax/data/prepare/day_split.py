@@ -20,7 +20,7 @@ def in_words(validation_days: int, test_days: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DaySplits:
-    """Where validation and test begin.
+    """First days of validation and test.
 
     Attributes:
       validation: first day of validation, in days since 1970.

@@ -1,4 +1,4 @@
-"""How raw values become table rows: options, and the map of one feature that they give.
+"""Maps from raw values to table rows: options, and the map of one feature that they give.
 
 Missing values have a row of their own in every case, if the feature is optional.
 """

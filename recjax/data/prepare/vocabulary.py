@@ -104,7 +104,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path, first_row: int) -> Self:
-        """What `save` wrote; OSError or ValueError if that cannot be read."""
+        """Reads what `save` wrote; OSError or ValueError if that cannot be read."""
         values, rows = (_read(folder / name) for name in (_VALUES, _ROWS))
         if values.dtype.kind not in "iuSU" or rows.dtype != np.int32 or len(values) != len(rows):
             raise ValueError(f"{folder} holds no vocabulary: {values.dtype} {values.shape}, {rows.dtype} {rows.shape}")

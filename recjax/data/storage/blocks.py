@@ -364,7 +364,7 @@ def _damaged_files(path: Path, manifest: dict[str, Any]) -> list[Path]:
 
 
 def _blame(path: Path, manifest: dict[str, Any]) -> str:
-    """What is damaged and what to do about it, for an error message."""
+    """Says what is damaged and what to do about it, for an error message."""
     try:
         damaged = ", ".join(str(file) for file in _damaged_files(path, manifest))
     except OSError as error:

@@ -77,7 +77,7 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
 
 
 def _fault(manifest: dict[str, Any]) -> str:
-    """What is wrong with a manifest, or nothing."""
+    """Says what is wrong with a manifest; "" if nothing is."""
     try:
         expected = fingerprint(manifest["dataset"], manifest["schema"], manifest["splits"])
         if manifest["fingerprint"] != expected or not isinstance(manifest["about"], dict):

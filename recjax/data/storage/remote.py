@@ -30,7 +30,7 @@ _COPY_BYTES = 1 << 22
 
 
 def cache_folder() -> Path:
-    """Where recjax keeps what it can make again: $RECJAX_CACHE, else $XDG_CACHE_HOME/recjax, else ~/.cache/recjax.
+    """The folder for what recjax can make again: $RECJAX_CACHE, else $XDG_CACHE_HOME/recjax, else ~/.cache/recjax.
 
     Raises:
       TrainingError: there is no home folder.
@@ -46,7 +46,7 @@ def cache_folder() -> Path:
 
 
 def block_files(files: Mapping[str, Any], split: str) -> list[str]:
-    """Those of the manifest's `files` that hold the blocks of a split, in their order."""
+    """The manifest's `files` that hold the blocks of a split, in their order."""
     return sorted(name for name in files if f"-{split}{_BLOCK_FILE}" in name)
 
 
@@ -102,7 +102,7 @@ class Cached:
             unfinished.unlink()
             raise DataError(
                 f"prepared data are damaged: {source} is not what {MANIFEST} says. Copy it there again, or prepare the "
-                "data anew."
+                "data again."
             )
         os.replace(unfinished, copy)
 

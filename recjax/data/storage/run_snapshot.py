@@ -1,4 +1,4 @@
-"""What a run keeps of its prepared data: all but the blocks, so that it can predict where the data are not.
+"""A run's copy of its prepared data: all but the blocks, so that it can predict where the data are not.
 
     RUN/data/recjax.json      the manifest, which lists only what is kept: schema, options, fingerprint
     RUN/data/vocabulary/...   the vocabularies, as in the prepared data
@@ -64,7 +64,7 @@ def keep(source: BlockSource, out: Path) -> None:
 
 
 def open_kept(folder: Path) -> PreparedSource | None:
-    """What `keep` left in a folder, verified, as a source without blocks; None if nothing is there.
+    """Opens what `keep` left in a folder, verified, as a source without blocks; None if nothing is there.
 
     Raises:
       DataError: it is damaged.
@@ -102,12 +102,12 @@ def refuse_other_values(source: BlockSource, kept: Path) -> None:
         place = f" at {source.path}" if isinstance(source, PreparedSource) else ""
         raise DataError(
             f"the data{place} {what}: their ids stand for other values. Point data.path at the data it was trained on, "
-            "or start anew in another --out."
+            "or start again in another --out."
         )
 
 
 def other_encoding(trained: BlockSource, other: BlockSource) -> str | None:
-    """What lets the ids of `other` stand for other values than those of a run's data, with both; None if nothing does.
+    """Names what gives ids of `other` other values than those of a run's data, with both; None if nothing does.
 
     Fingerprints do not tell: they are of the ids.
     """

@@ -1,4 +1,4 @@
-"""Where data lie: a folder of this machine, or one of object storage (gs://, s3://, az://, hf://).
+"""Places of data: a folder of this machine, or one of object storage (gs://, s3://, az://, hf://).
 
 Object storage is read and written through etils.epath, which leaves it to fsspec and its gcsfs, s3fs, adlfs or
 huggingface_hub.
@@ -20,7 +20,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a URL."""
+    """Returns whether a path is a URL."""
     return _URL.match(os.fspath(path)) is not None
 
 
@@ -60,6 +60,6 @@ def unreachable(path: object, error: BaseException) -> DataError:
 
 
 def escapes(name: str) -> bool:
-    """Whether `name`, of a file in an archive or a manifest, would lie outside of the folder that it is meant for."""
+    """Returns whether `name`, of a file in an archive or a manifest, would lie outside of the folder meant for it."""
     path = PurePosixPath(name)
     return not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or "://" in name

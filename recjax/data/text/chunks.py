@@ -19,7 +19,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """What one look at a whole file tells.
+    """Findings of one look at a whole file.
 
     Attributes:
       path: the file.

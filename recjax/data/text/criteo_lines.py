@@ -43,11 +43,11 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is wrong with a line.
+    """A fault of a line.
 
     Attributes:
       kind: "field count", "label", "integer" or "category".
-      text: in words, to stand behind "FILE:LINE: ".
+      text: in words, to follow "FILE:LINE: ".
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Fault:
 
 
 def fault(line: bytes) -> Fault | None:
-    """What is wrong with a line (without its end), or None."""
+    """Returns the fault of a line (without its end), or None."""
     fields = line.split(b"\t")
     if len(fields) != FIELDS:
         return Fault("field count", f"the line has {len(fields)} field(s) instead of {FIELDS}: {_shown(line)}")

@@ -24,7 +24,7 @@ _NIBBLES[list(b"ABCDEF")] = np.arange(10, 16)
 
 
 class Faults:
-    """What happens to a malformed line: it stops the reading, or it is left out and counted."""
+    """Treatment of a malformed line: it stops the reading, or it is left out and counted."""
 
     def __init__(self, skip: bool = False) -> None:
         """With `skip` lines are left out, else the first one raises."""
@@ -68,7 +68,7 @@ class Rows:
         return len(self.lines)
 
     def missing(self, name: str, *texts: str) -> np.ndarray:
-        """Where a field is empty or one of `texts`: bool [n]. There it reads as zeros from now on."""
+        """Marks fields that are empty or one of `texts`: bool [n]. They read as zeros from now on."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -16,7 +16,7 @@ from recjax.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class KeyedTable:
-    """What is known of m ids.
+    """Facts about m ids.
 
     Attributes:
       ids: ascending, int64 [m].

@@ -25,7 +25,7 @@ _UNIT = "\x1f"  # ASCII "unit separator": stands in for "::", as Arrow knows onl
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How the lines of a file are written.
+    """Form of the lines of a file.
 
     Attributes:
       columns: names of the fields, in their order.
