@@ -5,7 +5,7 @@
 Two studies of movietweetings over learning rates, embedding dimension and batch size, by validation AUC: so many
 trials by TPE that gives trials up, and so many random ones without. 30 are to come within 0.0005 of the best of 100
 random ones in fewer than half the steps. Each study is resumable: give the same command again, after --minutes or
-after anything went wrong; a figure counts once both are complete. Two hours or so on two quiet cores.
+after anything went wrong; a figure counts once both are complete. An hour or so on two quiet cores.
 """
 
 import argparse
