@@ -1,4 +1,4 @@
-"""Devices that nobody here has, for which programs are compiled and nothing else: H200 and TPU v6e.
+"""Devices that nobody here has, for which programs are compiled and nothing else: H200, TPU v5e and v6e.
 
 Compiling for a GPU takes JAX's CUDA plugin and NVIDIA's compilers, for a TPU libtpu: the extra `aot`. Neither needs a
 device, a driver or a machine that has one.
@@ -19,14 +19,16 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
+from recjax.embedding.lines import in_lines
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
 from recjax.train.trainer import Trainer
 
-PLATFORM = {"h200": "gpu", "v6e": "tpu"}  # of each target
-_TPUS = 8  # of the smallest description that holds as many as are asked for
+PLATFORM = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}  # of each target
+_TPUS = {"v5e": ("v5e:4x4", 16), "v6e": ("v6e:2x4", 8)}  # the mesh that is described, and how many it has
 _WHEELS = {
     "h200": ("jax_cuda12_plugin", "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc", "nvidia.nvjitlink"),
+    "v5e": ("libtpu",),
     "v6e": ("libtpu",),
 }
 
@@ -105,13 +107,15 @@ def devices(target: str, count: int) -> tuple[Any, ...]:
     if target == "h200":
         found = topologies.get_topology_desc("gpu", "cuda", topology=f"1x1x{count}", target_config=h200())
         return tuple(found.devices)
-    if count > _TPUS:
-        raise ConfigError(f"--target {target}: programs for up to {_TPUS} devices are compiled; set mesh.devices.")
+    topology, most = _TPUS[target]
+    if count > most:
+        raise ConfigError(f"--target {target}: programs for up to {most} devices are compiled; set mesh.devices.")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no machine to ask what it is
-    return tuple(topologies.get_topology_desc("v6e:2x4", "tpu").devices[:count])
+    return tuple(topologies.get_topology_desc(topology, "tpu").devices[:count])
 
 
 def moved(trainer: Trainer, target: str) -> Trainer:
     """The trainer on as many devices of the target as its mesh has; nothing of it can run."""
+    bound = in_lines(trainer.bound) if PLATFORM[target] == "tpu" else trainer.bound
     there = np.array(devices(target, trainer.mesh.devices.size)).reshape(trainer.mesh.devices.shape)
-    return dataclasses.replace(trainer, mesh=Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    return dataclasses.replace(trainer, bound=bound, mesh=Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES)))

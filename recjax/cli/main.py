@@ -291,8 +291,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--machine", metavar="FILE", help="with --predict or --devices: what `recjax calibrate` wrote, "
                       "or a machine that is shipped, such as h100 (default: planner.machine, or "
                       "machine.json)")  # fmt: skip
-    plan.add_argument("--target", choices=("", "h200", "v6e"), default="", help="with --predict: compile for this, "
-                      "which need not be here (extra aot), instead of the device that is")  # fmt: skip
+    plan.add_argument("--target", choices=("", "h200", "v5e", "v6e"), default="", help="with --predict: compile for "
+                      "this, which need not be here (extra aot), instead of the device that is")  # fmt: skip
     plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
     plan.add_argument("--out", type=expanded, metavar="DIR", help="with --predict: also write prediction.json, "
                       "prediction.png and trace.json (for ui.perfetto.dev) there; with --devices offers.json and "

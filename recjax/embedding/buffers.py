@@ -1,7 +1,7 @@
 """The groups' buffers: what they are, and their initial values.
 
 A group's buffer is one array [parts * R, width], part by part (see `layout.Group`), and of independent replica groups
-one of [versions * parts * R, width]. Optimizer slots lie beside it.
+one of [versions * parts * R, width]. Optimizer slots lie beside it. On a TPU both may be in lines: see `lines.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.address import Homes, Maps, locator, make_homes
 from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.lines import buffer_shape
 from recjax.embedding.low_precision import nearest, storage_dtype
 from recjax.embedding.row_order import row_at
 from recjax.parallel.mesh import ACROSS_GROUPS, put, sharded
@@ -73,14 +74,14 @@ def initialise(
         given = [(homes or {})[group.name]] if group.mapped else []
         made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
         if group.cached:
-            shape = (group.versions * group.parts * group.rows, group.width)
+            shape = buffer_shape(group, (group.width,), group.versions * group.parts)
             tables[group.name] = filled(shape, 0, storage_dtype(group, dtype), sharded(mesh, group.partition_axes))
         else:
             tables[group.name] = jax.jit(made)(*given)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
-            name: filled((own.versions * own.parts * own.rows, *slot.shape), slot.initial, dtype, sharding)
+            name: filled(buffer_shape(own, slot.shape, own.versions * own.parts), slot.initial, dtype, sharding)
             for name, slot in group.slots().items()
         }
     return tables, slots
@@ -99,18 +100,19 @@ def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Arra
 
     `seeds` are those of the replica groups, or one for all.
     """
-    R, W = group.rows, group.width
-    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in group.segments)))
+    R, k = group.rows, group.lines.rows if group.lines else 1
+    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in group.segments) // k) * k)
     values_of = initial_values(group, seeds, dtype, group.sharding.this_part(), chunk)
 
     def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
         slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
         values = values_of(slot_C if homes_R is None else homes_R[slot_C])
-        return jax.lax.dynamic_update_slice(block_RxW, values, (start, jnp.int32(0)))
+        values = group.lines.packed(values) if group.lines else values
+        return jax.lax.dynamic_update_slice(block_RxW, values, (start // k if k > 1 else start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros((R, W), dtype))
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros(buffer_shape(group, (group.width,)), dtype))
 
 
 def initial_values(

@@ -21,6 +21,7 @@ from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band
 from recjax.embedding.buffers import GroupSlots, Tables, filled
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group, Piece
+from recjax.embedding.lines import Lines, buffer_shape, lines_of
 from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
@@ -134,7 +135,9 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
                 if len(part) == 1 and group.place(found.part)[1] > 0:
                     continue
                 k = version * group.parts + found.part
-                out[(found.rows, *found.columns)] = _copy(of_part[k], found, places.get(k)).view(dtype)
+                block = of_part[k]
+                values = _copy(block, found, places.get(k), lines_of(group, block))
+                out[(found.rows, *found.columns)] = values.view(dtype)
         return out
 
     if all(buffer.is_fully_addressable or not group.partition_axes for group, _, buffer, _ in held):
@@ -146,7 +149,9 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
 
         return LazyArray(size, dtype, moved, block_of(size, dtype))
 
-    def scattered(band: Band, piece: Piece, block: jax.Array, slots_R: np.ndarray | None) -> LazyArray:
+    def scattered(
+        band: Band, piece: Piece, block: jax.Array, slots_R: np.ndarray | None, lines: Lines | None
+    ) -> LazyArray:
         homes_M: range | np.ndarray = range(piece.offset, piece.offset + piece.stop - piece.start)
         if band.vacant:
             homes_M = band.used(piece.start, piece.stop) - piece.start + piece.offset
@@ -155,7 +160,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
             homes = homes_M[part[0]]
             offset = tuple(axis.start for axis in part[1:])
             found = _Overlap(piece.part, homes, part[0], part[1:], offset)
-            return _copy(block, found, slots_R).view(dtype)
+            return _copy(block, found, slots_R, lines).view(dtype)
 
         size = (len(homes_M), piece.last - piece.first)[: array.ndim]
         return LazyArray(size, dtype, of_piece, block_of(size, dtype))
@@ -169,19 +174,22 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
         for piece in mine:
             k = version * group.parts + piece.part
             at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
-            pieces.append((at, scattered(segment.band, piece, of_part[k], places.get(k))))
+            how = places.get(k), lines_of(group, of_part[k])
+            pieces.append((at, scattered(segment.band, piece, of_part[k], *how)))
     return Spread(shape, dtype, tuple(pieces))
 
 
-def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None) -> np.ndarray:
+def _copy(block: jax.Array, found: _Overlap, slots_R: np.ndarray | None, lines: Lines | None) -> np.ndarray:
     """The values of an overlap. The host's view is one of this copy, never of the buffer that the next step donates."""
     widths = [axis.stop - axis.start for axis in found.columns]
     homes = found.homes
     if slots_R is None and isinstance(homes, range):
+        if lines is not None:
+            return np.asarray(lines.read(block, homes)[:, found.offset[0] : found.offset[0] + widths[0]])
         return np.asarray(jax.lax.dynamic_slice(block, (homes.start, *found.offset), (len(homes), *widths)))
     if slots_R is None:  # those between are few
         between = range(int(homes[0]), int(homes[-1]) + 1) if len(homes) else range(0)
-        return _copy(block, dataclasses.replace(found, homes=between), None)[np.asarray(homes) - between.start]
+        return _copy(block, dataclasses.replace(found, homes=between), None, lines)[np.asarray(homes) - between.start]
     rows = block[jnp.asarray(slots_R[np.asarray(homes)])]
     return np.asarray(jax.lax.dynamic_slice(rows, (0, *found.offset), (len(rows), *widths)))
 
@@ -224,7 +232,7 @@ def _outside(dtype: Any) -> np.dtype[Any]:
 
 def _part(group: Group, index: Any) -> int:
     """The part of the buffers, version by version, that a shard with this index of the whole is."""
-    return (index[0].start or 0) // group.rows
+    return (index[0].start or 0) // buffer_shape(group, (group.width,) * (len(index) - 1))[0]
 
 
 def mean_tables(versions: Sequence[Saved]) -> Saved:
@@ -290,7 +298,7 @@ def import_tables(
 
 def _empty(group: Group, mesh: Mesh, tail: tuple[int, ...], dtype: Any) -> jax.Array:
     """An array of a cache that holds no row."""
-    shape = (group.versions * group.parts * group.rows, *tail)
+    shape = buffer_shape(group, tail, group.versions * group.parts)
     return filled(shape, 0, dtype, sharded(mesh, group.partition_axes))
 
 
@@ -314,7 +322,7 @@ def _import(
     dtype: Any,
     places: Places,
 ) -> jax.Array:
-    shape = (group.versions * group.parts * group.rows, *tail)
+    shape = buffer_shape(group, tail, group.versions * group.parts)
     sharding = sharded(mesh, group.partition_axes)
     indices = sharding.addressable_devices_indices_map(shape)
     block = sharding.shard_shape(shape)
@@ -340,14 +348,15 @@ def _import(
                         slots = jax.device_put(places[k][np.asarray(found.homes)], device)
                         blocks[device] = _scatter(blocks[device], piece, slots, found.offset)
                     else:
-                        blocks[device] = _write(blocks[device], piece, (int(found.homes[0]), *found.offset))
+                        lines = lines_of(group, blocks[device])
+                        blocks[device] = _write(blocks[device], piece, (int(found.homes[0]), *found.offset), lines)
             jax.block_until_ready(list(blocks.values()))  # or parts would pile up
     return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
 
 
-@functools.partial(jax.jit, donate_argnums=0)  # in place: no second copy of a table at any time
-def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...]) -> jax.Array:
-    return jax.lax.dynamic_update_slice(block, piece, start)
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)  # in place: no second copy of a table at any time
+def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...], lines: Lines | None) -> jax.Array:
+    return jax.lax.dynamic_update_slice(block, piece, start) if lines is None else lines.write(block, piece, start)
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=3)

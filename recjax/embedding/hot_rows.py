@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.lines import get_rows, set_rows
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import MODEL_AXES
 
@@ -107,9 +108,12 @@ def _put(group: Group, segment: BoundSegment, block: jax.Array, values: jax.Arra
     owner_K, home_K = homes_2xK
     target_K = jnp.where(owner_K == owner, home_K, group.rows + jnp.arange(len(home_K), dtype=jnp.int32))
     if values.ndim > 1:
-        wide = jnp.pad(values, ((0, 0), (0, block.shape[1])))
-        values = jax.lax.dynamic_slice_in_dim(wide, first, block.shape[1], axis=1)
-        values = jnp.where(jnp.arange(block.shape[1], dtype=jnp.int32) < columns, values, 0)
+        wide = jnp.pad(values, ((0, 0), (0, group.width)))
+        values = jax.lax.dynamic_slice_in_dim(wide, first, group.width, axis=1)
+        values = jnp.where(jnp.arange(group.width, dtype=jnp.int32) < columns, values, 0)
+        if group.lines is not None:
+            order_K = jnp.argsort(target_K)
+            return set_rows(group, block, target_K[order_K], values[order_K])
     return block.at[target_K].set(values, mode="drop", unique_indices=True)
 
 
@@ -120,13 +124,13 @@ def _taken(group: Group, segment: BoundSegment, block: jax.Array, homes_2xK: Any
     mine_K = owner_K == owner
     if not group.spread:
         mine_K = mine_K & (jax.lax.axis_index(MODEL_AXES) == 0)
-    rows = block.at[jnp.where(mine_K, home_K, group.rows)].get(mode="fill", fill_value=0)
+    rows = get_rows(group, block, jnp.where(mine_K, home_K, group.rows))
     bits = jax.lax.bitcast_convert_type(rows, _bits_of(block.dtype))
     bits = bits.astype(jnp.uint32) if bits.dtype.itemsize < 4 else bits
     if block.ndim == 1:  # held beside each range of columns
         return jnp.where(first == 0, bits, 0)
-    bits = jnp.where(jnp.arange(block.shape[1], dtype=jnp.int32) < columns, bits, 0)
-    wide = jnp.zeros((len(home_K), dim + block.shape[1]), bits.dtype)
+    bits = jnp.where(jnp.arange(group.width, dtype=jnp.int32) < columns, bits, 0)
+    wide = jnp.zeros((len(home_K), dim + group.width), bits.dtype)
     return jax.lax.dynamic_update_slice_in_dim(wide, bits, first, axis=1)[:, :dim]
 
 

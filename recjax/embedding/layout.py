@@ -29,6 +29,7 @@ from recjax.embedding.row_order import Cut, RowOrder, Split, library
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype, TableSpec
 
 if TYPE_CHECKING:
+    from recjax.embedding.lines import Lines
     from recjax.embedding.pooled.layout import PooledExchange
     from recjax.embedding.sharding.base import Sharding
 
@@ -138,6 +139,7 @@ class Group(_InReplicas):
       ragged: True if ids and rows travel without padding, which takes a collective that CPUs do not have.
       homes: rows of tables that have their home in a part, if its buffer is a cache of R of them (`recjax.tiers`);
         0: the buffer holds them all.
+      lines: layout of the buffer, if rows lie side by side in it: see `lines.py`.
     """
 
     name: str
@@ -153,6 +155,7 @@ class Group(_InReplicas):
     atomics: bool = False
     ragged: bool = False
     homes: int = 0
+    lines: Lines | None = None
 
     @property
     def cached(self) -> bool:

@@ -103,7 +103,8 @@ def segment_sums(
     segment_M: jax.Array,
     weights_M: jax.Array | None,
     segments: int,
-    read: Callable[[jax.Array], jax.Array] = lambda x: x,
+    read: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    size: int | None = None,
     atomics: bool = False,
 ) -> jax.Array:
     """Sums rows: result[t] = sum over m with segment[m] = t of weights[m] * values[source[m]].
@@ -117,23 +118,24 @@ def segment_sums(
       segment_M: int32, ascending; one that is not below `segments` stands for nothing.
       weights_M: floats; all 1 if None.
       segments: T.
-      read: turns rows as they are held into floats.
+      read: (values, their numbers, of any shape) -> rows as floats, zeros of those from S on; None: as they are.
+      size: S, if the rows are not those of an array [S, D].
       atomics: as for `by_segments`.
 
     Returns:
       [T, D], of the dtype that `read` gives.
     """
-    M, D = len(source_M), values_SxD.shape[1]
-    dtype = jax.eval_shape(read, jax.ShapeDtypeStruct((1, D), values_SxD.dtype)).dtype
-    sums_TxD = jnp.zeros((segments, D), dtype)
+    M, S, read = len(source_M), size or values_SxD.shape[0], read or _rows
+    one = jax.eval_shape(read, values_SxD, jax.ShapeDtypeStruct((1,), jnp.int32))
+    sums_TxD = jnp.zeros((segments, one.shape[1]), one.dtype)
     piece = min(M, max(segments, _AT_LEAST))
     if not piece:
         return sums_TxD
     if by_segments(atomics):
 
         def take(at: jax.Array) -> jax.Array:
-            found = source_M.at[at].get(mode="fill", fill_value=values_SxD.shape[0])
-            terms = read(values_SxD.at[found].get(mode="fill", fill_value=0))
+            found = source_M.at[at].get(mode="fill", fill_value=S)
+            terms = read(values_SxD, found)
             if weights_M is None:
                 return terms
             return terms * weights_M.at[at].get(mode="fill", fill_value=0)[..., None]
@@ -144,7 +146,7 @@ def segment_sums(
         def part(x_M: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(x_M, start, piece)
 
-        terms = read(values_SxD.at[part(source_M)].get(mode="fill", fill_value=0))
+        terms = read(values_SxD, part(source_M))
         if weights_M is not None:
             terms = terms * part(weights_M)[:, None]
         return sums_TxD.at[part(segment_M)].add(terms, mode="drop", indices_are_sorted=True)
@@ -153,7 +155,7 @@ def segment_sums(
     if turns == 1:
         return add(0, sums_TxD)
     short = turns * piece - M
-    source_M = jnp.concatenate([source_M, jnp.full(short, values_SxD.shape[0], source_M.dtype)])
+    source_M = jnp.concatenate([source_M, jnp.full(short, S, source_M.dtype)])
     segment_M = jnp.concatenate([segment_M, jnp.full(short, segments, segment_M.dtype)])
     if weights_M is not None:
         weights_M = jnp.concatenate([weights_M, jnp.zeros(short, weights_M.dtype)])
@@ -161,3 +163,7 @@ def segment_sums(
     if missing := tuple(varying - jax.typeof(sums_TxD).manual_axis_type.varying):
         sums_TxD = jax.lax.pcast(sums_TxD, missing, to="varying")
     return jax.lax.fori_loop(0, turns, lambda i, sums: add(i * piece, sums), sums_TxD)
+
+
+def _rows(values_SxD: jax.Array, at: jax.Array) -> jax.Array:
+    return values_SxD.at[at].get(mode="fill", fill_value=0)

@@ -279,6 +279,6 @@ def fused_lookup_operands(
     """
     here = not group.spread or group.devices == 1
     long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
-    if here and group.listed and long and in_place(table_RxW):
+    if here and group.listed and long and in_place(group, table_RxW):
         return table_RxW, routing.slots_NxOxC.reshape(-1)
     return None

@@ -41,7 +41,7 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
                 f"tier.device_bytes={size_text(budget_bytes)} has no room for a single row of {name} "
                 f"({group.row_bytes(item_bytes):,} bytes). Raise it."
             )
-        caches[name] = dataclasses.replace(group, rows=sizes[name], homes=group.rows, mapped=True)
+        caches[name] = dataclasses.replace(group, rows=sizes[name], homes=group.rows, mapped=True, lines=None)
     return dataclasses.replace(bound, groups=tuple(caches.get(group.name, group) for group in bound.groups))
 
 

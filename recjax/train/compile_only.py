@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import ACROSS, SUMMED, Group
+from recjax.embedding.lines import buffer_shape
 from recjax.embedding.low_precision import storage_dtype
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.pooled.routing import PooledRouting
@@ -36,12 +37,12 @@ def abstract_state(trainer: Trainer) -> TrainState:
     tables: Any = {}
     slots: Any = {}
     for group in trainer.bound.groups:
-        rows = group.versions * group.parts * group.rows
-        tables[group.name] = jax.ShapeDtypeStruct((rows, group.width), storage_dtype(group, trainer.dtype))
+        shape = buffer_shape(group, (group.width,), group.versions * group.parts)
+        tables[group.name] = jax.ShapeDtypeStruct(shape, storage_dtype(group, trainer.dtype))
         own = group.slot_group
-        rows = own.versions * own.parts * own.rows
         slots[group.name] = {
-            name: jax.ShapeDtypeStruct((rows, *slot.shape), trainer.dtype) for name, slot in group.slots().items()
+            name: jax.ShapeDtypeStruct(buffer_shape(own, slot.shape, own.versions * own.parts), trainer.dtype)
+            for name, slot in group.slots().items()
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
     whole = dense

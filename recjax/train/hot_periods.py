@@ -14,6 +14,7 @@ from typing import Any
 
 from recjax.embedding.bind import bind
 from recjax.embedding.hot_rows import Moves, homes_of_hot_rows, make_swap
+from recjax.embedding.lines import in_lines
 from recjax.errors import ConfigError
 from recjax.planning.hot import first_batches, of_equal_sizes
 from recjax.train.agreement import never
@@ -105,6 +106,7 @@ class HotPeriods:
         how = (config.embedding.dedup, bound.hosts, bound.replicas, bound.independent)
         atomics = any(group.atomics for group in bound.groups)
         other = bind(plan, _in_order(first, tables), bound.features, bound.devices, *how, atomics=atomics)
+        other = in_lines(other) if any(group.lines for group in bound.groups) else other
         made = dataclasses.replace(first, plan=plan, bound=other)
         made.__dict__["step_program"] = first.step_program
         return made

@@ -25,6 +25,7 @@ from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
@@ -419,6 +420,8 @@ def build_trainer(
         )
     how = {"atomics": held.atomics, "ragged": held.ragged}
     bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, **how)
+    if mesh.devices.flat[0].platform == "tpu":
+        bound = in_lines(bound)
     tier = None
     if budget := config.tier.bytes_of("device_bytes"):
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)

@@ -42,12 +42,13 @@ def plan(nth: int) -> Plan:
 
 
 @pytest.mark.full
-def test_tables_stay_as_they_are() -> None:
-    """On two hosts of two devices, in two replica groups that hold values of their own."""
+@pytest.mark.parametrize(("devices", "how"), [(8, {"replicas": 2, "independent": True}), (4, {"lines": True})])
+def test_tables_stay_as_they_are(devices: int, how: dict[str, Any]) -> None:
+    """On two hosts of two devices, in two replica groups that hold values of their own; and in lines, as on a TPU."""
     features = tuple(FeatureSpec(t.name, t.name, 1, "sum") for t in TABLES)
     problem = Problem([], 8, TABLES, features, Net(), 2, DenseSgd(0.1).build())
-    how: Any = {"hosts": 2, "replicas": 2, "independent": True}
-    before, after = (trainer_of(problem, 8, plan(nth), **how) for nth in (0, 1))
+    before, after = (trainer_of(problem, devices, plan(nth), hosts=2, **how) for nth in (0, 1))
+    assert any(group.lines for group in before.bound.groups) == ("lines" in how)
     saved, rng = load(before.export(before.init_state())), np.random.default_rng(0)
     given = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), saved)
     state = before.restore(given, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,12 +35,14 @@ class Compiled:
       memory: what it takes, as XLA says.
       trainer: whose it is.
       capacities: for which.
+      seconds: that compiling took.
     """
 
     text: str
     memory: Any
     trainer: Trainer
     capacities: dict[str, int]
+    seconds: float
 
     @functools.cached_property
     def program(self) -> Program:
@@ -70,8 +73,10 @@ def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) ->
             located = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over), located)
             make = device.make_layout(trainer.bound, trainer.mesh)
             lowered = make.lower(inputs.routing.features, located, device.sizes(trainer.bound, capacities))
+    started = time.monotonic()
     made = lowered.compile()
-    return Compiled(made.as_text() or "", made.memory_analysis(), trainer, capacities)
+    seconds = time.monotonic() - started
+    return Compiled(made.as_text() or "", made.memory_analysis(), trainer, capacities, seconds)
 
 
 def compiled_alone(function: Callable[..., Any], target: str, *shapes: jax.ShapeDtypeStruct) -> Program:

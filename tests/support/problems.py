@@ -25,6 +25,7 @@ from recjax.embedding.address import SlotMap
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import PLACEMENTS, Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.host import RoutedBatch
@@ -123,6 +124,7 @@ def trainer_of(
     bucket_mib: float = 0.0,
     mapped: int | None = None,
     ragged: bool = False,
+    lines: bool = False,
     cache_bytes: int = 0,
     dram_bytes: int = 0,
     disk: str = "",
@@ -130,12 +132,14 @@ def trainer_of(
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
     With `mapped`, the seed of a random permutation, no row lies in the slot of its home. With `cache_bytes` a device
-    has so many for rows, and all others are on the host, in so much of its memory and on disk.
+    has so many for rows, and all others are on the host, in so much of its memory and on disk. With `lines` rows lie as
+    on a TPU.
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     how = (dedup, hosts, replicas, independent, mapped is not None)
     bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged)
+    bound = in_lines(bound) if lines else bound
     maps = None if mapped is None else permuted(bound, mapped)
     tier = None
     if cache_bytes:

@@ -80,10 +80,16 @@ def start() -> dict[str, Any]:
 
 
 def check(
-    problem: Problem, devices: int, plan: str | Plan, hosts: int = 1, replicas: int = 1, dedup: bool = True
+    problem: Problem,
+    devices: int,
+    plan: str | Plan,
+    hosts: int = 1,
+    replicas: int = 1,
+    dedup: bool = True,
+    lines: bool = False,
 ) -> None:
     with jax.enable_x64(True):
-        how: dict[str, Any] = {"hosts": hosts, "replicas": replicas, "dedup": dedup}
+        how: dict[str, Any] = {"hosts": hosts, "replicas": replicas, "dedup": dedup, "lines": lines}
         result = run_sharded(problem, devices, plan, np.float64, start(), **how)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
@@ -119,6 +125,14 @@ def test_every_optimizer_where_owners_pool() -> None:
     pooled = Exchange(kind="pooled")
     plan = Plan({table.name: (Segment(next(turn), exchange=pooled),) for table in make().tables})
     check(make(), 4, plan, hosts=2)
+
+
+def test_rows_in_lines_as_on_a_tpu() -> None:
+    """Neighbours exchange rows and pooled vectors."""
+    turn = itertools.cycle((Exchange(), Exchange(kind="pooled")))
+    placed = itertools.cycle(("row_wise", "column_wise", "table_wise"))
+    plan = Plan({table.name: (Segment(next(placed), exchange=next(turn)),) for table in make().tables})
+    check(make(), 2, plan, lines=True)
 
 
 def test_sums_by_segments_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of
 from recjax.embedding.layout import Group
+from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled.layout import PooledExchange
@@ -181,12 +182,13 @@ def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mea
             mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
         return mean_BxD
     with jax.named_scope("gather"):
-        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, _wide, group.atomics)
+        read = functools.partial(_wide, group)
+        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, read, group.rows, group.atomics)
 
 
-def _wide(rows: jax.Array) -> jax.Array:
-    """Rows as they are held, as floats to calculate with."""
-    found = from_storage(rows)
+def _wide(group: Group, table_RxW: jax.Array, slots: jax.Array) -> jax.Array:
+    """The rows in some slots, as floats to calculate with."""
+    found = from_storage(get_rows(group, table_RxW, slots))
     return found.astype(jnp.float32) if found.dtype == jnp.bfloat16 else found
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from recjax.embedding.address import homes_of
 from recjax.embedding.layout import Group
+from recjax.embedding.lines import get_rows, set_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import OptimizerContext, Slots
 from recjax.embedding.routing.host import GroupRouting
@@ -190,7 +191,7 @@ class Sharding(abc.ABC):
         """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
         if group.optimizer.every_row:
             return x
-        return x.at[gradient.touched].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+        return get_rows(group, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
     def proposed(
         self,
@@ -233,14 +234,12 @@ class Sharding(abc.ABC):
             if group.optimizer.every_row:
                 return write_all(group, table_RxW, slots_R, proposed, context, jnp.broadcast_to(ok, group.rows))
 
-            def scatter(x: jax.Array, new: jax.Array) -> jax.Array:
-                return x.at[target_M].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
-
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
             homes_M = homes_of(touched, context.homes.get(group.name))
             new_MxW = to_storage(group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
-            return scatter(table_RxW, new_MxW), {k: scatter(slots_R[k], v) for k, v in proposed.slots.items()}
+            new_slots = {k: set_rows(group, slots_R[k], target_M, v) for k, v in proposed.slots.items()}
+            return set_rows(group, table_RxW, target_M, new_MxW), new_slots
 
     def scale(self, group: Group, context: UpdateContext) -> jax.Array:
         """Returns the factor of the gradients: the late one where means over rows are made from several devices'."""

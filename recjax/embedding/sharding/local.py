@@ -14,6 +14,7 @@ from recjax import kernels
 from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.exchange import Extents, gather_rows
 from recjax.embedding.layout import Group
+from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.ordering import in_order
@@ -103,10 +104,12 @@ def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: boo
         with jax.named_scope("replica_exchange"):
             asked = jax.lax.all_gather(asked, ACROSS_GROUPS)
     with jax.named_scope("gather"):
-        if kernels.available(table_RxW.dtype):  # which fetches far rows from memory before their turn comes
+        if group.lines is None and kernels.available(
+            table_RxW.dtype
+        ):  # which fetches far rows from memory before their turn comes
             rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, group.width)
         else:
-            rows = from_storage(table_RxW.at[asked].get(mode="fill", fill_value=0))
+            rows = from_storage(get_rows(group, table_RxW, asked))
     if mean:
         with jax.named_scope("replica_exchange"):
             wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
@@ -161,9 +164,9 @@ def write_all(
     return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
 
 
-def in_place(table_RxW: jax.Array) -> bool:
+def in_place(group: Group, table_RxW: jax.Array) -> bool:
     """Returns whether kernels may work on a table itself: they pass once over the rows in question, and copy none."""
-    return table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
+    return group.lines is None and table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
 
 
 def coalesce(

@@ -116,7 +116,7 @@ class RowSharding(Sharding):
         """Like `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
         rule = group.optimizer
         own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
-        if not own_mean or rule.every_row or not in_place(table_RxW):
+        if not own_mean or rule.every_row or not in_place(group, table_RxW):
             return super().write(group, table_RxW, slots_R, gradient, context, proposed, ok)
         with jax.named_scope("sparse_update"):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
