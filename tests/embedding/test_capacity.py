@@ -1,6 +1,9 @@
 """Sizes of the routing arrays: enough, tight, few."""
 
+import math
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.routing import build
@@ -75,13 +78,13 @@ def test_sizes_of_a_kind_rise_at_once_and_others_stay():
 def test_few_ids_begin_with_more_room_than_many():
     found = grow({}, {"a": 400, "b": 400_000, "x": 400, "z": 50}, BOTH)
     assert found == {"a": rung(680), "b": rung(412_000), "x": rung(412), "z": rung(51)}
-    assert grow({}, {"a": 1}, BOTH) == {"a": 8}  # at most twice as much
+    assert grow({}, {"a": 1}, BOTH) == {"a": 8}  # at most three times as much
 
 
 def test_sizes_of_a_kind_fall_at_once_if_it_pays():
     sizes = {"a": 1000, "b": 100_000, "x": 1000}
     assert shrink(sizes, {"a": 100, "b": 90_000, "x": 900}, BOTH) == sizes
-    assert shrink(sizes, {"a": 100, "b": 10_000, "x": 100}, BOTH) == {"a": rung(200), "b": rung(11_400), "x": rung(103)}
+    assert shrink(sizes, {"a": 100, "b": 10_000, "x": 100}, BOTH) == {"a": rung(240), "b": rung(11_400), "x": rung(103)}
 
 
 def test_many_jagged_features_take_few_programs():
@@ -103,11 +106,55 @@ def test_many_jagged_features_take_few_programs():
     assert programs(Kinds((Kind(frozenset(names), 14.0, 1.15, 1.5),))) <= 2 < 10 < programs(Kinds())
 
 
+def lognormal_needs(steps: int, rng: np.random.Generator) -> np.ndarray:
+    """Most ids that one of 8 devices has of each of 26 features, in bags of ten on average, 64 samples: [steps, 26]."""
+    sums = []
+    for _ in range(8):
+        bags = rng.standard_normal((min(steps, 2000) * 26, 64), np.float32) + np.float32(math.log(10) - 0.5)
+        sums.append(np.floor(np.exp(bags, out=bags), out=bags).sum(axis=1))
+    if steps > 2000:  # of the same sums, in other company
+        sums = [rng.choice(of_device, steps * 26) for of_device in sums]
+    return np.max(sums, axis=0).reshape(steps, 26).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("steps", "growth", "most"), [(2000, 0.0, 3), pytest.param(20_000, 0.1, 4, marks=pytest.mark.full)]
+)
+def test_few_samples_of_many_jagged_features_take_few_programs(steps, growth, most):
+    """Also where bags, and rows on the wire, grow slowly."""
+    names, rng = [f"f{n}" for n in range(26)], np.random.default_rng(0)
+    counts = np.column_stack([lognormal_needs(steps, rng), rng.normal(1150, 22, steps)])
+    counts = (counts * (1 + growth * np.arange(steps) / steps)[:, None]).astype(int)
+    ladder, programs = CapacityLadder(kinds=Kinds.of_names(names, (), ["rows"])), set()
+    for needs in counts.tolist():
+        needed = dict(zip([*names, "rows"], needs, strict=True))
+        sizes = ladder.fit(needed)
+        assert all(sizes[name] >= need for name, need in needed.items())
+        programs.add(tuple(sizes.values()))
+    assert len(programs) <= most
+
+
+def test_periods_in_which_sizes_may_fall_grow_longer():
+    """Batches 0 to 3, 4 to 11, 12 to 27, 28 to 59, and so on; each but the last of these needs much once."""
+    ladder = CapacityLadder(period=4)
+    sizes = [ladder.fit({"a": 1000 if step in (0, 5, 13, 29) else 100})["a"] for step in range(130)]
+    assert [step for step in range(1, 130) if sizes[step] < sizes[step - 1]] == [124]
+
+
+def test_where_one_size_rises_all_get_room_above_their_peaks():
+    kinds = Kinds((Kind(frozenset("ab"), 0.0, 1.2, 1.5), Kind(frozenset("x"), 0.0, 1.1, 1.1)))
+    sizes, peaks = {"a": 1000, "x": 1000, "alone": 1000}, {"a": 900, "x": 990, "alone": 1000}
+    assert grow(sizes, {"a": 990}, kinds, peaks) == sizes
+    risen = grow(sizes, {"a": 1100}, kinds, peaks)
+    assert risen == sizes | {"a": rung(1200), "x": rung(1089)}
+    assert grow(sizes, {"alone": 1100}, kinds, peaks) == {"a": rung(1080), "x": rung(1089), "alone": rung(1133)}
+
+
 def test_the_kinds_of_a_bound_plan():
     tables = [(40, 2, "row_wise"), (9, 2, "data_parallel")]
     features = [(0, 3, "sum", False), (0, None, "mean", True), (1, None, "none", False), (1, None, "sum", False)]
     bound = build(tables, features, 2)
-    jagged, lists = (kind.names for kind in Kinds.of(bound).kinds)
+    jagged, ids, lists = (kind.names for kind in Kinds.of(bound).kinds)
     assert jagged == {lookup.name for lookup in bound.lookups if (lookup.spec.bag, lookup.spec.pooling) in
                       ((None, "mean"), (None, "sum"))}  # fmt: skip
-    assert {group.name for group in bound.groups} < lists and not jagged & lists
+    assert {group.name for group in bound.groups} < lists and not jagged & lists and not ids

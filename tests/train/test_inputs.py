@@ -78,8 +78,8 @@ def test_the_position_is_that_of_the_next_sample(made):
 
 def test_sizes_fall_after_a_period_that_would_have_done_with_less():
     """Rungs by hand: 100 and its 3% fit into 104; 10 into 16."""
-    sizes = [size for _, size in stream_of([100, 10, 10, 10, 10, 10, 10], 2, 100, 0)]
-    assert sizes == [104, 104, 104, 104, 104, 104, 16]
+    sizes = [size for _, size in stream_of([100, *[10] * 9], 2, 100, 0)]
+    assert sizes == [*[104] * 9, 16]  # the first period has three batches, the next one six
 
 
 def test_a_closed_stream_reads_again_what_was_under_way():

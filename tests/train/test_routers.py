@@ -52,6 +52,7 @@ def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
     """Sizes rise with the batches and fall every three steps; a run may be resumed before any of them."""
     monkeypatch.setattr(capacity, "PERIOD", 3)
     monkeypatch.setattr(capacity, "_WORTH", 1.0)
+    monkeypatch.setattr(capacity, "_power_of_two", lambda n: True)  # periods of one length
     monkeypatch.setattr(capacity.Kinds, "of", lambda bound: capacity.ALONE)  # each alone, with little room: they change
     made = trainer(f"train.routing={routing}")
     stream, states, whole = made.train_inputs(), [], []

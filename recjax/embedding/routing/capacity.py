@@ -2,13 +2,17 @@
 
 A size is a rung of a fixed ladder whose rungs lie 5% apart (8 entries where that is more). It rises as soon as a batch
 needs more, to a rung that leaves room for 3% above that, since the next batches' requirements vary; and it falls when
-a whole period of steps would have done with a fifth less. No batch is ever cut: a batch is routed before its step.
+a whole period of steps would have done with a fifth less. Periods are 256 steps, then twice as many each time: what
+falls too early rises again. No batch is ever cut: a batch is routed before its step.
 
 Sizes of a kind rise at once (`Kinds`): each of dozens of jagged features has its own largest batch, and a program for
-every one of these is worth less than the padding that it saves. The fewer ids a device has, the more their number
-varies, so that sizes of jagged features begin with more room. By simulation, 26 jagged features of lognormal bags
-(ten ids, sigma 1) on 8 devices took 132 programs in 2,000 steps of 64 samples a device when each rose for itself, and
-take 5 to 10; of 512 samples 66, and 2 or 3; of 8,192 one.
+every one of these is worth less than the padding that it saves. Where one size has to rise, all get room above the
+largest batch of the period, since a program is compiled in any case. The fewer ids a device has, the more their number
+varies, so that sizes of jagged features begin with more room, and with that for a long bag. By simulation
+(`tests/benchmarks/capacities.py`) 26 jagged features of lognormal bags (ten ids, sigma 1) on 8 devices take 2 or 3
+programs in 2,000 steps of 64 samples a device, and 3 or 4 in 20,000 in which bags and distinct rows grow by a tenth; of
+512 samples 1, and 2. For that arrays of ids have room for 3.5 times the mean (4.2 where it grows; of 512 samples 1.5),
+those of rows on the wire for 1.2 times (1.1). When each size rose for itself, the first took 132 programs.
 
 Sizes are a function of the batches seen so far. A checkpoint carries them, so that a resumed run executes the very same
 programs.
@@ -20,6 +24,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
 from recjax.embedding.pooled.layout import IDS, ROWS
@@ -39,16 +44,19 @@ class Kind:
       swing: standard deviations of a count, as if it were Poisson's, for which a first size leaves room.
       least: by which factor sizes rise, at least, once one of them has to.
       most: by which factor the others rise, at most.
+      spare: entries of which a size leaves room for, beside: one bag may be longer than all that were seen.
     """
 
     names: frozenset[str]
     swing: float
     least: float
     most: float
+    spare: int = 0
 
     def room(self, required: int) -> float:
-        """The factor above what is required that a size leaves room for."""
-        return max(_ROOM, 1 + min(1.0, self.swing / math.sqrt(max(1, required))))
+        """The factor above what is required that a size leaves room for, at most 3."""
+        n = max(1, required)
+        return max(_ROOM, 1 + min(2.0, self.swing / math.sqrt(n) + self.spare / n))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +67,24 @@ class Kinds:
 
     @classmethod
     def of(cls, bound: BoundPlan) -> Kinds:
-        """Makes kinds of jagged features, by numbers of ids, and of table groups, by numbers of rows on the wire."""
+        """Makes the kinds of a bound plan."""
         jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None and lookup.spec.pooling != "none"]
         lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
+        ids: list[str] = []
         for exchange in (exchange for exchange in bound.pooled if exchange.counted):
-            jagged += [exchange.name, *(group.name + IDS for group in exchange.groups)]
-        return cls((Kind(frozenset(jagged), 14.0, 1.15, 1.5), Kind(frozenset(lists), 0.0, _STEP, 1.1)))
+            ids += [exchange.name, *(group.name + IDS for group in exchange.groups)]
+        return cls.of_names(jagged, ids, lists)
+
+    @classmethod
+    def of_names(cls, jagged: Iterable[str], ids: Iterable[str], rows: Iterable[str]) -> Kinds:
+        """Makes kinds of jagged features, of lists of ids on the wire, and of lists of rows there."""
+        return cls(
+            (
+                Kind(frozenset(jagged), 14.0, 1.2, 1.5, 800),
+                Kind(frozenset(ids), 14.0, 1.15, 1.5),
+                Kind(frozenset(rows), 0.0, 1.1, 1.1),
+            )
+        )
 
     def split(self, names: Iterable[str]) -> Iterator[tuple[Kind, list[str]]]:
         """The kinds that some names are of, with these."""
@@ -88,8 +108,13 @@ def rung(required: int) -> int:
     return size
 
 
-def grow(capacities: Mapping[str, int], required: Mapping[str, int], kinds: Kinds = ALONE) -> dict[str, int]:
-    """The sizes to use from now on, by name: unchanged where all of a kind suffice."""
+def grow(
+    capacities: Mapping[str, int],
+    required: Mapping[str, int],
+    kinds: Kinds = ALONE,
+    peaks: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, int]:
+    """The sizes to use from now on, by name: unchanged where all suffice; else all have room above these peaks."""
     grown = dict(capacities)
     for kind, names in kinds.split({**capacities, **required}):
         late = [required[n] / capacities[n] for n in names if capacities.get(n, math.inf) < required.get(n, 0)]
@@ -102,6 +127,11 @@ def grow(capacities: Mapping[str, int], required: Mapping[str, int], kinds: Kind
                 grown[name] = rung(int(max(need * _ROOM, size * min(kind.least, kind.most))))
             elif late:
                 grown[name] = rung(int(size * min(factor, kind.most)))
+    if any(grown[name] > size for name, size in capacities.items()):
+        for kind, names in kinds.split(grown):
+            for name in names:
+                if (need := int(peaks.get(name, 0) * kind.least)) > grown[name]:
+                    grown[name] = rung(need)
     return grown
 
 
@@ -173,6 +203,10 @@ class CapacityLadder:
         self, number: int, capacities: dict[str, int], peaks: dict[str, int], required: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Sizes for batch `number`, and the peaks of its period; before it they were these."""
-        if self._period and number % self._period == 0 and peaks:
+        if self._period and number % self._period == 0 and peaks and _power_of_two(number // self._period + 1):
             capacities, peaks = shrink(capacities, peaks, self._kinds), {}
-        return grow(capacities, required, self._kinds), largest(peaks, required)
+        return grow(capacities, required, self._kinds, peaks), largest(peaks, required)
+
+
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
