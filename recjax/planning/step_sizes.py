@@ -200,7 +200,7 @@ def list_rows(expected: float, owners: int, share: float = 0.0) -> int:
 
 def list_ids(expected: float, counted: bool) -> int:
     """The size of a list of ids, which has more room at first where bags are jagged (`routing.capacity`)."""
-    room = 1 + min(1.0, _SWING / math.sqrt(max(1.0, expected))) if counted else _ROOM
+    room = 1 + min(2.0, _SWING / math.sqrt(max(1.0, expected))) if counted else _ROOM
     return rung(int(expected * max(_ROOM, room)))
 
 
