@@ -18,12 +18,17 @@ from pathlib import Path
 import numpy as np
 
 from recjax.errors import ConfigError, TrainingError
+from recjax.tiers.clock import Clock
 from recjax.tiers.records import FORMAT, CorruptRecordError, RecordFile, checksums, record_bytes
 from recjax.utils.files import disk_error
 
 _BLOCK = 4096
 _RUN = 64  # blocks at most that one call writes
-_SHARE = 16  # of the memory: so much is written at least when room is needed
+
+
+def memory_records(record: int, memory_bytes: int) -> int:
+    """Records of so many bytes that a memory holds, with what finds them there."""
+    return max(64, memory_bytes // (record + 9))
 
 
 class OnDisk:
@@ -62,14 +67,9 @@ class OnDisk:
                 "folder, on a disk with room for all rows that are touched."
             ) from error
         self._blocks = 0  # of the file, but for the first
-        size = max(64, memory_bytes // (record + 9))
+        size = memory_records(record, memory_bytes)
         self._slab = np.empty((size, record), np.uint8)
-        self._place_of = np.full(size, -1, np.int32)
-        self._used = np.zeros(size, bool)
-        self._dirty = np.zeros(size, bool)
-        self._slot_of = np.full(1024, -1, np.int32)  # of each place
-        self._free = size  # slots at the end that were never used
-        self._hand = 0
+        self._clock = Clock(size)
         self._lock = threading.Lock()
         self.read_records = self.written_records = 0
 
@@ -77,7 +77,7 @@ class OnDisk:
         """As `Places.read`; TrainingError where the disk gives something else than was written, or nothing."""
         records = np.empty((len(places_K), self._bytes), np.uint8)
         with self._lock:
-            slots_K = self._slot_of[places_K]
+            slots_K = self._clock.slot_of[places_K]
             here_K = slots_K >= 0
             records[here_K] = self._slab[slots_K[here_K]]
         absent = np.flatnonzero(~here_K)
@@ -104,61 +104,16 @@ class OnDisk:
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
         """As `Places.write`; TrainingError where the disk does not take what must leave the memory for them."""
-        most = len(self._slab) // 2  # of which there is always room
+        most = self._clock.most
         for first in range(0, len(places_K), most):
             self._write(places_K[first : first + most], records[first : first + most])
 
     def _write(self, places_K: np.ndarray, records: np.ndarray) -> None:
-        highest = int(places_K.max(initial=-1))
-        if highest >= len(self._slot_of):
-            more = np.full(max(highest + 1, 2 * len(self._slot_of)) - len(self._slot_of), -1, np.int32)
-            with self._lock:
-                self._slot_of = np.concatenate([self._slot_of, more])
-        slots_K = self._slot_of[places_K]
-        new = np.flatnonzero(slots_K < 0)
-        self._used[slots_K[slots_K >= 0]] = True  # so that none of them has to go
-        slots_K[new] = self._room(len(new), slots_K[slots_K >= 0])
+        choice = self._clock.choose(places_K)
+        self._to_disk(self._clock.place_of[choice.stale], self._slab[choice.stale])
         with self._lock:
-            self._slab[slots_K] = records
-            self._slot_of[places_K[new]] = slots_K[new]
-            self._place_of[slots_K[new]] = places_K[new]
-            self._used[slots_K] = True
-            self._dirty[slots_K] = True
-
-    def _room(self, count: int, kept: np.ndarray) -> np.ndarray:
-        """Slots for new records: free ones, or of records that go to the disk (CLOCK), but none of `kept`."""
-        size = len(self._slab)
-        taken = min(count, self._free)
-        found = np.arange(size - self._free, size - self._free + taken, dtype=np.int32)
-        self._free -= taken
-        if taken == count:
-            return found
-        stays = np.zeros(size, bool)
-        stays[kept] = True
-        stays[found] = True
-        wanted = max(count - taken, min(size // _SHARE, size - int(stays.sum())))
-        order = (self._hand + np.arange(size)) % size
-        order = order[~stays[order]]
-        unused = order[~self._used[order]][:wanted]
-        go = unused
-        if len(unused) < wanted:  # all others lose their mark, and go in turn
-            go = np.concatenate([unused, order[self._used[order]][: wanted - len(unused)]])
-            self._used[:] = False
-        else:
-            passed = order[: int(np.flatnonzero(order == unused[-1])[0]) + 1] if len(unused) else order[:0]
-            self._used[passed] = False
-        self._hand = int(go[-1] + 1) % size
-        dirty = go[self._dirty[go]]
-        self._to_disk(self._place_of[dirty], self._slab[dirty])
-        spare = go[count - taken :]  # clean now, and there until others come
-        with self._lock:
-            self._dirty[go] = False
-            gone = go[: count - taken]
-            before = self._place_of[gone]
-            self._slot_of[before[before >= 0]] = -1
-            self._place_of[gone] = -1
-        self._used[spare] = False
-        return np.concatenate([found, gone.astype(np.int32)])
+            self._clock.take(places_K, choice)
+            self._slab[choice.slots_K] = records
 
     def _to_disk(self, places_K: np.ndarray, records: np.ndarray) -> None:
         """Writes records to their places in the file."""
