@@ -85,10 +85,27 @@ class CacheStage:
             try:
                 moves[group.name] = [directory.admit() for directory in directories]
             except CacheTooSmallError as short:
-                raise _too_small(group, short.args[0]) from None
+                raise too_small(group, short.args[0]) from None
             routed = with_slots(group, routed, [directory.slot_of for directory in directories])
+        return dataclasses.replace(routed, admission=self._prepared(moves))
+
+    def enter(self, homes: Mapping[str, np.ndarray]) -> Admission:
+        """Has rows come that no batch has named yet, for a measurement that begins with caches which are full.
+
+        Args:
+          homes: group name -> int32, homes of each of its owners, ascending.
+        """
+        moves: dict[str, list[Moves]] = {}
+        self._advanced = True
+        for name, homes_U in homes.items():
+            for directory in self._directories[name]:
+                directory.see(homes_U)
+            moves[name] = [directory.admit() for directory in self._directories[name]]
+        return self._prepared(moves)
+
+    def _prepared(self, moves: dict[str, list[Moves]]) -> Admission:
         assert self._course is not None
-        return dataclasses.replace(routed, admission=self._tier.prepare(self._course, moves))
+        return self._tier.prepare(self._course, moves)
 
 
 class ReadStage:
@@ -157,7 +174,8 @@ def with_slots(group: Group, routed: RoutedBatch, slot_of: Sequence[np.ndarray])
     )
 
 
-def _too_small(group: Group, needed: int) -> TrainingError:
+def too_small(group: Group, needed: int) -> TrainingError:
+    """The error of a cache that would have to hold so many rows."""
     return TrainingError(
         f"two batches in a row name {needed:,} rows of the tables of {group.name} on one device, but its cache has "
         f"room for {group.rows:,}: raise tier.device_bytes by the same factor, or lower train.batch_size."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Tier:
         }
         self._movers = {name: Mover(group, mesh) for name, group in self._groups.items()}
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
-        self._disk = _folder(disk) if disk else None
+        self._disk = folder_of(disk) if disk else None
         self._stores = {
             name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
             for name, group in self._groups.items()
@@ -120,8 +120,8 @@ class Tier:
         size = self.records[name].bytes
         if self._disk is None:
             return InMemory(size, self._budget)
-        needs = {n: group.owners * group.home_rows * self.records[n].bytes for n, group in self._groups.items()}
-        share = (self._budget.limit or 0) * needs[name] // sum(needs.values()) // self._groups[name].owners
+        sizes = {n: record.bytes for n, record in self.records.items()}
+        share = dram_share(self._groups[name], list(self._groups.values()), sizes, self._budget.limit or 0)
         return OnDisk(self._disk, name, size, share)
 
     def course(self, directories: dict[str, list[Directory]]) -> Course:
@@ -428,7 +428,20 @@ class Tier:
                 store.close()
 
 
-def _folder(path: str) -> Path:
+def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:
+    """Bytes of the host's memory for the records of each owner of a group, before a disk.
+
+    Args:
+      group: one of `groups`.
+      groups: all that are behind caches.
+      record_bytes: group name -> of its records.
+      limit: bytes for all of them.
+    """
+    needs = {g.name: g.owners * g.home_rows * record_bytes[g.name] for g in groups}
+    return limit * needs[group.name] // sum(needs.values()) // group.owners
+
+
+def folder_of(path: str) -> Path:
     """A folder for scratch files, which is made if need be; ConfigError if it cannot be."""
     folder = expanded(path)
     try:
