@@ -19,6 +19,7 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
+from recjax.planning.tier_replay import homes_of, replay
 from recjax.tiers.store import RowStore
 from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState
@@ -116,6 +117,11 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
     trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
     assert [group.rows < group.homes for group in trainer.bound.groups] == [True, True]
     state, before = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
+    assert trainer.tier is not None
+    counts = trainer.tier.figures()
+    homes = [homes_of(trainer.bound, batch) for batch in problem.batches]
+    told = replay(trainer.bound, homes, STEPS // 2 + 1, 4)  # the batch after these is being prepared
+    assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
     assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
     saved = load(trainer.checkpoint(state))
     assert all(0 < len(of["rows"]) == len(of["positions"]) < V for of in saved["written"].values())
@@ -138,7 +144,6 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
     with monkeypatch.context() as patched:  # nothing is written for 20 steps, in which rows come back
         start = trainer.restore(saved, 25)
         patched.setattr(RowStore, "write", waits)
-        assert trainer.tier is not None
         so_far = trainer.tier.read_while_waiting
         state, again = trained(problem, trainer, start, 25, 45)
         assert trainer.tier.read_while_waiting > so_far

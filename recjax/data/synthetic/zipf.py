@@ -37,6 +37,11 @@ class BoundedZipf:
             ranks[tail] = np.rint(x).astype(np.int64) - 1
         return np.minimum(ranks, self._rows - 1)  # rounding at the very end
 
+    def probability(self, ranks: np.ndarray) -> np.ndarray:
+        """Probability of the ids below `ranks` (from 1 on) by one, each, float64."""
+        found: np.ndarray = np.asarray(ranks, np.float64) ** -self._exponent / self._total
+        return found
+
     def _integral(self, x: np.ndarray) -> np.ndarray:
         """The integral of t^-exponent from 1 to x."""
         power = 1.0 - self._exponent

@@ -1,0 +1,210 @@
+"""Hits and misses of caches for a run's own batches: the batches go through the directories that a training has.
+
+What moves is decided by ids alone, so that no row, device or disk is needed: the counts are those of a training, but
+for evaluations and checkpoints, which write the caches' rows, and for moments in which a row is asked for while it is
+still on its way to the host.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from recjax.data.batch import Batch
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.routing.hot import codes
+from recjax.embedding.routing.sorting import distinct
+from recjax.tiers.clock import Clock
+from recjax.tiers.directory import Directory
+from recjax.tiers.records import record_bytes
+
+BLOCK = 4096
+COUNTS = ("hits", "misses", "first", "leaves", "reads", "blocks_read", "writes", "blocks_written")
+Homes = dict[str, list[np.ndarray]]  # group name -> of each owner the distinct homes that a batch names, ascending
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Rows of one table after a replay, by where they are; they sum up to its rows.
+
+    Attributes:
+      device: in a cache.
+      dram: in the host's memory, and in no cache.
+      disk: on the disk alone.
+      untouched: nowhere, at their initial values.
+    """
+
+    device: float
+    dram: float
+    disk: float
+    untouched: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """Findings of a replay.
+
+    Attributes:
+      counts: int64 [steps, len(COUNTS)], of each step: rows that its batch names which were on the devices, which were
+        not, of these the ones that were never touched before; rows that left; records and blocks of 4 KiB that the disk
+        read; and that it wrote.
+      parts: of each table that has a cache.
+    """
+
+    counts: np.ndarray
+    parts: dict[str, Part]
+
+    def total(self, name: str, first: int = 0) -> int:
+        """The sum of one count over all steps from `first` on."""
+        return int(self.counts[first:, COUNTS.index(name)].sum())
+
+    def hit_rate(self, first: int = 0) -> float:
+        """Share of the rows that batches named which were on the devices, of steps from `first` on."""
+        hits, misses = self.total("hits", first), self.total("misses", first)
+        return hits / max(1, hits + misses)
+
+
+def homes_of(bound: BoundPlan, batch: Batch) -> Homes:
+    """The distinct homes of each owner that a batch names, as `tiers.stage.homes_by_owner` gives them."""
+    found: Homes = {}
+    for group in bound.cached:
+        all_L = [codes(group, s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
+                 for s in group.sources]  # fmt: skip
+        each = group.home_rows
+        keys_U, _ = distinct(np.concatenate(all_L), group.owners * each)
+        edges = np.searchsorted(keys_U, np.arange(1, group.owners) * each)
+        found[group.name] = [(own % each).astype(np.int32) for own in np.split(keys_U, edges)]
+    return found
+
+
+def replay(
+    bound: BoundPlan,
+    batches: Iterable[Homes],
+    steps: int,
+    look_ahead: int,
+    memories: Mapping[str, tuple[int, int]] | None = None,
+) -> Replayed:
+    """Sends batches through directories that begin empty.
+
+    Args:
+      bound: a plan with caches.
+      batches: at least one; those beyond `steps` are looked at ahead.
+      steps: how many are trained.
+      look_ahead: L of the run.
+      memories: group name -> records that each owner has memory for before a disk, and their bytes; None: no disk.
+
+    Raises:
+      CacheTooSmallError: a cache cannot hold two batches.
+    """
+    groups = [_Group(group, *(memories[group.name] if memories else (0, 0))) for group in bound.cached]
+    window: collections.deque[Homes] = collections.deque()
+    rest, counts = iter(batches), []
+    for _ in range(steps):
+        while len(window) <= max(1, look_ahead) and (following := next(rest, None)) is not None:
+            window.append(following)
+        if not window:
+            break
+        counts.append(sum((one.step(window) for one in groups), np.zeros(len(COUNTS), np.int64)))
+        window.popleft()
+    parts: dict[str, Part] = {}
+    for one in groups:
+        parts |= one.parts()
+    return Replayed(np.array(counts).reshape(-1, len(COUNTS)), parts)
+
+
+class _Group:
+    """The caches of one group, with the memory and disk that they are filled from."""
+
+    def __init__(self, group: Group, slots: int, record: int) -> None:
+        self.group = group
+        self._owners = [_Owner(group, slots, record) for _ in range(group.owners)]
+
+    def step(self, window: collections.deque[Homes]) -> np.ndarray:
+        """Admits the first batch of the window, and counts."""
+        found = np.zeros(len(COUNTS), np.int64)
+        for number, owner in enumerate(self._owners):
+            for homes in list(window)[owner.directory.seen :]:
+                owner.directory.see(homes[self.group.name][number])
+            found += owner.step()
+        return found
+
+    def parts(self) -> dict[str, Part]:
+        """Rows of its tables by their places."""
+        found: dict[str, np.ndarray] = {}
+        for segment in self.group.segments:
+            for number, owner in enumerate(self._owners):
+                first, last = (int(edge) for edge in segment.split.bounds(number))
+                offset = segment.offsets[number]
+                rows = owner.where(offset, offset + last - first)
+                found[segment.spec.name] = found.get(segment.spec.name, np.zeros(4, np.int64)) + rows
+        return {name: Part(*rows.tolist()) for name, rows in found.items()}
+
+
+class _Owner:
+    """One owner's cache."""
+
+    def __init__(self, group: Group, slots: int, record: int) -> None:
+        self.directory = Directory(group.home_rows, group.rows)
+        self._place_of = np.full(group.home_rows, -1, np.int32)  # of each home that has ever left
+        self._touched = np.zeros(group.home_rows, bool)
+        self._written = 0
+        self._clock = Clock(slots) if slots else None
+        padded = record_bytes(record) if slots else BLOCK
+        self._each, self._per = max(1, padded // BLOCK), max(1, BLOCK // padded)
+        self._before = np.zeros(0, np.int32)  # homes that left for the last batch, and are on their way
+
+    def step(self) -> np.ndarray:
+        hits, misses = self.directory.hits, self.directory.misses
+        moves = self.directory.admit()
+        first = int(np.count_nonzero(~self._touched[moves.come_K]))
+        self._touched[moves.come_K] = True
+        reads = blocks = 0
+        if self._clock is not None:
+            places_K = self._place_of[moves.come_K]
+            places_K = places_K[places_K >= 0]
+            places_K = places_K[self._clock.slot_of[places_K] < 0]
+            reads, blocks = len(places_K), len(np.unique(places_K // self._per)) * self._each
+        writes, blocks_written = self._write(self._before)
+        self._before = moves.leave_K[: moves.leaving]
+        return np.array(
+            [self.directory.hits - hits, self.directory.misses - misses, first, len(self._before), reads, blocks,
+             writes, blocks_written]
+        )  # fmt: skip
+
+    def _write(self, homes_K: np.ndarray) -> tuple[int, int]:
+        """Has rows written; (records, blocks) that the disk got."""
+        new = homes_K[self._place_of[homes_K] < 0]
+        self._place_of[new] = np.arange(self._written, self._written + len(new), dtype=np.int32)
+        self._written += len(new)
+        records = blocks = 0
+        if self._clock is not None:
+            places_K = self._place_of[homes_K]
+            for start in range(0, len(places_K), self._clock.most):
+                some = places_K[start : start + self._clock.most]
+                choice = self._clock.choose(some)
+                records += len(choice.stale)
+                blocks += len(np.unique(self._clock.place_of[choice.stale] // self._per)) * self._each
+                self._clock.take(some, choice)
+        return records, blocks
+
+    def where(self, first: int, last: int) -> np.ndarray:
+        """Numbers of rows from one home to below another: (device, dram, disk, untouched), int64 [4]."""
+        self._write(self._before)
+        self._before = self._before[:0]
+        cached = self.directory.slot_of[first:last] >= 0
+        places_K = self._place_of[first:last]
+        behind = ~cached & (places_K >= 0)
+        in_memory = int(behind.sum())
+        if self._clock is not None:
+            in_memory = int(np.count_nonzero(self._clock.slot_of[places_K[behind]] >= 0))
+        counts = [int(cached.sum()), in_memory, int(behind.sum()) - in_memory]
+        return np.array([*counts, last - first - sum(counts)])
+
+
+def stream(bound: BoundPlan, batches: Iterator[Batch]) -> Iterator[Homes]:
+    """Homes of batches, one after the other."""
+    return map(functools.partial(homes_of, bound), batches)
