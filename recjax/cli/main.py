@@ -287,10 +287,15 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
     plan.add_argument("--devices", metavar="N,...", help="instead: samples/s, memory, exposed communication and cost "
                       "on each of these numbers of devices of --machine, with its best plan")  # fmt: skip
+    plan.add_argument("--tiers", action="store_true", help="also, with tier.device_bytes: rows on devices, in memory "
+                      "and on disk, hits, bytes a step, what is hidden, nodes")  # fmt: skip
+    plan.add_argument("--step-ms", type=float, metavar="MS", help="with --tiers: of a step with all rows on the "
+                      "devices (default: predicted, with --machine)")  # fmt: skip
+    plan.add_argument("--samples-per-s", type=float, metavar="R", help="with --tiers: rate that nodes have to reach")
     plan.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
-    plan.add_argument("--machine", metavar="FILE", help="with --predict or --devices: what `recjax calibrate` wrote, "
-                      "or a machine that is shipped, such as h100 (default: planner.machine, or "
-                      "machine.json)")  # fmt: skip
+    plan.add_argument("--machine", metavar="FILE", help="with --predict, --devices or --tiers: what `recjax "
+                      "calibrate` wrote, or a machine that is shipped, such as h100 (default: planner.machine, or, "
+                      "but for --tiers, machine.json)")  # fmt: skip
     plan.add_argument("--target", choices=("", "h200", "v5e", "v6e"), default="", help="with --predict: compile for "
                       "this, which need not be here (extra aot), instead of the device that is")  # fmt: skip
     plan.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
@@ -307,6 +312,9 @@ def _parser() -> argparse.ArgumentParser:
                            "all there are (default: 2)")  # fmt: skip
     calibrate.add_argument("--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto",
                            help="of the devices (default: auto)")  # fmt: skip
+    calibrate.add_argument(
+        "--disk", default="", metavar="DIR", help="also measure the disk of this folder, for tier.disk"
+    )
     calibrate.add_argument("--name", default="", metavar="NAME", help="of the machine (default: its processor's)")
     calibrate.set_defaults(tunables=True)
 

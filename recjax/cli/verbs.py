@@ -168,11 +168,15 @@ def plan(options: argparse.Namespace) -> None:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
     if options.measure and not options.predict:
         raise ConfigError("--measure belongs to --predict: give that too.")
-    if options.machine and not options.predict and not options.devices:
+    if options.machine and not (options.predict or options.devices or options.tiers):
         raise ConfigError(
-            "--machine belongs to --predict or --devices: give one of these too. With planner.machine=FILE plan=auto "
-            "chooses by a machine."
+            "--machine belongs to --predict, --devices or --tiers: give one of these too. With planner.machine=FILE "
+            "plan=auto chooses by a machine."
         )
+    for name in ("step_ms", "samples_per_s"):
+        given = getattr(options, name)
+        if given is not None and not (options.tiers and 0 < given < float("inf")):
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --tiers, and is above 0.")
     if options.target and not options.predict:
         raise ConfigError("--target belongs to --predict: give that too.")
     if options.price is not None and not options.devices:
@@ -183,9 +187,9 @@ def plan(options: argparse.Namespace) -> None:
     if options.out and not (options.predict or options.devices or planner_asked):
         raise ConfigError("--out belongs to --predict, --devices or planner.machine=FILE: give one of these too.")
     if options.devices:
-        if options.predict or options.compile or options.save:
-            raise ConfigError("--devices compares numbers of devices, and --predict, --compile and --save are about "
-                              "one plan: leave it or them out, and set mesh.devices.")  # fmt: skip
+        if options.predict or options.compile or options.save or options.tiers:
+            raise ConfigError("--devices compares numbers of devices, and --predict, --compile, --tiers and --save are "
+                              "about one plan: leave it or them out, and set mesh.devices.")  # fmt: skip
         _offers(options, config)
         return
     source = config.data.open()
@@ -236,6 +240,15 @@ def plan(options: argparse.Namespace) -> None:
         machine = open_machine(options.machine or config.planner.machine or "machine.json")
         foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
+    if options.tiers:
+        from recjax.bench import tier_plan
+        from recjax.planning.machine import open_machine
+
+        name = options.machine or config.planner.machine
+        tiers = tier_plan.tier_plan(
+            config, open_machine(name) if name else None, options.step_ms, options.samples_per_s
+        )
+        result, texts = result | {"tiers": tiers}, [*texts, tier_plan.to_text(tiers)]
     write_result(options, result, lambda: "\n\n".join(texts))
 
 
@@ -273,6 +286,10 @@ def calibrate(options: argparse.Namespace) -> None:
     others = Others([])
     effort = calibration.QUICK if options.quick else calibration.FULL
     machine = calibration.calibrate(mesh, effort, lambda line: print(line, file=sys.stderr, flush=True), options.name)
+    if options.disk:
+        from recjax.tiers.tier import folder_of
+
+        machine = calibration.with_disk(machine, folder_of(options.disk))
     machine = report.with_note(machine, others.share(), options.quick)
     write(machine, options.out)
     write_result(

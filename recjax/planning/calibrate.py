@@ -31,6 +31,7 @@ from recjax.planning.cases import Case, Run, kernel_cases, runner
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
+from recjax.tiers.disk_speed import disk_rates
 
 Tell = Callable[[str], None]
 _RUNS = 20  # of a case in a pass, at most; 2 at least
@@ -155,6 +156,20 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
             for kernel, of in machine.kernels.items()
         },
     )
+
+
+def with_disk(machine: Machine, folder: Path) -> Machine:
+    """The machine with the rates of a disk, as the store of `tier.disk` uses it.
+
+    Raises:
+      ConfigError, TrainingError: no file can be made, written or read in the folder.
+    """
+    found = disk_rates(folder, 2.0)
+    rates = {
+        "disk_reads": Quantity(found.reads, "1/s", "measured"),
+        "disk_write": Quantity(found.written, "B/s", "measured"),
+    }
+    return dataclasses.replace(machine, rates=machine.rates | rates)
 
 
 def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:

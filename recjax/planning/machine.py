@@ -64,10 +64,12 @@ RATES: dict[str, tuple[str, bool]] = {
     "network_latency": ("us", True),
     "host_devices": ("devices", True),
     "torus": ("dimensions", True),
+    "disk_reads": ("1/s", True),
+    "disk_write": ("B/s", True),
 }
 OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
 _WHERE = ("cpu", "device", "versions", "date", "note")
-_FASTER = ("FLOP/s", "B/s")
+_FASTER = ("FLOP/s", "B/s", "1/s")
 _MOST = 1e30  # of any number; whole numbers may be longer than a float holds
 
 
@@ -145,6 +147,7 @@ class Machine:
       streams: kernels that a device runs at a time, collectives apart.
       rates: see `RATES`; of one device, a link's in one direction. `link` joins the devices of a host, of which there
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
+        `disk_reads` are of 4 KiB, anywhere, and of a host's disk, as is `disk_write`.
       overheads: see `OVERHEADS`.
       kernels: name of a class, perhaps with a variant -> it.
     """

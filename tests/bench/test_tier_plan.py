@@ -1,0 +1,138 @@
+"""`recjax plan --tiers` against what a training counts, and its words."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.commands import assert_refused, inside
+
+from recjax.bench import tier_plan
+from recjax.config import presets
+from recjax.planning.machine import open_machine
+from recjax.tiers import disk_speed
+from recjax.tiers.disk_speed import DiskRates, disk_rates
+from recjax.train.trainer import build_trainer
+
+SETTINGS = ("data.rows=6000,300,4000", "data.ids_per_bag=1,0,3", "data.weighted=false", "train.batch_size=64",
+            "plan=row_wise", "mesh.devices=2", "data.train_rows=16384")  # fmt: skip
+STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def _rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_plan, "disk_rates", lambda folder: DiskRates(1000.0, 4096e3))
+
+
+def config_of(*more: str) -> Any:
+    return presets.load("synthetic", [*SETTINGS, f"train.steps={STEPS}", *more])
+
+
+@pytest.mark.full
+def test_hits_are_those_of_a_training(tmp_path: Path) -> None:
+    """The same at the devices' caches; within a point at the memory before the disk, where writers and readers race."""
+    config = config_of("tier.device_bytes=60KiB", "tier.dram_bytes=100KiB", f"tier.disk={tmp_path}")
+    told = tier_plan.tier_plan(config)
+    assert told["replayed"] == told["steps"] == STEPS
+    trainer = build_trainer(config)
+    state, stream = trainer.init_state(), trainer.train_inputs()
+    for _ in range(STEPS - 1):
+        inputs = next(stream)
+        state, _ = trainer.train_step(trainer.admit(state, stream.latest), inputs)
+    assert trainer.tier is not None
+    stream._waiting[-1].routed.admission.records.result()  # the last batch, whose rows are read ahead
+    counts = trainer.tier.figures()
+    assert (counts["hits"], counts["misses"]) == (told["hits"], told["misses"])
+    run = tier_plan.Run.of(config)
+    found = run.replayed()
+    assert found is not None
+    behind = found.total("misses") - found.total("first")  # rows that were on the host, in memory or not
+    assert found.total("reads") > 0.05 * behind
+    assert abs(counts["records_read"] - found.total("reads")) <= 0.01 * behind
+    trainer.tier.close()
+    stream.close()
+
+
+def test_places_traffic_and_nodes_add_up(tmp_path: Path) -> None:
+    config = config_of("tier.device_bytes=60KiB", "tier.dram_bytes=100KiB", f"tier.disk={tmp_path}")
+    told = tier_plan.tier_plan(config, step_ms=2.0)
+    assert all(of["rows"] == sum(of[name] for name in ("device", "dram", "disk", "untouched")) for of in told["tables"])
+    # 60 KiB of rows of 68 bytes on each of two devices; the memory holds records of 128 bytes, with 9 to find them.
+    assert sum(of["device"] for of in told["tables"]) == 2 * (60 * 1024 // 68)
+    assert 0.9 * 2 * (51_200 // 137) < sum(of["dram"] for of in told["tables"]) <= 2 * (51_200 // 137)
+    step, costs = told["step"], told["costs"]
+    assert costs["bytes"]["to_devices"] == step["misses"] * 128
+    assert costs["ms"]["disk reads"] == pytest.approx(step["blocks_read"])  # a thousand a second
+    assert costs["exposed_ms"] == pytest.approx(max(0.0, max(costs["ms"].values()) - 2.0))
+    assert costs["slowdown"] == pytest.approx(max(1.0, max(costs["ms"].values()) / 2))
+    assert abs(told["model_hit_rate"] - told["hit_rate"]) < 0.01
+    whole = sum(of["rows"] * 128 for of in told["tables"])
+    assert told["nodes"]["without"]["nodes"] == math.ceil(whole / (2 * 60 * 1024))
+    assert told["nodes"]["samples_per_s"] == 32_000
+    text = tier_plan.to_text(told)
+    for words in ("over its 60 steps, replayed", "A step of", "it waits", "hosts like this one", "measured in"):
+        assert words in text
+
+
+def test_what_is_too_large_to_replay_is_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the steps, or none; the whole is as if all were replayed."""
+    config = config_of("tier.device_bytes=60KiB")
+    whole = tier_plan.tier_plan(config)
+    monkeypatch.setattr(tier_plan, "MOST_IDS", 64 * 5 * STEPS // 2)  # a jagged bag counts as one id
+    half = tier_plan.tier_plan(config)
+    assert half["replayed"] == STEPS // 2
+    monkeypatch.setattr(tier_plan, "_HOME_BYTES", 1e18)
+    none = tier_plan.tier_plan(config, machine=open_machine("h100"))
+    assert none["replayed"] == 0 and none["costs"]["step_ms"] > 0
+    assert abs(none["hit_rate"] - whole["hit_rate"]) < 0.01
+    assert abs(half["hit_rate"] - whole["hit_rate"]) < 0.05  # the rest is told as if the caches were full
+    for name in ("device", "dram", "untouched"):
+        ours, truth = (sum(of[name] for of in one["tables"]) for one in (none, whole))
+        assert ours == pytest.approx(truth, rel=0.05)
+    assert "the first 30 were replayed" in tier_plan.to_text(half)
+    assert "all modelled" in tier_plan.to_text(none)
+
+
+def test_rows_of_data_without_a_law_are_counted() -> None:
+    """MovieTweetings' rows are not there: a law is taken away from synthetic ones."""
+    run = tier_plan.Run.of(config_of("tier.device_bytes=60KiB"))
+    (group,) = run.bound.cached
+    by_law = run.classes(group)
+    source, run_source = run.source, run.source
+
+    class Plain:
+        schema = source.schema
+
+        def row_counts(self, split: str) -> np.ndarray:
+            return run_source.row_counts(split)
+
+        def read(self, split: str, index: int) -> Any:
+            return run_source.read(split, index)
+
+    object.__setattr__(run, "source", Plain())
+    counted = run.classes(group)
+    for name, law in by_law.items():
+        assert counted[name].rows == law.rows
+        assert counted[name].named == pytest.approx(law.named, rel=0.05)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    small = ["plan", "synthetic", *SETTINGS, "train.steps=20"]
+    done = inside(*small, "tier.device_bytes=60KiB", "tier.dram_bytes=1KiB", "--tiers")
+    assert "take more than tier.dram_bytes, where such a run stops" in done.out
+    done = inside(*small, "tier.device_bytes=1GiB", "--tiers", "--json")
+    assert json.loads(done.out)["tiers"]["cached"] is False
+    assert_refused(inside(*small, "--tiers"), 2, "tier.device_bytes is 0")
+    assert_refused(inside(*small, "--step-ms", "3"), 2, "--step-ms belongs to --tiers")
+    assert_refused(inside(*small, "--tiers", "tier.device_bytes=2KiB"), 1, "two batches in a row name")
+
+
+def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_speed, "_BLOCKS", 3 * 1024)
+    found = disk_rates(tmp_path, 0.01)
+    assert found.reads > 100 and found.written > 1e5
+    assert not list(tmp_path.iterdir())
