@@ -91,6 +91,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
                 outcome = fit(trainer, state, progress, log, callbacks, stop)
                 tiers = trainer.tier.figures() if trainer.tier else {}
+                ids = trainer.ids.figures() if trainer.ids else {}
                 try:
                     if outcome.stop:
                         raise StopRequested(outcome.stop)
@@ -102,6 +103,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
         if trainer.tier:
             summary["tier"] = tiers
+        if trainer.ids:
+            summary["ids"] = ids
         if main:
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")

@@ -17,7 +17,7 @@ from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
 from recjax.embedding.plan import Exchange, Placement
-from recjax.embedding.spec import Pooling, Rounding, TableDtype
+from recjax.embedding.spec import DynamicIds, Pooling, Rounding, TableDtype
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.deepfm import DeepFMConfig
@@ -44,6 +44,7 @@ class TableConfig:
     dtype: TableDtype | None = None  # of its values
     rounding: Rounding | None = None  # of updated bfloat16 values
     placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
+    ids: DynamicIds | None = None  # dynamic: rows are given to any 64-bit ids in the course of the training
 
     def __post_init__(self) -> None:
         _check_table(self.dim, self.init_scale)

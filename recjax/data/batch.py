@@ -14,6 +14,7 @@ import numpy as np
 from recjax.errors import DataError
 
 LabelKind = Literal["binary", "number", "class"]
+ANY_ID = 2**64  # rows of a feature whose ids are any 64-bit integers: for tables whose rows are given to keys
 ONLY = "label"  # what the one binary label is called where it needs a name
 
 
@@ -23,7 +24,8 @@ class Feature:
 
     Attributes:
       name: unique in the schema; error messages use it.
-      rows: V, the number of distinct ids; valid ids are 0 <= id < rows.
+      rows: V, the number of distinct ids; valid ids are 0 <= id < rows. Or ANY_ID: all 64-bit integers, also those
+        below 0, are valid.
       bag: ids per sample H when that is fixed (1 is one-hot), or None when bags are jagged.
       weighted: whether every id carries a float weight.
     """
@@ -227,6 +229,8 @@ def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
         )
     if bags.weights is not None and (bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()):
         raise DataError(f"{place}: id weights must be finite and shaped like the ids {bags.ids.shape}.")
+    if feature.rows == ANY_ID:
+        return
     unsigned = bags.ids.view(bags.ids.dtype.str.replace("i", "u"))  # negative ones are large there: one pass for both
     if unsigned.size and int(unsigned.max()) >= feature.rows:
         bad = (bags.ids < 0) | (bags.ids >= feature.rows)

@@ -36,6 +36,28 @@ def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: floa
     return jax.vmap(lambda row: _draw(_key(seed, table), row, dim))(rows_U) * scale
 
 
+def initial_rows_of_keys(
+    seed: int, table: str, low_U: jax.Array, high_U: jax.Array, dim: int, scale: float
+) -> jax.Array:
+    """Initial values of the rows of some 64-bit keys, [U, D] float32; of keys below 2^32 as `initial_rows` has them.
+
+    Args:
+      seed: of the run.
+      table: its name.
+      low_U: the lower 32 bits of each key, uint32.
+      high_U: the upper ones, uint32.
+      dim: D.
+      scale: as for `initial_rows`.
+    """
+    key = _key(seed, table)
+
+    def draw(low: jax.Array, high: jax.Array) -> jax.Array:
+        bits = jnp.where(high > 0, jax.random.key_data(jax.random.fold_in(key, high)), jax.random.key_data(key))
+        return _draw(jax.random.wrap_key_data(bits, impl="threefry2x32"), low, dim)
+
+    return jax.vmap(draw)(low_U, high_U) * jnp.float32(scale)
+
+
 def _key(seed: int, table: str) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
 

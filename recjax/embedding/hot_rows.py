@@ -58,7 +58,7 @@ def make_swap(bound: BoundPlan, mesh: Mesh) -> Swap:
                 held = tables if array == "rows" else {n: of[array] for n, of in slots.items() if array in of}
                 values = jax.lax.dynamic_slice_in_dim(held[group.name], hot.offsets[0], hot.band.size)
                 for cold, segment in rest:
-                    held[cold.name] = _put(cold, segment, held[cold.name], values, old[_key(segment)])
+                    held[cold.name] = put_rows(cold, segment, held[cold.name], values, old[_key(segment)])
                 found: Any = sum(
                     _taken(cold, segment, held[cold.name], new[_key(segment)], hot.spec.dim) for cold, segment in rest
                 )
@@ -102,8 +102,16 @@ def _here(group: Group, segment: BoundSegment) -> tuple[Any, Any, Any]:
     return owner, segment.first + first, group.columns.start(column + 1) - first
 
 
-def _put(group: Group, segment: BoundSegment, block: jax.Array, values: jax.Array, homes_2xK: Any) -> jax.Array:
-    """This device's part of a buffer with some whole rows of the table, [K, D] or [K], as far as it has them."""
+def put_rows(group: Group, segment: BoundSegment, block: jax.Array, values: jax.Array, homes_2xK: Any) -> jax.Array:
+    """This device's part of a buffer with some whole rows of the table, [K, D] or [K], as far as it has them.
+
+    Args:
+      group: of the buffer.
+      segment: of the table in it.
+      block: the part.
+      values: of the rows.
+      homes_2xK: owner and home of each, as `BoundSegment.locate` gives them; an owner of -1 leaves a row out.
+    """
     owner, first, columns = _here(group, segment)
     owner_K, home_K = homes_2xK
     target_K = jnp.where(owner_K == owner, home_K, group.rows + jnp.arange(len(home_K), dtype=jnp.int32))

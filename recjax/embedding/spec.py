@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
 
 Pooling = Literal["sum", "mean", "none"]
 TableDtype = Literal["float32", "bfloat16"]
 Rounding = Literal["stochastic", "nearest"]
 MAX_ROWS = 2**31 - 1  # row coordinates are int32 on the device
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicIds:
+    """Any 64-bit integers as ids, which get rows as a training goes on: see `recjax.embedding.dynamic.id_map`."""
+
+    kind: ClassVar[str] = "dynamic"
+
+    capacity: int = 1_000_000  # keys that have a row at a time; all others share one more
+    admit_after: int = 1  # times that a key must have been seen before it gets a row, the present one included
+    evict: Literal["age", "frequency"] = "age"  # whose row a new key gets: the least recently or the least often seen
+    waiting: int = 0  # keys without a row whose times are counted, at most; 0: as many as capacity
+
+    def __post_init__(self) -> None:
+        check_ranges(self, capacity=(1, MAX_ROWS - 1), admit_after=(1, 2**31 - 1), waiting=(0, MAX_ROWS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +46,7 @@ class TableSpec:
       dtype: of its values; float32 stands for the precision of the run, float64 in float64 runs. Slots always have
         that.
       rounding: of updated bfloat16 values; see `low_precision.py`.
+      ids: None if ids are the numbers of rows; else V is its capacity and one row more, that of all other ids.
     """
 
     name: str
@@ -40,6 +57,7 @@ class TableSpec:
     placement: str | None = None
     dtype: TableDtype = "float32"
     rounding: Rounding = "stochastic"
+    ids: DynamicIds | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
@@ -60,7 +78,8 @@ class TableSpec:
     @property
     def scale(self) -> float:
         """Half the width of the uniform distribution of the initial values."""
-        return self.rows**-0.5 if self.init_scale is None else self.init_scale
+        rows = self.ids.capacity if self.ids else self.rows
+        return rows**-0.5 if self.init_scale is None else self.init_scale
 
 
 @dataclasses.dataclass(frozen=True)

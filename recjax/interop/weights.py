@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.config.run import RunConfig
+from recjax.embedding.dynamic.tables import refuse_dynamic
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError
 from recjax.interop.state_dicts import Entry, entries, recognise
@@ -112,6 +113,7 @@ def _note(text: str) -> None:
 def _entries(form: str, trainer: Trainer, keys: Sequence[str] = ()) -> list[Entry]:
     schema = trainer.source.schema
     tables, features = specs(trainer.config, schema)
+    refuse_dynamic(tables, "a file of weights names rows by ids")
     return entries(form, trainer.config.model, len(schema.dense), features, dims(tables, features), keys)
 
 

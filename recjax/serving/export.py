@@ -34,6 +34,7 @@ import numpy as np
 from recjax import __version__
 from recjax.data.batch import Schema
 from recjax.data.storage import run_snapshot
+from recjax.embedding.dynamic.tables import refuse_dynamic
 from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -148,6 +149,7 @@ def write(
     if strange := [name for name in user if name not in names]:
         raise ConfigError(f"--user: the data have no feature {strange[0]!r}. {nearest_names(strange[0], names)}")
     tables, features = specs(trainer.config, schema)
+    refuse_dynamic(tables, "an exported model looks up rows by their numbers")
     held = {table.name: _held(table, quantize) for table in tables}
     arrays = states.one_version(trainer.export(state))
     rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}

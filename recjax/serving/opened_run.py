@@ -94,6 +94,11 @@ class OpenedRun:
           ConfigError: there is no checkpoint yet.
           TrainingError: none is intact, or there is none of that step.
         """
+        if dynamic := [name for name, table in self.config.embedding.tables.items() if table.ids]:
+            raise ConfigError(
+                f"embedding.tables.{dynamic[0]}.ids=dynamic: which row a key has changes as it trains, "
+                "and the tables of an opened run know rows by their numbers. Its `predict` works."
+            )
         stored = one_version(self._restored.arrays)["tables"]
         arrays = {name: held["rows"] for name, held in stored.items()}
         return Tables(arrays, self._ids, f"checkpoint {self.step} of {self.path}")

@@ -137,7 +137,7 @@ class DeviceRouter:
 Router = HostRouter | DeviceRouter
 
 
-def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, tiered: bool) -> Router:
+def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool) -> Router:
     """Returns the router that `train.routing` asks for.
 
     Args:
@@ -146,12 +146,12 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
       mesh: its devices.
       dtype: of dense features, labels and weights on the devices.
       planned: what a planner has chosen, for "auto".
-      tiered: whether not all rows are on the devices.
+      staged: whether the host alone knows where a batch's rows are: some are not on the devices, or keys get rows.
 
     Raises:
       ConfigError: the devices are to route, but the host alone knows where rows are, or they change places.
     """
-    staged = tiered or any(group.mapped for group in bound.groups)
+    staged = staged or any(group.mapped for group in bound.groups)
     choice: str = config.train.routing
     if choice == "auto" and not staged:
         choice = planned

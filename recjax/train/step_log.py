@@ -26,12 +26,16 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"  # as JAX calls it
 
 @dataclasses.dataclass(frozen=True)
 class _Pending:
-    """A step that was dispatched: its number, where its samples begin and how many they are, and its metrics."""
+    """A step that was dispatched: its number, where its samples begin and how many they are, and its metrics.
+
+    `ids` is what is known of tables that give rows to keys.
+    """
 
     step: int
     first: int
     samples: int
     metrics: Metrics
+    ids: dict[str, int]
 
 
 class StepLog:
@@ -88,7 +92,9 @@ class StepLog:
             self._programs.add(program)
             self.progress.compiled()
         self._read(alone=False)
-        self._pending = _Pending(progress.step, self._position, progress.position - self._position, metrics)
+        tables = self._trainer.ids.figures() if self._trainer.ids else {}
+        ids = {f"{table}.{name}": count for table, of in tables.items() for name, count in of.items()}
+        self._pending = _Pending(progress.step, self._position, progress.position - self._position, metrics, ids)
         self._position = progress.position
 
     def flush(self) -> None:
@@ -113,7 +119,7 @@ class StepLog:
             each = zip(self._trainer.tasks, np.asarray(metrics.get("losses", ())).tolist(), strict=True)
             of_tasks = {f"{task.name}.loss": value for task, value in each}
             line = {"step": step, "split": "train", "loss": loss, **of_tasks, "samples": end, "samples_per_s": rate}
-            self.file.write(line)
+            self.file.write({**line, **pending.ids})
 
     def _fault(self, pending: _Pending) -> DataError | TrainingError:
         trainer = self._trainer

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recjax.config.run import FeatureConfig, RunConfig, TableConfig
-from recjax.data.batch import Schema
+from recjax.data.batch import ANY_ID, Feature, Schema
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -31,7 +31,7 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     table_of = _shares(embedding.features, schema)
     narrow: Any = {"dtype": embedding.dtype, "rounding": embedding.rounding}
     tables = [
-        TableSpec(f.name, f.rows, embedding.dim, embedding.optimizer, embedding.init_scale, **narrow)
+        TableSpec(f.name, _rows(config, f), embedding.dim, embedding.optimizer, embedding.init_scale, **narrow)
         for f in schema.features
         if table_of[f.name] == f.name
     ]
@@ -61,7 +61,30 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
             )
         if name.removesuffix(LINEAR) in names[: names.index(name)] and own.dim not in (None, 1):
             raise ConfigError(f"embedding.tables.{name}.dim is {own.dim}; first-order weights are one number a row.")
-    return tuple(_with_own(table, embedding.tables) for table in tables), tuple(features)
+        if own.ids and name.endswith(LINEAR) and name.removesuffix(LINEAR) in names:
+            raise ConfigError(
+                f"embedding.tables.{name}.ids: these weights have the rows of the vectors. Set "
+                f"embedding.tables.{name.removesuffix(LINEAR)}.ids instead."
+            )
+    tables = [_with_own(table, embedding.tables) for table in tables]
+    ids = {table.name + LINEAR: table.ids for table in tables if table.ids}
+    tables = [dataclasses.replace(table, ids=ids.get(table.name, table.ids)) for table in tables]
+    return tuple(tables), tuple(features)
+
+
+def _rows(config: RunConfig, feature: Feature) -> int:
+    """Rows of the table that a feature has of its own."""
+    ids = config.embedding.tables.get(feature.name, TableConfig()).ids
+    if ids is not None:
+        return ids.capacity + 1
+    if feature.rows == ANY_ID:
+        raise ConfigError(
+            f"the ids of feature {feature.name!r} are any 64-bit integers, so no table has a row for each. Set "
+            f"embedding.tables.{feature.name}.ids=dynamic, and its capacity "
+            f"(embedding.tables.{feature.name}.ids.capacity): then keys get rows in the course of the training. Or "
+            "prepare the data with a vocabulary."
+        )
+    return feature.rows
 
 
 def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, str]:

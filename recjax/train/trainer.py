@@ -24,6 +24,7 @@ from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
 from recjax.embedding.bind import bind
+from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import Plan
@@ -53,6 +54,7 @@ from recjax.train.step import Metrics, StepOptions, make_predict, make_train_ste
 from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, refuse_reduced, specs
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
+from recjax.utils.lazy_arrays import load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Trainer:
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
       tier: the rows that are not on the devices, if not all are. It does change, with the newest state.
+      ids: which keys have which rows, if some tables give rows to keys. It changes likewise.
     """
 
     config: RunConfig
@@ -90,11 +93,14 @@ class Trainer:
     tasks: Tasks = ()
     chosen: Answer | None = None
     tier: Tier | None = None
+    ids: DynamicTables | None = None
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
         if self.tier is not None:
             self.tier.clear()
+        if self.ids is not None:
+            self.ids.clear()
         of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
         return states.create(*of, self.config.train.replica_init == "own", self.options.late)
 
@@ -106,11 +112,13 @@ class Trainer:
             self.tier.clear()
             if not import_written(self.bound, self.tier, self.config.seed, arrays.get(WRITTEN, {})):
                 import_cached(self.bound, self.tier, states.one_version(arrays)["tables"])
+        if self.ids is not None:
+            self.ids.load(load(arrays.get(DYNAMIC, {})))
         return state
 
     def export(self, state: TrainState) -> dict[str, Any]:
         """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
-        arrays = states.export(state, self.bound, self.dense)
+        arrays = self._exported(state)
         if self.tier is None:
             return arrays
         self.tier.flush(state)
@@ -118,12 +126,17 @@ class Trainer:
 
     def checkpoint(self, state: TrainState) -> dict[str, Any]:
         """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`."""
-        arrays = states.export(state, self.bound, self.dense)
+        arrays = self._exported(state)
         if self.tier is None:
             return arrays
         self.tier.flush(state)
         arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
         return {**arrays, WRITTEN: export_written(self.bound, self.tier, self.config.seed)}
+
+    def _exported(self, state: TrainState) -> dict[str, Any]:
+        """All but the tables with rows on the host."""
+        maps = {} if self.ids is None else {DYNAMIC: self.ids.state()}
+        return {**states.export(state, self.bound, self.dense), **maps}
 
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
@@ -151,7 +164,9 @@ class Trainer:
             return self.step_program(state, inputs)
 
     def admit(self, state: TrainState, batch: InFlight) -> TrainState:
-        """Brings the rows of a batch to the devices, where not all are; then its step can be dispatched.
+        """Brings the rows of a batch to the devices, where not all are, and makes those anew that were given to keys.
+
+        Then its step can be dispatched.
 
         In a profile it is called admit.
 
@@ -159,10 +174,11 @@ class Trainer:
           state: is used up if rows come.
           batch: which the stream of the training gave last.
         """
-        if self.tier is None:
+        keeper = self.tier or self.ids
+        if keeper is None:
             return state
         with jax.profiler.TraceAnnotation("admit"):
-            moved: TrainState = self.tier.admit(state, batch.routed.admission)
+            moved: TrainState = keeper.admit(state, batch.routed.admission)
             return moved
 
     def averaged(self, state: TrainState, step: int) -> TrainState:
@@ -293,6 +309,7 @@ class Trainer:
         """The batches of a training from a sample on, checked and routed ahead by worker threads, but not placed."""
         train, share = self.config.train, self.router.share
         mine = host.samples_of(share, train.batch_size, train.accumulate)
+        route = functools.partial(self._route, batch_size=train.batch_size, parts=train.accumulate, trains=True)
         stream = batches(
             self.source,
             "train",
@@ -302,10 +319,11 @@ class Trainer:
             shuffle_blocks=train.shuffle_blocks,
             position=position,
             workers=train.workers,
-            transform=functools.partial(self._route, batch_size=train.batch_size, parts=train.accumulate),
+            transform=route if self.ids is None else None,
             part=None if share.count == share.total else mine,
         )
-        return synchronize_batches(stream, self.mesh, stop, save)
+        routed = stream if self.ids is None else map(route, stream)  # rows are given in the order of the batches
+        return synchronize_batches(routed, self.mesh, stop, save)
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1) -> InFlight:
         """Routes this process's samples of a batch, which are what `batch` of the result holds.
@@ -321,9 +339,14 @@ class Trainer:
         mine = host.samples_of(share, batch_size, parts)
         return self._route(between(batch, *(min(edge, batch.size) for edge in mine)), batch_size, parts)
 
-    def _route(self, batch: Batch, batch_size: int, parts: int) -> InFlight:
+    def _route(self, batch: Batch, batch_size: int, parts: int, trains: bool = False) -> InFlight:
+        """Routes samples; with `trains`, where rows are given to keys, they are the next ones of the training."""
         with jax.profiler.TraceAnnotation("count"):
-            return InFlight(batch, self.router.route(batch, batch_size, parts))
+            if self.ids is None:
+                return InFlight(batch, self.router.route(batch, batch_size, parts))
+            rows, admission = self.ids.advance(batch) if trains else (self.ids.find(batch), None)
+            routed = self.router.route(rows, batch_size, parts)
+            return InFlight(batch, dataclasses.replace(routed, admission=admission))
 
     def stages(self) -> tuple[OrderedStage, ...]:
         """Returns new ordered stages for an input stream."""
@@ -348,7 +371,7 @@ class Trainer:
 
     def _router_of(self, bound: BoundPlan) -> routers.Router:
         planned = self.chosen.routing if self.chosen else "auto"
-        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, self.tier is not None)
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, bool(self.tier or self.ids))
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:
@@ -427,6 +450,12 @@ def build_trainer(
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
             tier = Tier(bound, mesh, config.seed, dtype, config.tier.bytes_of("dram_bytes"), config.tier.disk)
+    ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
+    if ids is not None and held.hot.rows:
+        raise ConfigError(
+            f"embedding.tables.{dynamic_tables(bound)[0]}.ids=dynamic does not go with embedding.hot.rows, which are "
+            "chosen by their numbers in the data. Leave that out, or ids=dynamic."
+        )
     tx = config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
@@ -435,4 +464,4 @@ def build_trainer(
     late = train.dense_delay > 0
     options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample, late)
     made = (config, source, mesh, plan, bound, model, tx, dtype, dense, options)
-    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier)
+    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier, ids=ids)

@@ -172,7 +172,7 @@ def as_stored(block: Batch, schema: Schema) -> Batch:
     bags = {}
     for feature in schema.features:
         columns = block.bags[feature.name]
-        ids = columns.ids.astype(_ids_dtype(feature), copy=False)
+        ids = columns.ids.astype(_ids_dtype(feature), copy=False)  # of ANY_ID unsigned ones by their bits
         if columns.lengths is None and columns.weights is None:
             bags[feature.name] = columns if ids is columns.ids else Bags(ids)
             continue

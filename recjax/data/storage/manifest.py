@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import Feature, Label, LabelKind, Schema
+from recjax.data.batch import ANY_ID, Feature, Label, LabelKind, Schema
 from recjax.data.own import HOW
 from recjax.data.storage.uris import escapes, is_remote, unreachable
 from recjax.errors import DataError
@@ -103,7 +103,7 @@ def _sensible(feature: Feature) -> bool:
     return (
         isinstance(feature.name, str)
         and type(feature.rows) is int
-        and 0 < feature.rows < 2**63
+        and (0 < feature.rows < 2**63 or feature.rows == ANY_ID)
         and (feature.bag is None or (type(feature.bag) is int and 0 < feature.bag < 2**31))
         and isinstance(feature.weighted, bool)
     )

@@ -29,7 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from recjax.data import counter_rng
-from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema
+from recjax.data.batch import ANY_ID, Bags, Batch, Feature, Label, LabelKind, Schema
+from recjax.data.prepare.ids import stable_hash
 from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
 from recjax.data.synthetic.zipf import BoundedZipf
 from recjax.errors import ConfigError, DataError
@@ -66,6 +67,7 @@ class Synthetic:
     labels: tuple[LabelKind, ...] = ()  # kinds of several labels; empty: one binary label
     correlation: float = 0.5  # of the logits of any two of several labels
     masked: bool = False  # of several labels all but the first count only where the first is above 0
+    raw_ids: bool = False  # ids are 64-bit hashes, as of a column without a vocabulary: for tables with ids=dynamic
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -108,10 +110,12 @@ class SyntheticSource:
         settings = dataclasses.asdict(config)
         if not config.labels:  # as before there were several
             settings = {key: value for key, value in settings.items() if key not in _OF_SEVERAL}
+        if not settings["raw_ids"]:  # likewise
+            del settings["raw_ids"]
         text = json.dumps([_VERSION, settings], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        self._zipf = [BoundedZipf(feature.rows, config.zipf) for feature in self.schema.features]
-        planted = [min(feature.rows, config.planted_rows) for feature in self.schema.features]
+        self._zipf = [BoundedZipf(rows, config.zipf) for rows in config.rows]
+        planted = [min(rows, config.planted_rows) for rows in config.rows]
         self._planted = [_Planted.draw(config, planted, t) for t in range(1 + len(config.labels))]
         self._counts = {
             split: even_blocks(rows)
@@ -141,6 +145,9 @@ class SyntheticSource:
         dense = _unit(n * config.dense, config.seed, _DENSE, *place).reshape(n, config.dense).astype(np.float32)
         bags = {feature.name: self._bags(f, n, *place) for f, feature in enumerate(self.schema.features)}
         sums = [self._sum(planted, dense, bags) for planted in self._planted]
+        if config.raw_ids:
+            hashes = {name: stable_hash(of.ids.astype(np.int64)).view(np.int64) for name, of in bags.items()}
+            bags = {name: dataclasses.replace(of, ids=hashes[name]) for name, of in bags.items()}
         if config.labels:
             return self._several(dense, bags, sums, *place)
         p = self._probability(sums[0])
@@ -281,7 +288,8 @@ def _schema(config: Synthetic) -> Schema:
     return Schema(
         dense=tuple(f"dense_{k}" for k in range(config.dense)),
         features=tuple(
-            Feature(f"sparse_{f}", config.rows[f], bags[f] or None, weighted[f])  # H = 0 is jagged
+            # H = 0 is jagged
+            Feature(f"sparse_{f}", ANY_ID if config.raw_ids else config.rows[f], bags[f] or None, weighted[f])
             for f in range(tables)
         ),
         labels=tuple(Label(f"label_{t}", kind, 3 if kind == "class" else 0) for t, kind in enumerate(config.labels)),

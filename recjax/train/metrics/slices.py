@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import Batch, Feature, Schema
+from recjax.data.batch import ANY_ID, Batch, Feature, Schema
 from recjax.errors import ConfigError
 from recjax.train.metrics import auc
 from recjax.train.metrics.binned import Binned, Exact
@@ -59,6 +59,11 @@ class Slices:
           gather: from all processes.
         """
         self._feature, self._measures, self._name = feature, measures, name
+        if feature.rows == ANY_ID:
+            raise ConfigError(
+                f"the values of feature {feature.name!r} are any 64-bit integers, which slices do not count yet. "
+                "Choose a feature with a vocabulary."
+            )
         counts = np.zeros(feature.rows, np.int64)
         for batch in batches:
             _, values = _members(batch, feature, np.arange(feature.rows))
