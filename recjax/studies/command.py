@@ -99,6 +99,15 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                       "the rows (default: 0.02,0.05,0.1,0.2)")  # fmt: skip
     disk.add_argument("--seconds", type=float, default=4, metavar="S", help="of each measurement (default: 4)")
     disk.set_defaults(tunables=True)
+    tiers = verb(actions, "tiers", lambda o: _tiers(o, show), "tables larger than memory: hits, steps, nodes, after "
+                 "MTrainS", "study tiers --out studies/tiers")  # fmt: skip
+    tiers.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
+                       "command goes on with what is left of the study")  # fmt: skip
+    tiers.add_argument("--full", action="store_true", help="larger tables, more sizes and rounds: an hour or so")
+    tiers.add_argument("--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file "
+                       "there")  # fmt: skip
+    tiers.add_argument("--no-times", action="store_true", help="leave out what has to be measured")
+    tiers.set_defaults(tunables=True)
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -228,6 +237,22 @@ def _sdm(options: argparse.Namespace, show: Print) -> None:
         raise ConfigError(f"--shares {options.shares}: give shares with commas between them, as in 0.05,0.1.") from None
     how = study.Options(Size(tables=options.tables, rows=options.rows), shares, options.seconds)
     say = functools.partial(print, "sdm:", file=sys.stderr, flush=True)
+    result = study.study(options.out, how, say)
+    made = told.report(result, report.provenance(began))
+    _finish(options, show, made, result)
+
+
+def _tiers(options: argparse.Namespace, show: Print) -> None:
+    import dataclasses
+
+    from recjax.studies import report
+    from recjax.studies.tiers import study, told
+
+    began = time.monotonic()
+    how = dataclasses.replace(study.FULL if options.full else study.SMALL, disk=options.disk)
+    if options.no_times:
+        how = dataclasses.replace(how, rounds=0)
+    say = functools.partial(print, "tiers:", file=sys.stderr, flush=True)
     result = study.study(options.out, how, say)
     made = told.report(result, report.provenance(began))
     _finish(options, show, made, result)

@@ -1,0 +1,1 @@
+"""The study of tables larger than memory."""
