@@ -346,6 +346,10 @@ class Tier:
         """The homes of an owner from `first` to below `last` that were ever written, ascending: int32 [K]."""
         return self._stores[name][owner].written_between(first, last)
 
+    def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
+        """Records of some homes of one owner as they are before any is written, uint8 [K, record]."""
+        return self._initial[name].make(owner, homes_K)
+
     def put(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
         """Writes records of some homes, all different."""
         self._stores[name][owner].write(homes_K, records)
