@@ -164,7 +164,7 @@ class Trainer:
             return self.step_program(state, inputs)
 
     def admit(self, state: TrainState, batch: InFlight) -> TrainState:
-        """Brings the rows of a batch to the devices, where not all are, and makes those anew that were given to keys.
+        """Brings the rows of a batch to the devices, where not all are, and draws those that were given to keys.
 
         Then its step can be dispatched.
 

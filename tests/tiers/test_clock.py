@@ -12,7 +12,8 @@ from recjax.tiers.clock import Clock
 @given(st.lists(st.sets(st.integers(0, 60), min_size=1, max_size=16), min_size=1, max_size=40))
 def test_it_holds_what_was_written_last_and_loses_nothing(writes: list[set[int]]) -> None:
     """Of 32 slots; the disk has every record that is not there, as it was written last."""
-    clock, slab, disk = Clock(32), np.full(32, -1), {}
+    clock, slab = Clock(32), np.full(32, -1)
+    disk: dict[int, int] = {}
     truth: dict[int, int] = {}
     for number, places in enumerate(writes):
         places_K = np.array(sorted(places), np.int32)

@@ -72,7 +72,7 @@ def by_key(trainer: Trainer, arrays: Any) -> dict[str, Any]:
         table, ids = arrays["tables"][f"sparse_{f}"], np.arange(rows)
         at = ids
         if trainer.ids is not None:
-            keys = stable_hash(ids).view(np.int64) if trainer.config.data.raw_ids else ids  # type: ignore[union-attr]
+            keys = stable_hash(ids).view(np.int64) if trainer.config.data.raw_ids else ids
             at = trainer.ids._sources[f"sparse_{f}"].map.find(keys)
             ids = ids[at < rows]
             at = at[at < rows]
@@ -139,7 +139,7 @@ def test_a_run_goes_on_to_the_bit_and_decisions_do_not_depend_on_the_mesh() -> N
             assert {key: array.tobytes() for key, array in of.items()} == {
                 key: np.asarray(found[part][name][key]).tobytes() for key in of
             }
-    counts = trainer.ids.figures()["sparse_0"]  # type: ignore[union-attr]
+    counts = trainer.ids.figures()["sparse_0"]
     assert counts["held"] == 40 and min(counts[n] for n in ("evicted", "turned_away", "waiting", "forgotten")) > 0
 
 
@@ -147,10 +147,10 @@ def test_predictions_leave_the_map_alone() -> None:
     trainer = trainer_of(2, *TIGHT)
     losses, end = whole()
     state = trainer.restore(end, STEPS)
-    before = trainer.ids.state()  # type: ignore[union-attr]
+    before = trainer.ids.state()
     logits = [np.concatenate([x for _, x in trainer.predict(state, trainer.eval_inputs("test"))]) for _ in range(2)]
     assert logits[0].tobytes() == logits[1].tobytes()
-    after = trainer.ids.state()  # type: ignore[union-attr]
+    after = trainer.ids.state()
     assert all(np.array_equal(after[t][name], x) for t, of in before.items() for name, x in of.items())
 
 

@@ -57,7 +57,7 @@ class IdMap:
         self.clear()
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Starts again from nothing."""
         rows = self.options.capacity
         self._index, self._batch, self.held = KeyIndex(rows), 0, 0
         self._key_R = np.zeros(rows, np.int64)
@@ -90,7 +90,7 @@ class IdMap:
           keys_L: int64, all ids of the batch in its order.
 
         Returns:
-          the row of each, int32 [L]; and which rows must be made anew before the step.
+          the row of each, int32 [L]; and which rows must be drawn before the step.
         """
         self._batch += 1
         rows_L = self._index.find(keys_L)

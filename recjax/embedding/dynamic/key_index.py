@@ -1,7 +1,7 @@
 """A hash map from 64-bit keys to small integers, all of whose operations work on whole arrays.
 
 Open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4) over cells of key and value, 16
-bytes that are read at once. At most three eighths of the cells are used; then the map is made anew. An empty cell has
+bytes that are read at once. At most three eighths of the cells are used; then the map is made again. An empty cell has
 the value ABSENT. One whose key was removed gets a key in its place that nobody looks for there: one whose search begins
 at the next cell. Where a key lies changes no result.
 """

@@ -1,8 +1,8 @@
-"""Tables whose rows are given to keys: their maps, and the rows that are made anew for the keys that come.
+"""Tables whose rows are given to keys: their maps, and the rows that are drawn for the keys that come.
 
 A batch's keys become numbers of rows before it is routed, in the order of the batches; whatever follows knows rows
 alone. Before the step of the batch each row that was given gets the initial values of its key, which are those that the
-row of this number would have in a table whose ids are numbers of rows, and its optimizer's state begins anew.
+row of this number would have in a table whose ids are numbers of rows, and its optimizer's state starts afresh.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DynamicTables:
         self._make: dict[tuple[str, int], Any] = {}
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Starts again from nothing."""
         for source in self._sources.values():
             source.map.clear()
 
@@ -90,7 +90,7 @@ class DynamicTables:
         """Takes in the next batch of the training, whole.
 
         Returns:
-          the batch with rows in place of keys; and by the names of their tables those to be made anew.
+          the batch with rows in place of keys; and by the names of their tables those to be drawn.
         """
         bags, admitted = dict(batch.bags), {}
         for name, source in self._sources.items():
@@ -103,7 +103,7 @@ class DynamicTables:
         return dataclasses.replace(batch, bags=bags), admitted
 
     def admit(self, state: Any, admitted: Mapping[str, Admitted]) -> Any:
-        """Makes the rows anew that were given for a batch.
+        """Draws the rows that were given for a batch.
 
         Args:
           state: the `TrainState`, which is used up if there are any.
@@ -136,7 +136,7 @@ class DynamicTables:
         return found
 
     def _program(self, table: str, size: int) -> Any:
-        """The jitted program that makes up to `size` rows of a table anew, in place."""
+        """The jitted program that draws up to `size` rows of a table, in place."""
         if (table, size) not in self._make:
             self._make[table, size] = make_reset(self._bound, self._mesh, table, self._seed, self._dtype)
         return self._make[table, size]
@@ -191,7 +191,7 @@ def keys_of(ids: np.ndarray) -> np.ndarray:
 
 
 def make_reset(bound: BoundPlan, mesh: Mesh, table: str, seed: int, dtype: Any) -> Any:
-    """The jitted program that makes rows of a table anew. It donates tables and slots; devices exchange nothing.
+    """The jitted program that draws rows of a table. It donates tables and slots; devices exchange nothing.
 
     Returns:
       reset(tables, slots, homes, halves) -> (tables, slots), of homes as `DynamicTables._homes` gives them and the

@@ -8,6 +8,7 @@ of a training; steps are measured by turns; nodes are calculated from named inpu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -100,7 +101,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     found["hits"] = []
     for share in options.shares:
         say(f"hits of a cache of {share:.0%} of the rows")
-        found["hits"].append(kept.get(f"hits {share:g}", lambda s=share: hit_curve(config, s, options.steps)))
+        found["hits"].append(kept.get(f"hits {share:g}", functools.partial(hit_curve, config, share, options.steps)))
     timed = config if options.preset != SMALL.preset else presets.load(TIMED[0], list(TIMED[1:]))
     found["times"] = []
     if options.rounds:
@@ -109,7 +110,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     found["nodes"] = []
     for name in MODELS:
         say(f"nodes for {name}")
-        found["nodes"] += kept.get(f"nodes {name}", lambda n=name: nodes_saved(n))
+        found["nodes"] += kept.get(f"nodes {name}", functools.partial(nodes_saved, name))
     return found
 
 
