@@ -22,6 +22,7 @@ from recjax.parallel.stopping import asked_to_stop
 from recjax.serving.labelled_rows import with_rows
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
+from recjax.tiers.report import in_short
 from recjax.train import evaluation, origins, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
@@ -41,6 +42,7 @@ from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils import html, paths
 from recjax.utils.files import write_json
+from recjax.utils.host_memory import peak_bytes
 
 
 def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
@@ -102,7 +104,9 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 file.write(evaluation.as_line(step, "test", result))
         summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
         if trainer.tier:
-            summary["tier"] = tiers
+            summary["tier"] = {**tiers, "peak_bytes": peak_bytes()}
+            if outcome.steps:
+                _note(in_short(tiers, outcome.steps, peak_bytes()))
         if trainer.ids:
             summary["ids"] = ids
         if main:

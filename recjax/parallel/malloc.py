@@ -10,6 +10,7 @@ such as large tables, still go back to the system when they are freed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # One arena, because only the first of them can hold blocks of more than 32 MiB.
 _KEEP = ("glibc.malloc.arena_max=1", f"glibc.malloc.mmap_threshold={2**30}", f"glibc.malloc.trim_threshold={2**30}")
 _HUGE = "glibc.malloc.hugetlb=1"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def restart_with_tunables() -> None:
@@ -40,6 +42,17 @@ def environment() -> dict[str, str]:
     """Returns the tunables for this system as environment variables. Arrow takes its memory from glibc, too."""
     asked = (*_KEEP, _HUGE) if _huge_on_request() else _KEEP
     return {_TUNABLES: ":".join(asked), _ARROW: os.environ.get(_ARROW, "system")}
+
+
+def return_memory() -> None:
+    """Has blocks of 4 MiB and more go back to the system when they are freed, from now on; nothing where no glibc is.
+
+    For runs that share memory out by bytes: what XLA and NumPy take for a moment must not stay with the process.
+    """
+    if _glibc():
+        library = ctypes.CDLL(None)
+        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            library.mallopt(option, 2**22)
 
 
 def _glibc() -> bool:

@@ -24,6 +24,7 @@ from recjax.utils.files import disk_error
 
 _BLOCK = 4096
 _RUN = 64  # blocks at most that one call writes
+_PART_BYTES = 2**23  # of records that are made ready at a time
 
 
 def memory_records(record: int, memory_bytes: int) -> int:
@@ -36,7 +37,9 @@ class OnDisk:
 
     Attributes:
       read_records: from the disk, so far.
+      read_aside: of these for no training step.
       written_records: to the disk, so far.
+      stored_records: different ones, of these.
     """
 
     def __init__(self, folder: Path, name: str, record: int, memory_bytes: int) -> None:
@@ -71,9 +74,10 @@ class OnDisk:
         self._slab = np.empty((size, record), np.uint8)
         self._clock = Clock(size)
         self._lock = threading.Lock()
-        self.read_records = self.written_records = 0
+        self._is_stored = np.zeros(1024, bool)  # of each place
+        self.read_records = self.read_aside = self.written_records = self.stored_records = 0
 
-    def read(self, places_K: np.ndarray) -> np.ndarray:
+    def read(self, places_K: np.ndarray, aside: bool = False) -> np.ndarray:
         """As `Places.read`; TrainingError where the disk gives something else than was written, or nothing."""
         records = np.empty((len(places_K), self._bytes), np.uint8)
         with self._lock:
@@ -82,12 +86,16 @@ class OnDisk:
             records[here_K] = self._slab[slots_K[here_K]]
         absent = np.flatnonzero(~here_K)
         if len(absent):
-            records[absent] = self._from_disk(places_K[absent])
+            self._from_disk(places_K[absent], records, absent)
+            with self._lock:
+                self.read_records += len(absent)
+                self.read_aside += len(absent) if aside else 0
         return records
 
-    def _from_disk(self, places_K: np.ndarray) -> np.ndarray:
+    def _from_disk(self, places_K: np.ndarray, into: np.ndarray, at_K: np.ndarray) -> None:
         try:
-            found = self._file.read(places_K)
+            for some, records in self._file.read_parts(places_K):
+                into[at_K[some]] = records
         except CorruptRecordError as damage:
             raise TrainingError(
                 f"{str(damage).partition('. Copy')[0]}. It is a scratch file of tier.disk, and holds something else "
@@ -99,8 +107,6 @@ class OnDisk:
                 f"{self._path}, a scratch file of tier.disk, cannot be read: {error.strerror or error}. Check the "
                 "disk, and start the same command again: a run resumes from its newest checkpoint."
             ) from error
-        self.read_records += len(places_K)
-        return found
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
         """As `Places.write`; TrainingError where the disk does not take what must leave the memory for them."""
@@ -110,19 +116,23 @@ class OnDisk:
 
     def _write(self, places_K: np.ndarray, records: np.ndarray) -> None:
         choice = self._clock.choose(places_K)
-        self._to_disk(self._clock.place_of[choice.stale], self._slab[choice.stale])
+        self._to_disk(self._clock.place_of[choice.stale], choice.stale)
         with self._lock:
             self._clock.take(places_K, choice)
             self._slab[choice.slots_K] = records
 
-    def _to_disk(self, places_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records to their places in the file."""
-        if not len(places_K):
-            return
-        order = np.argsort(places_K)
-        places_K, count = places_K[order].astype(np.int64), len(places_K)
+    def _to_disk(self, places_K: np.ndarray, slots_K: np.ndarray) -> None:
+        """Writes the records of some slots to their places in the file."""
+        order_K, each = np.argsort(places_K), max(1, _PART_BYTES // self._padded)
+        for first in range(0, len(order_K), each):
+            some = order_K[first : first + each]
+            self._write_part(places_K[some].astype(np.int64), self._slab[slots_K[some]])
+
+    def _write_part(self, places_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records, ascending by their places."""
+        count = len(places_K)
         padded = np.zeros((count, self._padded), np.uint8)
-        padded[:, : self._bytes] = records[order]
+        padded[:, : self._bytes] = records
         padded[:, -8:] = checksums(padded[:, :-8], places_K).astype("<u8").view(np.uint8).reshape(-1, 8)
         each = max(1, self._padded // _BLOCK)  # blocks of a record
         per = max(1, _BLOCK // self._padded)  # records of a block
@@ -139,6 +149,11 @@ class OnDisk:
             failed = disk_error(self._path, error, held.nbytes)
             raise TrainingError(f"{failed} It is a scratch file of tier.disk.") from error
         self._blocks = max(self._blocks, int(blocks[-1] + 1) * each)
+        if (highest := int(places_K[-1])) >= len(self._is_stored):
+            more = np.zeros(max(highest + 1, 2 * len(self._is_stored)) - len(self._is_stored), bool)
+            self._is_stored = np.concatenate([self._is_stored, more])
+        self.stored_records += count - int(np.count_nonzero(self._is_stored[places_K]))
+        self._is_stored[places_K] = True
         self.written_records += count
 
     def _write_blocks(self, blocks: np.ndarray, held: np.ndarray, each: int) -> None:

@@ -77,16 +77,16 @@ class InitialRecords:
 
     def make(self, owner: int, homes_K: np.ndarray) -> np.ndarray:
         """The records of some homes of an owner, uint8 [K, bytes]."""
-        count = len(homes_K)
-        rows = np.empty((count, self._group.width), self._dtype)
-        for start, size in steps(count):
-            padded = np.zeros(size, np.int32)
-            own = homes_K[start : start + size]
+        records = np.empty((len(homes_K), self._record.bytes), np.uint8)
+        for start, size in steps(len(homes_K)):
+            padded, own = np.zeros(size, np.int32), homes_K[start : start + size]
             padded[: len(own)] = own
             drawn = self._draw(size)(jax.device_put(padded, self._device), np.int32(owner))
-            rows[start : start + len(own)] = np.asarray(drawn)[: len(own)]
-        slots = {name: np.full((count, *shape), value, self._kind) for name, (value, shape) in self._slots.items()}
-        return self._record.join({ROWS: rows, **slots})
+            arrays = {ROWS: np.asarray(drawn)[: len(own)]}
+            for name, (value, shape) in self._slots.items():
+                arrays[name] = np.full((len(own), *shape), value, self._kind)
+            records[start : start + len(own)] = self._record.join(arrays)
+        return records
 
     @functools.cache  # noqa: B019  # lives as long as a training
     def _draw(self, size: int) -> Callable[..., jax.Array]:
@@ -111,8 +111,9 @@ def steps(count: int) -> list[tuple[int, int]]:
 class Mover:
     """The programs that take rows out of a group's cache, and that put others there. One thread calls them."""
 
-    def __init__(self, group: Group, mesh: Mesh) -> None:
-        """Compiles nothing yet."""
+    def __init__(self, group: Group, mesh: Mesh, record: Record) -> None:
+        """Compiles nothing yet; `record` is the layout of the group's records."""
+        self._record = record
         self._group, self._sharding = group, sharded(mesh, group.partition_axes)
         spec = P(group.partition_axes)
 
@@ -157,7 +158,7 @@ class Mover:
         homes: Any,
         slots: Sequence[np.ndarray],
         come: Sequence[np.ndarray],
-        rows: Sequence[Arrays],
+        records: Sequence[np.ndarray],
     ) -> tuple[Arrays, Any]:
         """Writes rows to slots of a cache.
 
@@ -166,11 +167,15 @@ class Mover:
           homes: int32 [parts * R], beside them; used up.
           slots: of each part.
           come: of each part the homes of the new rows.
-          rows: of each part their arrays [K, ...].
+          records: of each part those of the new rows, uint8 [K, record].
         """
         for start, size in steps(max(map(len, slots))):
             at = self._placed(self._slots(slots, start, size))
-            new = {name: self._placed(self._padded([of[name] for of in rows], start, size)) for name in buffers}
+            some = [own[start : start + size] for own in records]
+            new = {
+                name: self._placed(self._padded([self._record.split(own, name) for own in some], 0, size))
+                for name in buffers
+            }
             buffers, homes = self._put(buffers, homes, at, new, self._placed(self._padded(come, start, size)))
         return buffers, homes
 

@@ -28,6 +28,7 @@ FORMAT = "recjax-records/1"
 _BLOCK = 4096
 _THREADS = 16  # that wait for the disk
 _RUN_BYTES = 16 * _BLOCK  # at most, that one read takes in
+_PART_BYTES = 2**23  # of records that are in memory at a time, beside the rows that are read
 _LEAST = 8  # reads for which another thread is worth it
 UNITS = (512, _BLOCK)  # bytes that a disk can be asked for
 
@@ -150,24 +151,37 @@ class RecordFile:
         Raises:
           CorruptRecordError: naming the first record that is damaged.
         """
-        if not len(numbers):
-            return np.zeros((0, self.row_bytes), np.uint8)
-        starts = numbers.astype(np.int64) * self._bytes
-        first, each = starts // self.unit, -(-self._bytes // self.unit)
-        units = np.unique((first[:, None] + np.arange(each)).ravel())
-        held = self.read_units(units, each)
-        at = np.searchsorted(units, first)[:, None] * self.unit + (starts % self.unit)[:, None]
-        at = at + np.arange(self._bytes)
-        records = held.reshape(-1)[at]
-        found = records[:, -8:].copy().view("<u8")[:, 0]
-        wrong = np.flatnonzero(found != checksums(records[:, :-8], numbers))
-        if len(wrong):
+        rows = np.empty((len(numbers), self.row_bytes), np.uint8)
+        for at, some in self.read_parts(numbers):
+            rows[at] = some
+        return rows
+
+    def read_parts(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the same a part at a time: which of the numbers, and their rows. An error comes after the last one."""
+        order, each = np.argsort(numbers, kind="stable"), max(1, _PART_BYTES // self._bytes)
+        wrong = [np.zeros(0, np.int64)]
+        for start in range(0, len(order), each):
+            at = order[start : start + each]
+            records = self._records(numbers[at])
+            found = records[:, -8:].copy().view("<u8")[:, 0]
+            wrong.append(numbers[at[found != checksums(records[:, :-8], numbers[at])]])
+            yield at, records[:, : self.row_bytes]
+        if len(damaged := np.concatenate(wrong)):
             raise CorruptRecordError(
-                f"record {numbers[wrong[0]]} of {self._file} is damaged: its checksum differs"
-                + (f", and so do {len(wrong) - 1} more of {len(numbers)}" if len(wrong) > 1 else "")
+                f"record {damaged[0]} of {self._file} is damaged: its checksum differs"
+                + (f", and so do {len(damaged) - 1} more of {len(numbers)}" if len(damaged) > 1 else "")
                 + ". Copy the file again."
             )
-        return records[:, : self.row_bytes]
+
+    def _records(self, numbers: np.ndarray) -> np.ndarray:
+        """Whole records, uint8 [n, record]; a record is some units, or a unit some records."""
+        number = numbers.astype(np.int64)
+        each, per = -(-self._bytes // self.unit), max(1, self.unit // self._bytes)
+        needed, at = np.unique(number // per, return_inverse=True)
+        units = (needed[:, None] * each + np.arange(each)).ravel()
+        held = self.read_units(units, each).reshape(len(needed), per, self._bytes)
+        records: np.ndarray = held[at, number % per]
+        return records
 
     def read_units(self, units: np.ndarray, each: int = 1) -> np.ndarray:
         """Units behind the first block, by their numbers [n], ascending: uint8 [n, unit]; `each` make a record."""

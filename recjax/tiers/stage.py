@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ class CacheStage:
                 moves[group.name] = [directory.admit() for directory in directories]
             except CacheTooSmallError as short:
                 raise too_small(group, short.args[0]) from None
-            routed = with_slots(group, routed, [directory.slot_of for directory in directories])
+            routed = with_slots(group, routed, [directory.slot_of.take for directory in directories])
         return dataclasses.replace(routed, admission=self._prepared(moves))
 
     def enter(self, homes: Mapping[str, np.ndarray]) -> Admission:
@@ -116,7 +116,6 @@ class ReadStage:
     def __init__(self, bound: BoundPlan) -> None:
         """`bound` is a plan with as many rows as homes in all groups of rows on the host: see `Tier.view`."""
         self._groups = bound.cached
-        self._slot_of = {group.name: np.zeros((group.owners, group.home_rows), np.int32) for group in self._groups}
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""
@@ -130,11 +129,8 @@ class ReadStage:
         del upcoming
         homes: OfOwners = {}
         for group in self._groups:
-            slot_of = self._slot_of[group.name]
             homes[group.name] = homes_by_owner(group, routed)
-            for slots_H, homes_U in zip(slot_of, homes[group.name], strict=True):
-                slots_H[homes_U] = np.arange(len(homes_U), dtype=np.int32)
-            routed = with_slots(group, routed, list(slot_of))
+            routed = with_slots(group, routed, [_places_among(own_U) for own_U in homes[group.name]])
         return dataclasses.replace(routed, admission=homes)
 
 
@@ -148,20 +144,26 @@ def homes_by_owner(group: Group, routed: RoutedBatch) -> list[np.ndarray]:
     return [(own % each).astype(np.int32) for own in np.split(keys_U, edges)]
 
 
-def with_slots(group: Group, routed: RoutedBatch, slot_of: Sequence[np.ndarray]) -> RoutedBatch:
+def _places_among(homes_U: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda asked_K: np.searchsorted(homes_U, asked_K)
+
+
+def with_slots(
+    group: Group, routed: RoutedBatch, slots_of: Sequence[Callable[[np.ndarray], np.ndarray]]
+) -> RoutedBatch:
     """The batch with the slots of its rows, and each list of rows in their order.
 
     Args:
       group: one whose buffer is a cache.
       routed: the batch, its rows in the order of their homes.
-      slot_of: of each owner the slot of each home.
+      slots_of: of each owner, from homes that the batch names to their slots.
     """
     keys_U, each = routed.keys[group.name], group.home_rows
     lists_U, homes_U = keys_U // each, keys_U % each
     slots_U = np.empty(len(keys_U), np.int64)
-    for owner, slots_H in enumerate(slot_of):
+    for owner, slots in enumerate(slots_of):
         mine = slice(None) if group.owners == 1 else lists_U % group.owners == owner
-        slots_U[mine] = slots_H[homes_U[mine]]
+        slots_U[mine] = slots(homes_U[mine])
     sorted_U, place_U = distinct(lists_U * group.rows + slots_U, routed.devices * group.owners * group.rows)
     ordered_U = np.empty_like(keys_U)
     ordered_U[place_U] = keys_U

@@ -20,8 +20,8 @@ _SLAB_BYTES = 16 * 2**20
 class Places(Protocol):
     """Numbered records of one size. One thread writes; others may read what is not being written."""
 
-    def read(self, places_K: np.ndarray) -> np.ndarray:
-        """Records by their numbers, uint8 [K, record]."""
+    def read(self, places_K: np.ndarray, aside: bool = False) -> np.ndarray:
+        """Records by their numbers, uint8 [K, record]; `aside` if they are for no training step."""
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
         """Writes records, which may be new, behind all others."""
@@ -64,8 +64,9 @@ class InMemory:
         self._slabs: list[np.ndarray] = []
         self._count = 0
 
-    def read(self, places_K: np.ndarray) -> np.ndarray:
+    def read(self, places_K: np.ndarray, aside: bool = False) -> np.ndarray:
         """As `Places.read`."""
+        del aside
         records = np.empty((len(places_K), self._bytes), np.uint8)
         for number, at in self._by_slab(places_K):
             records[at] = self._slabs[number][places_K[at] & ((1 << self._shift) - 1)]
@@ -118,12 +119,17 @@ class RowStore:
         return found
 
     def written_between(self, first: int, last: int) -> np.ndarray:
-        """The homes from `first` to below `last` of which there is a record, ascending: int32 [K]."""
-        return (np.flatnonzero(self._place_of[first:last] >= 0) + first).astype(np.int32)
+        """The homes from `first` to below `last` of which there is a record, by their first write: int32 [K]."""
+        homes_K = (np.flatnonzero(self._place_of[first:last] >= 0) + first).astype(np.int32)
+        return homes_K[self.order(homes_K)]
 
-    def read(self, homes_K: np.ndarray) -> np.ndarray:
-        """The records of homes that all are written, uint8 [K, record]."""
-        return self.places.read(self._place_of[homes_K])
+    def order(self, homes_K: np.ndarray) -> np.ndarray:
+        """Indices of homes that all are written, in the order of their first write: in which they are read fastest."""
+        return np.argsort(self._place_of[homes_K])
+
+    def read(self, homes_K: np.ndarray, aside: bool = False) -> np.ndarray:
+        """The records of homes that all are written, uint8 [K, record]; `aside` as for `Places.read`."""
+        return self.places.read(self._place_of[homes_K], aside)
 
     def write(self, homes_K: np.ndarray, records: np.ndarray) -> None:
         """Writes the records of some homes, all different."""

@@ -33,7 +33,7 @@ def _export(group: Group, segment: BoundSegment, tier: Tier, name: str) -> LazyA
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
         for owner, homes_K, rows in _runs(group, segment, part[0].start, part[0].stop):
-            values = layout.split(tier.read(group.name, owner, homes_K), name).view(dtype)
+            values = tier.values(group.name, owner, homes_K, name).view(dtype)
             out[rows] = values[(slice(None), *part[1:])]
         return out
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from recjax.errors import ConfigError
 from recjax.tiers.directory import Directory, Moves
 from recjax.tiers.disk import OnDisk
 from recjax.tiers.moves import ROWS, Arrays, InitialRecords, Mover, Record
+from recjax.tiers.records import record_bytes
 from recjax.tiers.stage import Admission, OfOwners
 from recjax.tiers.store import Budget, InMemory, Places, RowStore
 from recjax.utils.paths import expanded
 from recjax.utils.units import size_text
 
 _READERS = 2
+_ROWS_AT_ONCE = 1 << 16  # of which the host holds whole records where it wants a part of each
 _WAITING_BYTES = 2**28  # of rows that have left and are not written
 
 
@@ -97,7 +99,7 @@ class Tier:
         self._initial = {
             name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self._groups.items()
         }
-        self._movers = {name: Mover(group, mesh) for name, group in self._groups.items()}
+        self._movers = {name: Mover(group, mesh, self.records[name]) for name, group in self._groups.items()}
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
         self._disk = folder_of(disk) if disk else None
         self._stores = {
@@ -115,6 +117,8 @@ class Tier:
         self._landing: list[Future[Future[None]]] = []
         self._waiting: list[int] = []  # bytes of each of these
         self.read_while_waiting = 0
+        item, on_host = np.dtype(dtype).itemsize, device.platform == "cpu"
+        self._cache_bytes = sum(g.parts * g.rows * g.row_bytes(item) for g in bound.cached) if on_host else 0
 
     def _places(self, name: str) -> Places:
         size = self.records[name].bytes
@@ -177,19 +181,25 @@ class Tier:
                 stored_K[found] = False
         self.read_while_waiting += len(homes_K) - int(stored_K.sum())
         here = np.flatnonzero(stored_K)
-        records[here] = self._read_store(name, owner, homes_K[here])
+        for at, found in self._parts(name, owner, homes_K[here]):
+            records[here[at]] = found
         return records
 
-    def _read_store(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
-        """Records of homes as the store has them, or initial ones."""
+    def _parts(
+        self, name: str, owner: int, homes_K: np.ndarray, aside: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Some of the homes at a time, and their records as the store has them, or initial ones."""
         store = self._stores[name][owner]
         written_K = store.is_written(homes_K)
-        if written_K.all():
-            return store.read(homes_K)
-        records = np.empty((len(homes_K), self.records[name].bytes), np.uint8)
-        records[written_K] = store.read(homes_K[written_K])
-        records[~written_K] = self._initial[name].make(owner, homes_K[~written_K])
-        return records
+        stored = np.flatnonzero(written_K)
+        stored = stored[store.order(homes_K[stored])]
+        for first in range(0, len(stored), _ROWS_AT_ONCE):
+            at = stored[first : first + _ROWS_AT_ONCE]
+            yield at, store.read(homes_K[at], aside)
+        others = np.flatnonzero(~written_K)
+        for first in range(0, len(others), _ROWS_AT_ONCE):
+            at = others[first : first + _ROWS_AT_ONCE]
+            yield at, self._initial[name].make(owner, homes_K[at])
 
     # What the loop does before a step.
 
@@ -217,15 +227,16 @@ class Tier:
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
                 taken = self._movers[name].take(buffers, of_parts)
                 self._hold_back(sum(counts) * self.records[name].bytes)
-                self._landing.append(self._lander.submit(self._land, course, name, moves, taken, admission.left))
+                left = admission.left.pop(name)  # nobody keeps rows longer than they are needed
+                self._landing.append(self._lander.submit(self._land, course, name, moves, taken, left))
+                del left
             if any(len(own.come_K) for own in moves):
-                layout = self.records[name]
-                rows = [{field: layout.split(own, field) for field in buffers} for own in records[name]]
                 of_parts = [own.slots_K for own in moves]
                 come = [own.come_K for own in moves]
-                buffers, homes[name] = self._movers[name].put(buffers, homes[name], of_parts, come, rows)
+                buffers, homes[name] = self._movers[name].put(buffers, homes[name], of_parts, come, records.pop(name))
             tables[name] = buffers.pop(ROWS)
             slots[name] = buffers
+        records.clear()
         return dataclasses.replace(state, tables=tables, slots=slots, homes=homes)
 
     def _land(
@@ -234,19 +245,19 @@ class Tier:
         name: str,
         moves: Sequence[Moves],
         taken: list[tuple[int, Arrays]],
-        left: dict[str, list[Future[np.ndarray]]],
+        left: list[Future[np.ndarray]],
     ) -> Future[None]:
         """Receives rows that leave, and has them written; a slow disk keeps nobody from those that wait for it."""
         counts = [own.leaving for own in moves]
         try:
             records = self._on_host(self._groups[name], counts, taken)
         except BaseException as error:
-            for future in left[name]:
+            for future in left:
                 future.set_exception(error)
             raise
-        for future, of_owner in zip(left[name], records, strict=True):
+        for future, of_owner in zip(left, records, strict=True):
             future.set_result(of_owner)
-        return self._writer.submit(self._write_left, course, name, moves, left[name])
+        return self._writer.submit(self._write_left, course, name, moves, left)
 
     def _write_left(
         self, course: Course, name: str, moves: Sequence[Moves], left: Sequence[Future[np.ndarray]]
@@ -261,7 +272,7 @@ class Tier:
     def _on_host(self, group: Group, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
         """Records of each owner of the rows that `Mover.take` took."""
         layout = self.records[group.name]
-        pieces: list[list[np.ndarray]] = [[] for _ in counts]
+        found = [np.empty((count, layout.bytes), np.uint8) for count in counts]
         for start, arrays in taken:
             host = {name: np.asarray(x) for name, x in arrays.items()}
             size = len(host[ROWS]) // len(counts)
@@ -269,9 +280,9 @@ class Tier:
                 stop = min(count - start, size)
                 if stop > 0:
                     own = slice(n * size, n * size + stop)
-                    pieces[n].append(layout.join({name: x[own] for name, x in host.items()}))
-        empty = np.zeros((0, layout.bytes), np.uint8)
-        return [np.concatenate([empty, *own]) for own in pieces]
+                    found[n][start : start + stop] = layout.join({name: x[own] for name, x in host.items()})
+            arrays.clear()  # on the devices, and their copies on the host
+        return found
 
     def _begin(self, state: Any, course: Course) -> Any:
         """Empties the caches for a course whose directories begin empty."""
@@ -295,8 +306,8 @@ class Tier:
             if not any(map(len, slots)):
                 continue
             buffers = {ROWS: state.tables[name], **state.slots[name]}
-            for first in range(0, max(map(len, slots)), 1 << 16):
-                some = [own[first : first + (1 << 16)] for own in slots]
+            for first in range(0, max(map(len, slots)), _ROWS_AT_ONCE):
+                some = [own[first : first + _ROWS_AT_ONCE] for own in slots]
                 records = self._on_host(group, [len(own) for own in some], self._movers[name].take(buffers, some))
                 for writing in self._writing[:-2]:  # so that no more than that waits in memory
                     writing.result()
@@ -338,12 +349,17 @@ class Tier:
 
     # The whole tables, where the store is up to date: after `flush`, before the next `admit`.
 
-    def read(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
-        """Records of some homes of one owner, uint8 [K, record]."""
-        return self._read_store(name, owner, homes_K)
+    def values(self, name: str, owner: int, homes_K: np.ndarray, field: str) -> np.ndarray:
+        """One of the arrays of some homes' records, [K, ...] as `Record.split` gives it, without all of the records."""
+        layout = self.records[name]
+        dtype, tail = next((dtype, tail) for found, _, dtype, tail in layout.fields if found == field)
+        values = np.empty((len(homes_K), *tail), dtype)
+        for at, records in self._parts(name, owner, homes_K, aside=True):
+            values[at] = layout.split(records, field)
+        return values
 
     def written(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
-        """The homes of an owner from `first` to below `last` that were ever written, ascending: int32 [K]."""
+        """The homes of an owner from `first` to below `last` that were ever written, in that order: int32 [K]."""
         return self._stores[name][owner].written_between(first, last)
 
     def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
@@ -367,10 +383,12 @@ class Tier:
             while rows < max(map(len, of_owners)):
                 rows += rows // 4
             self._view_rows[name] = rows
-            layout, (_, _, dtype, tail) = self.records[name], self.records[name].fields[0]
+            layout = self.records[name]
+            _, _, dtype, tail = layout.fields[0]
             whole = np.zeros((len(of_owners), rows, *tail), dtype)
             for owner, homes_K in enumerate(of_owners):
-                whole[owner, : len(homes_K)] = layout.split(self.read(name, owner, homes_K), ROWS)
+                for at, records in self._parts(name, owner, homes_K, aside=True):
+                    whole[owner, at] = layout.split(records, ROWS)
             tables[name] = jax.device_put(whole.reshape(-1, *tail), state.tables[name].sharding)
         return dataclasses.replace(state, tables=tables)
 
@@ -396,19 +414,32 @@ class Tier:
         """Counts since the last `clear`, over all groups and owners.
 
         Keys: "hits" and "misses", rows that batches named and that were, or were not, on the devices; "written_rows",
-        of which the host has a record; "records_read" and "records_written", by the disk; "disk_bytes".
+        of which the host has a record; "disk_rows", of which the disk has one; "records_read" and "records_written", by
+        the disk; "records_read_aside", of these for evaluations and checkpoints; "disk_bytes", of its files, and
+        "padded_bytes", of all written rows if they were there; "row_bytes", of the host's memory for rows, with those
+        of devices that have no other; "directory_bytes", of what finds the rows.
         """
-        found = dict.fromkeys(("hits", "misses", "written_rows", "records_read", "records_written", "disk_bytes"), 0)
+        names = ("hits", "misses", "written_rows", "disk_rows", "records_read", "records_written", "disk_bytes")
+        found = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
         for name, stores in self._stores.items():
             for directory in self._course.directories[name] if self._course else ():
                 found["hits"] += directory.hits
                 found["misses"] += directory.misses
             for store in stores:
+                size = self.records[name].bytes
                 found["written_rows"] += store.written
+                found["padded_bytes"] += store.written * record_bytes(size)
+                found["row_bytes"] += 0 if self._budget.limit else store.written * size
                 if isinstance(store.places, OnDisk):
+                    found["disk_rows"] += store.places.stored_records
                     found["records_read"] += store.places.read_records
+                    found["records_read_aside"] += store.places.read_aside
                     found["records_written"] += store.places.written_records
                     found["disk_bytes"] += store.places.file_bytes
+        found["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
+        found["directory_bytes"] = sum(map(_directory_bytes, self._groups.values()))
+        if self._disk is not None:  # where each record is in memory, and whether it is on the disk
+            found["directory_bytes"] += 5 * found["written_rows"]
         return found
 
     def about(self) -> list[str]:
@@ -418,7 +449,7 @@ class Tier:
             homes, size = group.home_rows, self.records[name].bytes
             lines.append(
                 f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
-                f"optimizer's state); the host finds all by {size_text(group.owners * (8 * homes + 28 * group.rows))}"
+                f"optimizer's state); the host finds all by {size_text(_directory_bytes(group))}"
             )
         return lines
 
@@ -430,6 +461,10 @@ class Tier:
         for stores in self._stores.values():
             for store in stores:
                 store.close()
+
+
+def _directory_bytes(group: Group) -> int:
+    return group.owners * (8 * group.home_rows + 28 * group.rows)
 
 
 def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:

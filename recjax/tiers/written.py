@@ -1,17 +1,19 @@
 """Tables behind caches in checkpoints: the rows that were ever written, where they are, and what all others are.
 
-    written/TABLE/positions   int64 [K], storage positions of these rows, ascending (`row_order.py`)
+    written/TABLE/positions   int64 [K], storage positions of these rows (`row_order.py`), in any order
     written/TABLE/ARRAY       [K, ...], their values: "rows" and each of the optimizer's slots
     written/TABLE/table       int64 [2], rows V of the table, and the seed of the run
     written/TABLE/initial     float64 [1 + slots]: half the width of the uniform distribution of initial rows, and what
                               each slot is initially, in the order of their names
 
-With these any other run goes on, whether it has caches or not: `whole_tables` makes tables of them.
+Rows are in the order of their first write, in which a disk gives them at full speed. With these any other run goes on,
+whether it has caches or not: `whole_tables` makes tables of them, for which it holds the written rows of one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,36 +43,46 @@ def export_written(bound: BoundPlan, tier: Tier, seed: int) -> Written:
 
 
 def _written(group: Group, segment: BoundSegment, tier: Tier, seed: int) -> dict[str, Any]:
-    owners, homes, positions = [], [], []
+    homes, shifts = [], []  # of each owner, and from its homes to storage positions
     for owner in range(group.owners):
         first, last = (int(edge) for edge in segment.split.bounds(owner))
         offset = segment.offsets[owner]
-        own_K = tier.written(group.name, owner, offset, offset + last - first)
-        owners.append(np.full(len(own_K), owner, np.int32))
-        homes.append(own_K)
-        positions.append(own_K.astype(np.int64) + first - offset)
-    positions_K = np.concatenate(positions)
-    order_K = np.argsort(positions_K, kind="stable")  # of named owners in any order; else it is sorted
-    owners_K, homes_K = np.concatenate(owners)[order_K], np.concatenate(homes)[order_K]
-    positions_K = positions_K[order_K]
+        homes.append(tier.written(group.name, owner, offset, offset + last - first))
+        shifts.append(first - offset)
+    ends = np.cumsum([len(own) for own in homes]).tolist()
+
+    def runs(part: slice) -> Iterator[tuple[int, np.ndarray, slice]]:
+        """(owner, homes, where among them) of some of the rows."""
+        for owner, (own_K, end) in enumerate(zip(homes, ends, strict=True)):
+            begin = end - len(own_K)
+            a, z = max(part.start, begin), min(part.stop, end)
+            if a < z:
+                yield owner, own_K[a - begin : z - begin], slice(a - part.start, z - part.start)
+
+    def positions(part: Index) -> np.ndarray:
+        out = np.empty(part[0].stop - part[0].start, np.int64)
+        for owner, homes_K, at in runs(part[0]):
+            out[at] = homes_K.astype(np.int64) + shifts[owner]
+        return out
+
     layout = tier.records[group.name]
 
     def array(name: str, kind: np.dtype[Any], tail: tuple[int, ...]) -> LazyArray:
         dtype = outside(kind)
-        shape = (len(homes_K), *tail)
+        shape = (ends[-1], *tail)
 
         def read(part: Index) -> np.ndarray:
             out = np.empty([axis.stop - axis.start for axis in part], dtype)
-            for owner in range(group.owners):
-                mine = np.flatnonzero(owners_K[part[0]] == owner)
-                values = layout.split(tier.read(group.name, owner, homes_K[part[0]][mine]), name).view(dtype)
-                out[mine] = values[(slice(None), *part[1:])]
+            for owner, homes_K, at in runs(part[0]):
+                values = tier.values(group.name, owner, homes_K, name).view(dtype)
+                out[at] = values[(slice(None), *part[1:])]
             return out
 
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
+    of_all = ((ends[-1],), np.dtype(np.int64))
     return {
-        _POSITIONS: positions_K,
+        _POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
         _TABLE: np.array([segment.spec.rows, seed], np.int64),
         _INITIAL: np.array(_initial(group, segment), np.float64),
         **{name: array(name, dtype, tail) for name, _, dtype, tail in layout.fields},
@@ -84,14 +96,39 @@ def _initial(group: Group, segment: BoundSegment) -> list[float]:
 
 def whole_tables(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, LazyArray]]:
     """Whole tables of written rows, to be read a part at a time: table -> ROWS and slots, in storage order."""
-    return {name: _whole(name, of_table) for name, of_table in written.items()}
+    loaded = _Loaded()
+    return {name: _whole(name, of_table, loaded) for name, of_table in written.items()}
 
 
-def _whole(table: str, written: Mapping[str, Any]) -> dict[str, LazyArray]:
+class _Loaded:
+    """The arrays of the written rows of one table at a time, in memory, by position."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._table, self._arrays, self._lock = "", {}, threading.Lock()  # type: tuple[str, dict[str, Any], Any]
+
+    def get(self, table: str, name: str, of: LazyArray, rank_K: np.ndarray) -> np.ndarray:
+        """An array [K, ...] of rows of which each goes to its `rank_K`."""
+        with self._lock:
+            if self._table != table:
+                self._table, self._arrays = table, {}
+            if name not in self._arrays:
+                ordered = np.empty(of.shape, of.dtype)
+                for part in of.parts():
+                    ordered[rank_K[part[0]]] = of.read(part)
+                self._arrays[name] = ordered
+            found: np.ndarray = self._arrays[name]
+            return found
+
+
+def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str, LazyArray]:
     held = {name: as_lazy(array) for name, array in written.items()}
     rows, seed = held.pop(_TABLE).load().tolist()
     scale, *initial = held.pop(_INITIAL).load().tolist()
     positions_K = held.pop(_POSITIONS).load()
+    order_K = np.argsort(positions_K)
+    positions_K, rank_K = positions_K[order_K], np.empty(len(order_K), np.int32)
+    rank_K[order_K] = np.arange(len(order_K), dtype=np.int32)
     values = dict(zip(sorted(held.keys() - {ROWS}), initial, strict=True))
     order = RowOrder(rows)
 
@@ -110,8 +147,7 @@ def _whole(table: str, written: Mapping[str, Any]) -> dict[str, LazyArray]:
                 out = np.full((stop - start, *of.shape[1:]), values[name], of.dtype)
             low, high = np.searchsorted(positions_K, [start, stop]).tolist()
             if low < high:
-                tail = tuple(slice(0, n) for n in of.shape[1:])
-                out[positions_K[low:high] - start] = of.read((slice(low, high), *tail))
+                out[positions_K[low:high] - start] = loaded.get(table, name, of, rank_K)[low:high]
             return out[(slice(None), *part[1:])]
 
         return LazyArray(shape, of.dtype, read, block_of(shape, of.dtype))
@@ -137,7 +173,7 @@ def import_written(bound: BoundPlan, tier: Tier, seed: int, written: Mapping[str
     for name, (group, segment) in tables.items():
         held = {key: as_lazy(array) for key, array in written[name].items()}
         positions_K, layout = held[_POSITIONS].load(), tier.records[group.name]
-        if len(positions_K) and not 0 <= positions_K[0] <= positions_K[-1] < segment.spec.rows:
+        if len(positions_K) and not 0 <= positions_K.min() <= positions_K.max() < segment.spec.rows:
             raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {segment.spec.rows:,}.")
         for part in held[ROWS].parts():
             some = part[0]

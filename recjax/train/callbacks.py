@@ -151,6 +151,12 @@ class SaveCheckpoint:
         choice, left = self._trainer.config.train.checkpoint_copy, available_bytes()
         if choice != "auto":
             return choice == "always"
+        if self._trainer.tier is not None:
+            self._log.progress.note(
+                f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written while training waits: a copy of the rows on "
+                "the host would take memory beside tier.dram_bytes (train.checkpoint_copy)"
+            )
+            return False
         if left is not None and needed_bytes <= left / 2:
             return True
         why = "how much memory is left is not known"

@@ -33,6 +33,7 @@ from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.errors import ConfigError
 from recjax.models.layers import Precision, products_in
 from recjax.parallel import watchdog
+from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, make_mesh, own
 from recjax.planning.planner import Answer
 from recjax.tiers.caches import read_through, with_caches
@@ -449,6 +450,7 @@ def build_trainer(
     if budget := config.tier.bytes_of("device_bytes"):
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
+            return_memory()
             tier = Tier(bound, mesh, config.seed, dtype, config.tier.bytes_of("dram_bytes"), config.tier.disk)
     ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
     if ids is not None and held.hot.rows:

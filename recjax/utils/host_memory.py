@@ -1,7 +1,9 @@
-"""Memory that is left on the host."""
+"""Memory that is left on the host, and that this process has taken."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from pathlib import Path
 
 
@@ -22,3 +24,13 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
         return max(0, min(left, limit - used + int(stat["inactive_file"])))
     except (OSError, ValueError, KeyError):  # no container, or "max": no limit
         return left
+
+
+def peak_bytes(proc: Path = Path("/proc")) -> int:
+    """The most bytes of the host's memory that this process has held at a time, so far."""
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):  # it is not Linux; where the C library counts in bytes it is macOS
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

@@ -1,12 +1,14 @@
 """Records on disk: what is read is what was written, or is named; and the cache is a clock."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recjax.tiers import records
 from recjax.tiers.records import UNITS, CachedRows, CorruptRecordError, RecordFile, RecordWriter, record_bytes
 
 
@@ -49,6 +51,19 @@ def test_every_row_comes_back(tmp_path, opened, rows, row_bytes, bytes_, unit):
     before = file.units_read
     file.read(np.zeros(50, np.int64))
     assert file.units_read - before == max(1, bytes_ // file.unit), "a unit that many rows lie in is read once"
+
+
+def test_reading_takes_little_memory_beside_the_rows(tmp_path, opened, monkeypatch):
+    made = written(tmp_path / "records", 20_000, 40)
+    file = opened(tmp_path / "records")
+    monkeypatch.setattr(records, "_PART_BYTES", 2**15)
+    numbers = np.random.default_rng(4).permutation(20_000)
+    tracemalloc.start()
+    found = file.read(numbers)
+    beside = tracemalloc.get_traced_memory()[1] - found.nbytes - numbers.nbytes
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, made[numbers])
+    assert beside < 500_000
 
 
 def test_any_damage_is_named_and_not_given_out(tmp_path, opened):
