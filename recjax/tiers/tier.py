@@ -112,6 +112,7 @@ class Tier:
         self._lock = threading.Lock()
         self._course: Course | None = None
         self._admitted = False  # whether the caches hold the rows of a batch that was not trained on yet
+        self._flushed = False  # whether the store is up to date with the caches
         self._view_rows = dict.fromkeys(self._groups, 64)
         self._writing: list[Future[None]] = []
         self._landing: list[Future[Future[None]]] = []
@@ -217,7 +218,7 @@ class Tier:
         if course is not self._course:
             state = self._begin(state, course)
         self._raise()
-        self._admitted = True
+        self._admitted, self._flushed = True, False
         records = admission.records.result()
         tables, slots, homes = dict(state.tables), dict(state.slots), dict(state.homes)
         for name, moves in admission.moves.items():
@@ -300,6 +301,8 @@ class Tier:
     def flush(self, state: Any) -> None:
         """Brings the store up to date with the caches of a state, which stay as they are."""
         self._settle(0)
+        if self._flushed:
+            return
         for name, group in self._groups.items():
             homes = np.asarray(state.homes[name]).reshape(-1, group.rows)[: group.parts]
             slots = [np.flatnonzero(own >= 0).astype(np.int32) for own in homes]
@@ -314,7 +317,7 @@ class Tier:
                 self._writing.append(self._writer.submit(self._write, name, homes, some, records))
         for writing in self._writing:
             writing.result()
-        self._writing = []
+        self._writing, self._flushed = [], True
 
     def _write(self, name: str, homes: np.ndarray, slots: Sequence[np.ndarray], records: Sequence[np.ndarray]) -> None:
         for owner, (own, new) in enumerate(zip(slots, records, strict=True)):
@@ -345,7 +348,7 @@ class Tier:
                 "this measures steps of which all rows are on the devices, but with tier.device_bytes some are on the "
                 "host. Set tier.device_bytes=0; or train, where rows come and go between the steps."
             )
-        self._admitted = False
+        self._admitted = self._flushed = False
 
     # The whole tables, where the store is up to date: after `flush`, before the next `admit`.
 
@@ -405,7 +408,7 @@ class Tier:
             if landing.exception() is None:
                 landing.result().exception()
         self._landing, self._waiting, self._writing, self._course = [], [], [], None
-        self._budget.left = self._budget.limit
+        self._flushed, self._budget.left = False, self._budget.limit
         for name, stores in self._stores.items():
             for store in stores:
                 store.clear(self._places(name))

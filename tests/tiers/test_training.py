@@ -137,7 +137,9 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
     told = replay(trainer.bound, homes, STEPS // 2 + 1, 4)  # the batch after these is being prepared
     assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
     assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
-    saved = load(trainer.checkpoint(state))
+    with monkeypatch.context() as patched:
+        patched.setattr(RowStore, "write", None)  # the store is up to date, and is not written again
+        saved = load(trainer.checkpoint(state))
     assert all(0 < len(of["rows"]) == len(of["positions"]) < V for of in saved["written"].values())
     state, after = trained(problem, trainer, state, STEPS // 2, STEPS)  # a new stream: an empty cache
     assert before + after == losses
@@ -203,30 +205,26 @@ def delayed(call: Any, delay_s: float) -> Any:
 
 
 def with_rows(problem: Problem, devices: int, share: float, **host: Any) -> Trainer:
-    """A trainer of which each cache holds a share of its rows; 0: as few as two batches ask for."""
+    """A trainer of which each cache holds a share of its rows, and at least as few as two batches ask for."""
     trainer = trainer_of(problem, devices)
-    rows = {group.name: math.ceil(share * group.rows) for group in trainer.bound.groups}
-    if not share:
-        homes = [trainer.route(batch, B).routed for batch in problem.batches]
-        for group in trainer.bound.groups:
-            of = [homes_by_owner(group, routed) for routed in homes]
-            pairs = (np.union1d(one, two) for a, b in itertools.pairwise(of) for one, two in zip(a, b, strict=True))
-            rows[group.name] = max(map(len, pairs))
-    groups = tuple(
+    homes, rows = [trainer.route(batch, B).routed for batch in problem.batches], {}
+    for group in trainer.bound.groups:
+        of = [homes_by_owner(group, routed) for routed in homes]
+        pairs = (np.union1d(one, two) for a, b in itertools.pairwise(of) for one, two in zip(a, b, strict=True))
+        rows[group.name] = max(math.ceil(share * group.rows), *map(len, pairs))
+    groups = (
         dataclasses.replace(group, rows=rows[group.name], homes=group.rows, mapped=True)
-        if rows[group.name] < group.rows
-        else group
         for group in trainer.bound.groups
     )
-    bound = dataclasses.replace(trainer.bound, groups=groups)
-    tier = Tier(bound, trainer.mesh, problem.seed, trainer.dtype, **host) if bound.cached else None
+    bound = dataclasses.replace(trainer.bound, groups=tuple(groups))
+    tier = Tier(bound, trainer.mesh, problem.seed, trainer.dtype, **host)
     return dataclasses.replace(trainer, bound=bound, tier=tier)
 
 
 @pytest.mark.full
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize("share", [0, 0.05, 0.2, 1])
+@pytest.mark.parametrize("share", [0, 0.05, 0.2])
 def test_bits_with_caches_of_all_sizes(
     devices: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,11 +232,14 @@ def test_bits_with_caches_of_all_sizes(
     names, rows = tuple(OPTIMIZERS), 4000
     problem = make(names, rows=rows)
     losses, _, end = whole(names, devices, False, "row_wise", rows)
+    first: Trainer | None = None
     for dram_bytes, delay_s in ((0, 0.0), (20_000, 0.0), (20_000, 0.001)):
         trainer = with_rows(problem, devices, share, dram_bytes=dram_bytes, disk=str(tmp_path) if dram_bytes else "")
-        if share == 1:
-            assert trainer.tier is None
-            break
+        assert trainer.tier is not None
+        if first is not None and first.tier is not None:  # compile once
+            vars(trainer)["step_program"] = first.step_program
+            trainer.tier._movers, trainer.tier._initial = first.tier._movers, first.tier._initial
+        first = first or trainer
         assert len(trainer.bound.cached) == len(names)
         with monkeypatch.context() as patched:
             for name in ("preadv", "pwrite"):
@@ -246,7 +247,6 @@ def test_bits_with_caches_of_all_sizes(
             state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
             assert found == losses
             assert bits(trainer.export(state)) == end
-            assert trainer.tier is not None
             figures = trainer.tier.figures()
             assert (figures["records_read"] > 0) == (figures["disk_rows"] > 0) == bool(dram_bytes)
             trainer.tier.close()
