@@ -79,12 +79,13 @@ TABLES = (
 FEATURES = tuple(FeatureSpec(t.name, t.name) for t in TABLES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "plan"),
     [
-        pytest.param(3, "row_wise"),
-        pytest.param(2, "table_wise", marks=pytest.mark.full),
-        pytest.param(3, "column_wise", marks=pytest.mark.full),
+        (3, "row_wise"),
+        (2, "table_wise"),
+        (3, "column_wise"),
     ],
 )
 def test_tables_leave_and_come_as_rows(devices: int, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_it_needs_a_file_that_can_be_written_before_it_measures(tmp_path):
 
 def test_options_of_a_prediction_are_refused_without_it():
     assert_refused(inside("plan", "synthetic", "--measure"), 2, "--measure belongs to --predict")
-    assert_refused(inside("plan", "synthetic", "--machine", "h100"), 2, "--machine belongs to --predict or")
+    assert_refused(inside("plan", "synthetic", "--machine", "h100"), 2, "--machine belongs to --predict, --devices or")
     assert_refused(inside("plan", "synthetic", "--out", "x"), 2, "--out belongs to --predict, --devices or planner")
     assert_refused(inside("plan", "synthetic", "--predict", "--machine", "gone.json"), 2, "recjax calibrate", "h100")
 

@@ -97,6 +97,7 @@ def equal_to_static(devices: int, *settings: str) -> None:
     assert all(of["unknown_ids"] == of["evicted"] == 0 for of in keyed.ids.figures().values())
 
 
+@pytest.mark.full
 def test_losses_and_rows_are_those_of_a_static_table() -> None:
     equal_to_static(2, "plan=row_wise")
 
@@ -111,6 +112,7 @@ def test_losses_and_rows_are_those_of_a_static_table() -> None:
         (2, ("plan=data_parallel",)),
     ],
 )
+@pytest.mark.full
 def test_losses_and_rows_are_those_of_a_static_table_on_any_mesh(devices: int, settings: tuple[str, ...]) -> None:
     equal_to_static(devices, *settings)
 
@@ -125,6 +127,7 @@ def whole() -> tuple[list[bytes], Any]:
     return losses, load(trainer.export(state))
 
 
+@pytest.mark.full
 def test_a_run_goes_on_to_the_bit_and_decisions_do_not_depend_on_the_mesh() -> None:
     losses, end = whole()
     trainer = trainer_of(2, *TIGHT)
