@@ -79,7 +79,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             used = planned.kept(origins.found(config, path, _note), path)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
-            for remark in [*remarks(used, trainer), *(trainer.tier.about() if trainer.tier else ())]:
+            for remark in [*remarks(used, trainer), *(trainer.tier.rows.about() if trainer.tier else ())]:
                 _note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, progress, undone = _start(trainer, checkpoints, folder.path)

@@ -241,14 +241,14 @@ def plan(options: argparse.Namespace) -> None:
         foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     if options.tiers:
-        from recjax.bench import tier_plan
+        from recjax.bench import tier_plan, tier_report
         from recjax.planning.machine import open_machine
 
         name = options.machine or config.planner.machine
         tiers = tier_plan.tier_plan(
             config, open_machine(name) if name else None, options.step_ms, options.samples_per_s
         )
-        result, texts = result | {"tiers": tiers}, [*texts, tier_plan.to_text(tiers)]
+        result, texts = result | {"tiers": tiers}, [*texts, tier_report.to_text(tiers)]
     write_result(options, result, lambda: "\n\n".join(texts))
 
 
@@ -287,7 +287,7 @@ def calibrate(options: argparse.Namespace) -> None:
     effort = calibration.QUICK if options.quick else calibration.FULL
     machine = calibration.calibrate(mesh, effort, lambda line: print(line, file=sys.stderr, flush=True), options.name)
     if options.disk:
-        from recjax.tiers.tier import folder_of
+        from recjax.tiers.host_rows import folder_of
 
         machine = calibration.with_disk(machine, folder_of(options.disk))
     machine = report.with_note(machine, others.share(), options.quick)

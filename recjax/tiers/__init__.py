@@ -1,1 +1,1 @@
-"""Tables larger than memory: a device buffer as a cache, with rows in host memory or on disk behind it."""
+"""Tables larger than memory: a device buffer as a cache, whose rows are in host memory or on disk."""

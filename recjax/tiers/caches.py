@@ -1,4 +1,4 @@
-"""Which buffers of a plan become caches, and how large they are."""
+"""The buffers of a plan that become caches, and their sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of numbered records a memory of fixed size holds: a clock (Corbato 1968) over its slots.
+"""The choice of numbered records that a memory of fixed size holds: a clock (Corbato 1968) over its slots.
 
 Records come by being written. One that has to make room is the next one that was not written since the hand last came
 by. Those that differ from the disk's are written there before, some more than needed at a time, so that they can be

@@ -1,4 +1,4 @@
-"""Which rows of one owner a cache holds, and which leave for others: decided from the batches that follow.
+"""The rows of one owner that a cache holds, and those that leave for others: decided from the batches that follow.
 
 A row that leaves is one that the batches in sight do not name, of these the least recently used; if all others are
 named, the one that is named last (Belady 1966, within the window). Rows of this batch and of the next one stay: then a

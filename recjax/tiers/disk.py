@@ -78,7 +78,7 @@ class OnDisk:
         self.read_records = self.read_aside = self.written_records = self.stored_records = 0
 
     def read(self, places_K: np.ndarray, aside: bool = False) -> np.ndarray:
-        """As `Places.read`; TrainingError where the disk gives something else than was written, or nothing."""
+        """See `Places.read`; TrainingError where the disk gives something else than was written, or nothing."""
         records = np.empty((len(places_K), self._bytes), np.uint8)
         with self._lock:
             slots_K = self._clock.slot_of[places_K]
@@ -109,7 +109,7 @@ class OnDisk:
             ) from error
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
-        """As `Places.write`; TrainingError where the disk does not take what must leave the memory for them."""
+        """See `Places.write`; TrainingError where the disk does not take what must leave the memory for them."""
         most = self._clock.most
         for first in range(0, len(places_K), most):
             self._write(places_K[first : first + most], records[first : first + most])

@@ -17,7 +17,7 @@ _QUEUE = 1024  # records asked for at once, to keep all threads at the disk
 
 @dataclasses.dataclass(frozen=True)
 class DiskRates:
-    """What a disk gives and takes.
+    """Rates of a disk.
 
     Attributes:
       reads: random records of 4 KiB a second.

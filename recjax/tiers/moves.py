@@ -39,7 +39,7 @@ class Record:
 
     @classmethod
     def of(cls, group: Group, dtype: Any) -> Record:
-        """That of a group, if tables and slots hold `dtype` unless they say otherwise."""
+        """Returns the record of a group, if tables and slots hold `dtype` unless they say otherwise."""
         rows: tuple[str, Any, tuple[int, ...]] = (ROWS, storage_dtype(group, dtype), (group.width,))
         arrays = [rows, *((name, np.dtype(dtype), slot.shape) for name, slot in group.slots().items())]
         fields, first = [], 0

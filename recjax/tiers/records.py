@@ -184,7 +184,7 @@ class RecordFile:
         return records
 
     def read_units(self, units: np.ndarray, each: int = 1) -> np.ndarray:
-        """Units behind the first block, by their numbers [n], ascending: uint8 [n, unit]; `each` make a record."""
+        """Units after the first block, by their numbers [n], ascending: uint8 [n, unit]; `each` make a record."""
         held = np.empty((len(units), self.unit), np.uint8)
         parts = max(1, min(_THREADS, len(units) // each // _LEAST))
         edges = np.linspace(0, len(units), parts + 1).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""What a training with rows on the host did, in words."""
+"""Report of a training with rows on the host, in words."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class CacheStage:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begins anew, with an empty cache."""
+        """Starts again, with an empty cache."""
         del state
         if self._course is not None and not self._advanced:
             return
@@ -74,7 +74,7 @@ class CacheStage:
         self._course = self._tier.course(self._directories)
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
-        """As `OrderedStage.advance`."""
+        """See `OrderedStage.advance`."""
         moves: dict[str, list[Moves]] = {}
         self._advanced = True
         for group in self._groups:
@@ -125,7 +125,7 @@ class ReadStage:
         """Nothing to do."""
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
-        """As `OrderedStage.advance`; the batch's `admission` are the homes of each group and owner, in their slots."""
+        """See `OrderedStage.advance`; the batch's `admission` are the homes of each group and owner, in their slots."""
         del upcoming
         homes: OfOwners = {}
         for group in self._groups:

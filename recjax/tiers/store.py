@@ -24,7 +24,7 @@ class Places(Protocol):
         """Records by their numbers, uint8 [K, record]; `aside` if they are for no training step."""
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records, which may be new, behind all others."""
+        """Writes records, which may be new, after all others."""
 
     def close(self) -> None:
         """Gives memory and files back."""
@@ -38,7 +38,7 @@ class Budget:
     """
 
     def __init__(self, limit: int | None, name: str) -> None:
-        """So many bytes; `name` is the setting that says so."""
+        """A limit of so many bytes; `name` is the setting that says so."""
         self.limit = self.left = limit
         self._name = name
 
@@ -65,7 +65,7 @@ class InMemory:
         self._count = 0
 
     def read(self, places_K: np.ndarray, aside: bool = False) -> np.ndarray:
-        """As `Places.read`."""
+        """See `Places.read`."""
         del aside
         records = np.empty((len(places_K), self._bytes), np.uint8)
         for number, at in self._by_slab(places_K):
@@ -73,7 +73,7 @@ class InMemory:
         return records
 
     def write(self, places_K: np.ndarray, records: np.ndarray) -> None:
-        """As `Places.write`; TrainingError where the budget does not hold them."""
+        """See `Places.write`; TrainingError where the budget does not hold them."""
         last = int(places_K.max(initial=-1))
         if last >= self._count:
             self._budget.take((last + 1 - self._count) * self._bytes)
@@ -93,7 +93,7 @@ class InMemory:
         return list(zip(numbers.tolist(), np.split(order_K, starts[1:]), strict=True))
 
     def close(self) -> None:
-        """As `Places.close`."""
+        """See `Places.close`."""
         self._slabs = []
 
 
@@ -114,7 +114,7 @@ class RowStore:
         self.written = 0
 
     def is_written(self, homes_K: np.ndarray) -> np.ndarray:
-        """Whether there is a record of each home, bool [K]."""
+        """Returns whether there is a record of each home, bool [K]."""
         found: np.ndarray = self._place_of[homes_K] >= 0
         return found
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,16 +22,11 @@ from jax.sharding import Mesh
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.tiers.directory import Directory, Moves
-from recjax.tiers.disk import OnDisk
-from recjax.tiers.moves import ROWS, Arrays, InitialRecords, Mover, Record
-from recjax.tiers.records import record_bytes
+from recjax.tiers.host_rows import ROWS_AT_ONCE, HostRows
+from recjax.tiers.moves import ROWS, Arrays, Mover
 from recjax.tiers.stage import Admission, OfOwners
-from recjax.tiers.store import Budget, InMemory, Places, RowStore
-from recjax.utils.paths import expanded
-from recjax.utils.units import size_text
 
 _READERS = 2
-_ROWS_AT_ONCE = 1 << 16  # of which the host holds whole records where it wants a part of each
 _WAITING_BYTES = 2**28  # of rows that have left and are not written
 
 
@@ -68,12 +62,12 @@ class Course:
 
 
 class Tier:
-    """Rows behind the caches of a plan. It belongs to one state at a time, the newest.
+    """Rows of a plan that caches hold a part of. It belongs to one state at a time, the newest.
 
     In a profile its part of a step in the thread that trains is called admit.
 
     Attributes:
-      records: group name -> the layout of its records.
+      rows: those of the host.
       read_while_waiting: rows that were asked for again before they were written.
     """
 
@@ -93,19 +87,9 @@ class Tier:
         Raises:
           ConfigError: nothing can be written there.
         """
-        self._groups = {group.name: group for group in bound.cached}
-        self.records = {name: Record.of(group, dtype) for name, group in self._groups.items()}
-        device = mesh.devices.flat[0]
-        self._initial = {
-            name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self._groups.items()
-        }
-        self._movers = {name: Mover(group, mesh, self.records[name]) for name, group in self._groups.items()}
-        self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
-        self._disk = folder_of(disk) if disk else None
-        self._stores = {
-            name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
-            for name, group in self._groups.items()
-        }
+        self.rows = HostRows(bound, mesh.devices.flat[0], seed, dtype, dram_bytes, disk)
+        self._groups, self._records = self.rows.groups, self.rows.records
+        self._movers = {name: Mover(group, mesh, self._records[name]) for name, group in self._groups.items()}
         self._lander = ThreadPoolExecutor(1, "tier-land")
         self._writer = ThreadPoolExecutor(1, "tier-write")
         self._readers = ThreadPoolExecutor(_READERS, "tier-read")
@@ -118,16 +102,6 @@ class Tier:
         self._landing: list[Future[Future[None]]] = []
         self._waiting: list[int] = []  # bytes of each of these
         self.read_while_waiting = 0
-        item, on_host = np.dtype(dtype).itemsize, device.platform == "cpu"
-        self._cache_bytes = sum(g.parts * g.rows * g.row_bytes(item) for g in bound.cached) if on_host else 0
-
-    def _places(self, name: str) -> Places:
-        size = self.records[name].bytes
-        if self._disk is None:
-            return InMemory(size, self._budget)
-        sizes = {n: record.bytes for n, record in self.records.items()}
-        share = dram_share(self._groups[name], list(self._groups.values()), sizes, self._budget.limit or 0)
-        return OnDisk(self._disk, name, size, share)
 
     def course(self, directories: dict[str, list[Directory]]) -> Course:
         """Returns a new course; it begins with the first of its batches that is admitted."""
@@ -173,7 +147,7 @@ class Tier:
 
     def _read_behind(self, name: str, owner: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
         """Records of homes, of which some may be among those that left before and are not written."""
-        records = np.empty((len(homes_K), self.records[name].bytes), np.uint8)
+        records = np.empty((len(homes_K), self._records[name].bytes), np.uint8)
         stored_K = np.ones(len(homes_K), bool)
         for leaving in before:  # the latest one counts
             at_K = np.minimum(np.searchsorted(leaving.homes_K, homes_K), len(leaving.homes_K) - 1)
@@ -182,25 +156,9 @@ class Tier:
                 stored_K[found] = False
         self.read_while_waiting += len(homes_K) - int(stored_K.sum())
         here = np.flatnonzero(stored_K)
-        for at, found in self._parts(name, owner, homes_K[here]):
+        for at, found in self.rows.parts(name, owner, homes_K[here]):
             records[here[at]] = found
         return records
-
-    def _parts(
-        self, name: str, owner: int, homes_K: np.ndarray, aside: bool = False
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Some of the homes at a time, and their records as the store has them, or initial ones."""
-        store = self._stores[name][owner]
-        written_K = store.is_written(homes_K)
-        stored = np.flatnonzero(written_K)
-        stored = stored[store.order(homes_K[stored])]
-        for first in range(0, len(stored), _ROWS_AT_ONCE):
-            at = stored[first : first + _ROWS_AT_ONCE]
-            yield at, store.read(homes_K[at], aside)
-        others = np.flatnonzero(~written_K)
-        for first in range(0, len(others), _ROWS_AT_ONCE):
-            at = others[first : first + _ROWS_AT_ONCE]
-            yield at, self._initial[name].make(owner, homes_K[at])
 
     # What the loop does before a step.
 
@@ -227,7 +185,7 @@ class Tier:
             if any(counts):
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
                 taken = self._movers[name].take(buffers, of_parts)
-                self._hold_back(sum(counts) * self.records[name].bytes)
+                self._hold_back(sum(counts) * self._records[name].bytes)
                 left = admission.left.pop(name)  # nobody keeps rows longer than they are needed
                 self._landing.append(self._lander.submit(self._land, course, name, moves, taken, left))
                 del left
@@ -265,14 +223,14 @@ class Tier:
     ) -> None:
         for owner, own in enumerate(moves):
             if count := own.leaving:
-                self._stores[name][owner].write(own.leave_K[:count], left[owner].result())
+                self.rows.put(name, owner, own.leave_K[:count], left[owner].result())
                 with self._lock:
                     kept = course.leaving[name][owner]
                     kept[:] = [other for other in kept if other.records is not left[owner]]
 
     def _on_host(self, group: Group, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
         """Records of each owner of the rows that `Mover.take` took."""
-        layout = self.records[group.name]
+        layout = self._records[group.name]
         found = [np.empty((count, layout.bytes), np.uint8) for count in counts]
         for start, arrays in taken:
             host = {name: np.asarray(x) for name, x in arrays.items()}
@@ -309,8 +267,8 @@ class Tier:
             if not any(map(len, slots)):
                 continue
             buffers = {ROWS: state.tables[name], **state.slots[name]}
-            for first in range(0, max(map(len, slots)), _ROWS_AT_ONCE):
-                some = [own[first : first + _ROWS_AT_ONCE] for own in slots]
+            for first in range(0, max(map(len, slots)), ROWS_AT_ONCE):
+                some = [own[first : first + ROWS_AT_ONCE] for own in slots]
                 records = self._on_host(group, [len(own) for own in some], self._movers[name].take(buffers, some))
                 for writing in self._writing[:-2]:  # so that no more than that waits in memory
                     writing.result()
@@ -322,7 +280,7 @@ class Tier:
     def _write(self, name: str, homes: np.ndarray, slots: Sequence[np.ndarray], records: Sequence[np.ndarray]) -> None:
         for owner, (own, new) in enumerate(zip(slots, records, strict=True)):
             if len(own):
-                self._stores[name][owner].write(homes[owner][own], new)
+                self.rows.put(name, owner, homes[owner][own], new)
 
     def _raise(self) -> None:
         """Raises what went wrong in the writer's thread."""
@@ -350,29 +308,6 @@ class Tier:
             )
         self._admitted = self._flushed = False
 
-    # The whole tables, where the store is up to date: after `flush`, before the next `admit`.
-
-    def values(self, name: str, owner: int, homes_K: np.ndarray, field: str) -> np.ndarray:
-        """One of the arrays of some homes' records, [K, ...] as `Record.split` gives it, without all of the records."""
-        layout = self.records[name]
-        dtype, tail = next((dtype, tail) for found, _, dtype, tail in layout.fields if found == field)
-        values = np.empty((len(homes_K), *tail), dtype)
-        for at, records in self._parts(name, owner, homes_K, aside=True):
-            values[at] = layout.split(records, field)
-        return values
-
-    def written(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
-        """The homes of an owner from `first` to below `last` that were ever written, in that order: int32 [K]."""
-        return self._stores[name][owner].written_between(first, last)
-
-    def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
-        """Records of some homes of one owner as they are before any is written, uint8 [K, record]."""
-        return self._initial[name].make(owner, homes_K)
-
-    def put(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records of some homes, all different."""
-        self._stores[name][owner].write(homes_K, records)
-
     def view(self, state: Any, homes: OfOwners) -> Any:
         """A state to predict one batch with: its tables hold the rows of the batch and no others.
 
@@ -386,21 +321,14 @@ class Tier:
             while rows < max(map(len, of_owners)):
                 rows += rows // 4
             self._view_rows[name] = rows
-            layout = self.records[name]
+            layout = self._records[name]
             _, _, dtype, tail = layout.fields[0]
             whole = np.zeros((len(of_owners), rows, *tail), dtype)
             for owner, homes_K in enumerate(of_owners):
-                for at, records in self._parts(name, owner, homes_K, aside=True):
+                for at, records in self.rows.parts(name, owner, homes_K, aside=True):
                     whole[owner, at] = layout.split(records, ROWS)
             tables[name] = jax.device_put(whole.reshape(-1, *tail), state.tables[name].sharding)
         return dataclasses.replace(state, tables=tables)
-
-    def write(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records of some homes, all different, unless all of them are at their initial values."""
-        changed = (self._initial[name].make(owner, homes_K) != records).any(axis=1)
-        changed |= self._stores[name][owner].is_written(homes_K)
-        if changed.any():
-            self._stores[name][owner].write(homes_K[changed], records[changed])
 
     def clear(self) -> None:
         """Forgets all rows: they are at their initial values."""
@@ -408,89 +336,21 @@ class Tier:
             if landing.exception() is None:
                 landing.result().exception()
         self._landing, self._waiting, self._writing, self._course = [], [], [], None
-        self._flushed, self._budget.left = False, self._budget.limit
-        for name, stores in self._stores.items():
-            for store in stores:
-                store.clear(self._places(name))
+        self._flushed = False
+        self.rows.clear()
 
     def figures(self) -> dict[str, int]:
-        """Counts since the last `clear`, over all groups and owners.
+        """Returns those of `HostRows.figures`; "hits" and "misses", rows that were, or were not, on the devices.
 
-        Keys: "hits" and "misses", rows that batches named and that were, or were not, on the devices; "written_rows",
-        of which the host has a record; "disk_rows", of which the disk has one; "records_read" and "records_written", by
-        the disk; "records_read_aside", of these for evaluations and checkpoints; "disk_bytes", of its files, and
-        "padded_bytes", of all written rows if they were there; "row_bytes", of the host's memory for rows, with those
-        of devices that have no other; "directory_bytes", of what finds the rows.
+        The latter count the rows that batches named since the last `clear`.
         """
-        names = ("hits", "misses", "written_rows", "disk_rows", "records_read", "records_written", "disk_bytes")
-        found = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
-        for name, stores in self._stores.items():
-            for directory in self._course.directories[name] if self._course else ():
-                found["hits"] += directory.hits
-                found["misses"] += directory.misses
-            for store in stores:
-                size = self.records[name].bytes
-                found["written_rows"] += store.written
-                found["padded_bytes"] += store.written * record_bytes(size)
-                found["row_bytes"] += 0 if self._budget.limit else store.written * size
-                if isinstance(store.places, OnDisk):
-                    found["disk_rows"] += store.places.stored_records
-                    found["records_read"] += store.places.read_records
-                    found["records_read_aside"] += store.places.read_aside
-                    found["records_written"] += store.places.written_records
-                    found["disk_bytes"] += store.places.file_bytes
-        found["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
-        found["directory_bytes"] = sum(map(_directory_bytes, self._groups.values()))
-        if self._disk is not None:  # where each record is in memory, and whether it is on the disk
-            found["directory_bytes"] += 5 * found["written_rows"]
-        return found
-
-    def about(self) -> list[str]:
-        """A line for each cache: how many rows it holds of how many, and what the host keeps to find them."""
-        lines = []
-        for name, group in self._groups.items():
-            homes, size = group.home_rows, self.records[name].bytes
-            lines.append(
-                f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
-                f"optimizer's state); the host finds all by {size_text(_directory_bytes(group))}"
-            )
-        return lines
+        directories = [d for of in self._course.directories.values() for d in of] if self._course else []
+        hits, misses = sum(d.hits for d in directories), sum(d.misses for d in directories)
+        return {"hits": hits, "misses": misses, **self.rows.figures()}
 
     def close(self) -> None:
         """Ends the threads, and gives memory and files back."""
         self._lander.shutdown()
         self._writer.shutdown()
         self._readers.shutdown()
-        for stores in self._stores.values():
-            for store in stores:
-                store.close()
-
-
-def _directory_bytes(group: Group) -> int:
-    return group.owners * (8 * group.home_rows + 28 * group.rows)
-
-
-def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:
-    """Bytes of the host's memory for the records of each owner of a group, before a disk.
-
-    Args:
-      group: one of `groups`.
-      groups: all that are behind caches.
-      record_bytes: group name -> of its records.
-      limit: bytes for all of them.
-    """
-    needs = {g.name: g.owners * g.home_rows * record_bytes[g.name] for g in groups}
-    return limit * needs[group.name] // sum(needs.values()) // group.owners
-
-
-def folder_of(path: str) -> Path:
-    """A folder for scratch files, which is made if need be; ConfigError if it cannot be."""
-    folder = expanded(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"tier.disk={path}: the folder cannot be made: {error.strerror or error}. Choose one on a disk with room "
-            "for all rows that are touched."
-        ) from error
-    return folder
+        self.rows.close()

@@ -1,4 +1,4 @@
-"""Tables behind caches in checkpoints: the rows that were ever written, where they are, and what all others are.
+"""Tables of caches in checkpoints: the rows that were ever written, where they are, and what all others are.
 
     written/TABLE/positions   int64 [K], storage positions of these rows (`row_order.py`), in any order
     written/TABLE/ARRAY       [K, ...], their values: "rows" and each of the optimizer's slots
@@ -23,9 +23,9 @@ from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import TrainingError
+from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS
 from recjax.tiers.tables import outside
-from recjax.tiers.tier import Tier
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 WRITTEN = "written"
@@ -35,19 +35,19 @@ _CHUNK = 1 << 16  # rows at a time
 Written = dict[str, dict[str, Any]]  # table -> what the module says
 
 
-def export_written(bound: BoundPlan, tier: Tier, seed: int) -> Written:
+def export_written(bound: BoundPlan, host: HostRows, seed: int) -> Written:
     """The rows that were ever written, after `Tier.flush`: good until the next `Tier.admit`."""
     return {
-        segment.spec.name: _written(group, segment, tier, seed) for group in bound.cached for segment in group.segments
+        segment.spec.name: _written(group, segment, host, seed) for group in bound.cached for segment in group.segments
     }
 
 
-def _written(group: Group, segment: BoundSegment, tier: Tier, seed: int) -> dict[str, Any]:
+def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int) -> dict[str, Any]:
     homes, shifts = [], []  # of each owner, and from its homes to storage positions
     for owner in range(group.owners):
         first, last = (int(edge) for edge in segment.split.bounds(owner))
         offset = segment.offsets[owner]
-        homes.append(tier.written(group.name, owner, offset, offset + last - first))
+        homes.append(host.written(group.name, owner, offset, offset + last - first))
         shifts.append(first - offset)
     ends = np.cumsum([len(own) for own in homes]).tolist()
 
@@ -65,7 +65,7 @@ def _written(group: Group, segment: BoundSegment, tier: Tier, seed: int) -> dict
             out[at] = homes_K.astype(np.int64) + shifts[owner]
         return out
 
-    layout = tier.records[group.name]
+    layout = host.records[group.name]
 
     def array(name: str, kind: np.dtype[Any], tail: tuple[int, ...]) -> LazyArray:
         dtype = outside(kind)
@@ -74,7 +74,7 @@ def _written(group: Group, segment: BoundSegment, tier: Tier, seed: int) -> dict
         def read(part: Index) -> np.ndarray:
             out = np.empty([axis.stop - axis.start for axis in part], dtype)
             for owner, homes_K, at in runs(part[0]):
-                values = tier.values(group.name, owner, homes_K, name).view(dtype)
+                values = host.values(group.name, owner, homes_K, name).view(dtype)
                 out[at] = values[(slice(None), *part[1:])]
             return out
 
@@ -155,8 +155,8 @@ def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str,
     return {name: array(name, of) for name, of in held.items()}
 
 
-def import_written(bound: BoundPlan, tier: Tier, seed: int, written: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Puts written rows behind the caches, whose tables are all at their initial values.
+def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Puts written rows into the stores of caches, whose tables are all at their initial values.
 
     Returns False, and does nothing, where tables are missing, or their initial values were others.
 
@@ -172,7 +172,7 @@ def import_written(bound: BoundPlan, tier: Tier, seed: int, written: Mapping[str
             return False
     for name, (group, segment) in tables.items():
         held = {key: as_lazy(array) for key, array in written[name].items()}
-        positions_K, layout = held[_POSITIONS].load(), tier.records[group.name]
+        positions_K, layout = held[_POSITIONS].load(), host.records[group.name]
         if len(positions_K) and not 0 <= positions_K.min() <= positions_K.max() < segment.spec.rows:
             raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {segment.spec.rows:,}.")
         for part in held[ROWS].parts():
@@ -186,5 +186,5 @@ def import_written(bound: BoundPlan, tier: Tier, seed: int, written: Mapping[str
             for owner in np.unique(owner_K).tolist():
                 mine = np.flatnonzero(owner_K == owner)
                 homes_K = (within_K[mine] + segment.offsets[owner]).astype(np.int32)
-                tier.put(group.name, owner, homes_K, records[mine])
+                host.put(group.name, owner, homes_K, records[mine])
     return True

@@ -111,8 +111,8 @@ class Trainer:
         state = states.from_host(arrays, step, *of, self.options.late)
         if self.tier is not None:
             self.tier.clear()
-            if not import_written(self.bound, self.tier, self.config.seed, arrays.get(WRITTEN, {})):
-                import_cached(self.bound, self.tier, states.one_version(arrays)["tables"])
+            if not import_written(self.bound, self.tier.rows, self.config.seed, arrays.get(WRITTEN, {})):
+                import_cached(self.bound, self.tier.rows, states.one_version(arrays)["tables"])
         if self.ids is not None:
             self.ids.load(load(arrays.get(DYNAMIC, {})))
         return state
@@ -123,7 +123,7 @@ class Trainer:
         if self.tier is None:
             return arrays
         self.tier.flush(state)
-        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier)}}
+        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier.rows)}}
 
     def checkpoint(self, state: TrainState) -> dict[str, Any]:
         """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`."""
@@ -132,7 +132,7 @@ class Trainer:
             return arrays
         self.tier.flush(state)
         arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
-        return {**arrays, WRITTEN: export_written(self.bound, self.tier, self.config.seed)}
+        return {**arrays, WRITTEN: export_written(self.bound, self.tier.rows, self.config.seed)}
 
     def _exported(self, state: TrainState) -> dict[str, Any]:
         """All but the tables with rows on the host."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 
-from recjax.bench import tier_plan
+from recjax.bench import tier_plan, tier_report
 from recjax.config import presets
 from recjax.planning.machine import open_machine
 from recjax.tiers import disk_speed
@@ -73,7 +73,7 @@ def test_places_traffic_and_nodes_add_up(tmp_path: Path) -> None:
     whole = sum(of["rows"] * 128 for of in told["tables"])
     assert told["nodes"]["without"]["nodes"] == math.ceil(whole / (2 * 60 * 1024))
     assert told["nodes"]["samples_per_s"] == 32_000
-    text = tier_plan.to_text(told)
+    text = tier_report.to_text(told)
     for words in ("over its 60 steps, replayed", "A step of", "it waits", "hosts like this one", "measured in"):
         assert words in text
 
@@ -93,8 +93,8 @@ def test_what_is_too_large_to_replay_is_modelled(monkeypatch: pytest.MonkeyPatch
     for name in ("device", "dram", "untouched"):
         ours, truth = (sum(of[name] for of in one["tables"]) for one in (none, whole))
         assert ours == pytest.approx(truth, rel=0.05)
-    assert "the first 30 were replayed" in tier_plan.to_text(half)
-    assert "all modelled" in tier_plan.to_text(none)
+    assert "the first 30 were replayed" in tier_report.to_text(half)
+    assert "all modelled" in tier_report.to_text(none)
 
 
 def test_rows_of_data_without_a_law_are_counted() -> None:

@@ -238,7 +238,7 @@ def test_bits_with_caches_of_all_sizes(
         assert trainer.tier is not None
         if first is not None and first.tier is not None:  # compile once
             vars(trainer)["step_program"] = first.step_program
-            trainer.tier._movers, trainer.tier._initial = first.tier._movers, first.tier._initial
+            trainer.tier._movers, trainer.tier.rows._initial = first.tier._movers, first.tier.rows._initial
         first = first or trainer
         assert len(trainer.bound.cached) == len(names)
         with monkeypatch.context() as patched:

@@ -1,0 +1,204 @@
+"""Records of all rows of tables with caches, in the host's memory or on a disk: those written, and initial ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.errors import ConfigError
+from recjax.tiers.disk import OnDisk
+from recjax.tiers.moves import InitialRecords, Record
+from recjax.tiers.records import record_bytes
+from recjax.tiers.store import Budget, InMemory, Places, RowStore
+from recjax.utils.paths import expanded
+from recjax.utils.units import size_text
+
+ROWS_AT_ONCE = 1 << 16  # of which the host holds whole records where it wants a part of each
+
+
+class HostRows:
+    """The rows of each owner of each group with a cache, by their homes.
+
+    Attributes:
+      groups: group name -> the group.
+      records: group name -> the layout of its records.
+    """
+
+    def __init__(
+        self, bound: BoundPlan, device: jax.Device, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
+    ) -> None:
+        """Nothing is written: all rows are at their initial values.
+
+        Args:
+          bound: a plan with caches.
+          device: one of its devices, which draws initial values.
+          seed: of the run.
+          dtype: of tables and slots.
+          dram_bytes: of the host's memory for rows; 0: as many as they need.
+          disk: folder for the rest; "": none.
+
+        Raises:
+          ConfigError: nothing can be written there.
+        """
+        self.groups = {group.name: group for group in bound.cached}
+        self.records = {name: Record.of(group, dtype) for name, group in self.groups.items()}
+        self._initial = {
+            name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self.groups.items()
+        }
+        self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
+        self._disk = folder_of(disk) if disk else None
+        self._stores = {
+            name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
+            for name, group in self.groups.items()
+        }
+        item, on_host = np.dtype(dtype).itemsize, device.platform == "cpu"
+        self._cache_bytes = sum(g.parts * g.rows * g.row_bytes(item) for g in bound.cached) if on_host else 0
+
+    def _places(self, name: str) -> Places:
+        size = self.records[name].bytes
+        if self._disk is None:
+            return InMemory(size, self._budget)
+        sizes = {n: record.bytes for n, record in self.records.items()}
+        share = dram_share(self.groups[name], list(self.groups.values()), sizes, self._budget.limit or 0)
+        return OnDisk(self._disk, name, size, share)
+
+    def parts(
+        self, name: str, owner: int, homes_K: np.ndarray, aside: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Reads records of some homes, a part of them at a time.
+
+        Args:
+          name: of the group.
+          owner: of its rows.
+          homes_K: int32 [K].
+          aside: for an evaluation or a checkpoint, which is counted apart.
+
+        Yields:
+          Which of the homes, and their records as they were written, or initial ones: uint8 [k, record].
+        """
+        store = self._stores[name][owner]
+        written_K = store.is_written(homes_K)
+        stored = np.flatnonzero(written_K)
+        stored = stored[store.order(homes_K[stored])]
+        for first in range(0, len(stored), ROWS_AT_ONCE):
+            at = stored[first : first + ROWS_AT_ONCE]
+            yield at, store.read(homes_K[at], aside)
+        others = np.flatnonzero(~written_K)
+        for first in range(0, len(others), ROWS_AT_ONCE):
+            at = others[first : first + ROWS_AT_ONCE]
+            yield at, self._initial[name].make(owner, homes_K[at])
+
+    def values(self, name: str, owner: int, homes_K: np.ndarray, field: str) -> np.ndarray:
+        """One of the arrays of some homes' records, [K, ...] as `Record.split` gives it, without all of the records."""
+        layout = self.records[name]
+        dtype, tail = next((dtype, tail) for found, _, dtype, tail in layout.fields if found == field)
+        values = np.empty((len(homes_K), *tail), dtype)
+        for at, records in self.parts(name, owner, homes_K, aside=True):
+            values[at] = layout.split(records, field)
+        return values
+
+    def written(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
+        """The homes of an owner from `first` to below `last` that were ever written, in that order: int32 [K]."""
+        return self._stores[name][owner].written_between(first, last)
+
+    def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
+        """Records of some homes of one owner as they are before any is written, uint8 [K, record]."""
+        return self._initial[name].make(owner, homes_K)
+
+    def put(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records of some homes, all different."""
+        self._stores[name][owner].write(homes_K, records)
+
+    def write(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records of some homes, all different, unless all of them are at their initial values."""
+        changed = (self._initial[name].make(owner, homes_K) != records).any(axis=1)
+        changed |= self._stores[name][owner].is_written(homes_K)
+        if changed.any():
+            self._stores[name][owner].write(homes_K[changed], records[changed])
+
+    def clear(self) -> None:
+        """Forgets all rows: they are at their initial values."""
+        self._budget.left = self._budget.limit
+        for name, stores in self._stores.items():
+            for store in stores:
+                store.clear(self._places(name))
+
+    def figures(self) -> dict[str, int]:
+        """Returns counts since the last `clear`, over all groups and owners.
+
+        Keys: "written_rows", of which the host has a record; "disk_rows", of which the disk has one; "records_read" and
+        "records_written", by the disk; "records_read_aside", of these for evaluations and checkpoints; "disk_bytes", of
+        its files, and "padded_bytes", of all written rows if they were there; "row_bytes", of the host's memory for
+        rows, with those of devices that have no other; "directory_bytes", of what finds the rows.
+        """
+        names = ("written_rows", "disk_rows", "records_read", "records_written", "disk_bytes")
+        found = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
+        for name, stores in self._stores.items():
+            for store in stores:
+                size = self.records[name].bytes
+                found["written_rows"] += store.written
+                found["padded_bytes"] += store.written * record_bytes(size)
+                found["row_bytes"] += 0 if self._budget.limit else store.written * size
+                if isinstance(store.places, OnDisk):
+                    found["disk_rows"] += store.places.stored_records
+                    found["records_read"] += store.places.read_records
+                    found["records_read_aside"] += store.places.read_aside
+                    found["records_written"] += store.places.written_records
+                    found["disk_bytes"] += store.places.file_bytes
+        found["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
+        found["directory_bytes"] = sum(map(_directory_bytes, self.groups.values()))
+        if self._disk is not None:  # where each record is in memory, and whether it is on the disk
+            found["directory_bytes"] += 5 * found["written_rows"]
+        return found
+
+    def about(self) -> list[str]:
+        """A line for each cache: how many rows it holds of how many, and what the host keeps to find them."""
+        lines = []
+        for name, group in self.groups.items():
+            homes, size = group.home_rows, self.records[name].bytes
+            lines.append(
+                f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
+                f"optimizer's state); the host finds all by {size_text(_directory_bytes(group))}"
+            )
+        return lines
+
+    def close(self) -> None:
+        """Gives memory and files back."""
+        for stores in self._stores.values():
+            for store in stores:
+                store.close()
+
+
+def _directory_bytes(group: Group) -> int:
+    return group.owners * (8 * group.home_rows + 28 * group.rows)
+
+
+def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:
+    """Bytes of the host's memory for the records of each owner of a group, before a disk.
+
+    Args:
+      group: one of `groups`.
+      groups: all that have caches.
+      record_bytes: group name -> of its records.
+      limit: bytes for all of them.
+    """
+    needs = {g.name: g.owners * g.home_rows * record_bytes[g.name] for g in groups}
+    return limit * needs[group.name] // sum(needs.values()) // group.owners
+
+
+def folder_of(path: str) -> Path:
+    """A folder for scratch files, which is made if need be; ConfigError if it cannot be."""
+    folder = expanded(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"tier.disk={path}: the folder cannot be made: {error.strerror or error}. Choose one on a disk with room "
+            "for all rows that are touched."
+        ) from error
+    return folder
