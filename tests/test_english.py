@@ -11,14 +11,8 @@ from support.pages import DOCS, ROOT, pages, prose
 OPENINGS = re.compile(r"(What|How|Whether|Of|Those|That|Where|When|Which|Who|Why|If|As|So)\b")
 # Word -> the one to write. A place may be behind a thing, but not a time.
 WORDS = {r"\banew\b": "again", r"\bfor ever\b": "forever", r"(?<!hide )(?<!hides )\bbehind\b(?! an? | one )": "after"}
-# Packages whose older docstrings have not been read with this in mind yet.
-EXEMPT = ("studies", "tiers")
 
-FILES = [
-    file
-    for file in [*sorted((ROOT / "recjax").rglob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]
-    if file.relative_to(ROOT).parts[1] not in EXEMPT
-]
+FILES = [*sorted((ROOT / "recjax").rglob("*.py")), *sorted((ROOT / "configs").glob("*.py"))]
 
 
 def docstrings(file: Path) -> list[tuple[int, str]]:

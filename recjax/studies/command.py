@@ -166,7 +166,7 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
 def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     from recjax.config import presets
     from recjax.studies import report
-    from recjax.studies.hot_rows import draw, study, told
+    from recjax.studies.hot_rows import draw, findings, study
 
     began = time.monotonic()
 
@@ -179,7 +179,7 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps)
     say = functools.partial(print, "hot_rows:", file=sys.stderr, flush=True)
     result = study.study(presets.load(options.preset, options.overrides), how, say)
-    made = told.report(result, report.provenance(began, **result["about"]), draw.pictures(result))
+    made = findings.report(result, report.provenance(began, **result["about"]), draw.pictures(result))
     _finish(options, show, made, result)
 
 
@@ -211,7 +211,7 @@ def _hoti2020(options: argparse.Namespace, show: Print) -> None:
 
 def _foresight(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies import report
-    from recjax.studies.foresight import study, told
+    from recjax.studies.foresight import findings, study
 
     began = time.monotonic()
     minutes = options.minutes if options.minutes is not None else 0.0 if options.full else 10.0
@@ -221,13 +221,13 @@ def _foresight(options: argparse.Namespace, show: Print) -> None:
     say = functools.partial(print, "foresight:", file=sys.stderr, flush=True)
     with_published = not options.no_published
     result, pictures = study.study(options.out, size, options.machine, options.seed, minutes, with_published, say)
-    made = told.report(result, report.provenance(began), pictures)
+    made = findings.report(result, report.provenance(began), pictures)
     _finish(options, show, made, result)
 
 
 def _sdm(options: argparse.Namespace, show: Print) -> None:
     from recjax.studies import report
-    from recjax.studies.sdm import study, told
+    from recjax.studies.sdm import findings, study
     from recjax.studies.sdm.workload import Size
 
     began = time.monotonic()
@@ -238,7 +238,7 @@ def _sdm(options: argparse.Namespace, show: Print) -> None:
     how = study.Options(Size(tables=options.tables, rows=options.rows), shares, options.seconds)
     say = functools.partial(print, "sdm:", file=sys.stderr, flush=True)
     result = study.study(options.out, how, say)
-    made = told.report(result, report.provenance(began))
+    made = findings.report(result, report.provenance(began))
     _finish(options, show, made, result)
 
 
@@ -246,7 +246,7 @@ def _tiers(options: argparse.Namespace, show: Print) -> None:
     import dataclasses
 
     from recjax.studies import report
-    from recjax.studies.tiers import study, told
+    from recjax.studies.tiers import findings, study
 
     began = time.monotonic()
     how = dataclasses.replace(study.FULL if options.full else study.SMALL, disk=options.disk)
@@ -254,5 +254,5 @@ def _tiers(options: argparse.Namespace, show: Print) -> None:
         how = dataclasses.replace(how, rounds=0)
     say = functools.partial(print, "tiers:", file=sys.stderr, flush=True)
     result = study.study(options.out, how, say)
-    made = told.report(result, report.provenance(began))
+    made = findings.report(result, report.provenance(began))
     _finish(options, show, made, result)

@@ -10,7 +10,7 @@ from support.machines import MACHINE
 
 from recjax.errors import ConfigError
 from recjax.planning.machine import write
-from recjax.studies.foresight import campaign, cases, measure, published, study, told
+from recjax.studies.foresight import campaign, cases, findings, measure, published, study
 from recjax.studies.foresight.analysis import Found, errors, kendall_tau, rankings, signs
 
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
@@ -112,7 +112,7 @@ def test_the_report_sets_errors_beside_published_ones():
               "refused": {"c": "too large"}, "lin": published.LIN,
               "published": {"rows": model_a, "assumptions": ["x"], "mflop_per_sample": 640.0,
                             "published": published.MODEL_A}}  # fmt: skip
-    report = told.report(result, {}, [])
+    report = findings.report(result, {}, [])
     rows = {row.figure: row for row in report.rows if row.quantity != "samples/s"}
     assert rows["end to end"].same is False and rows["end to end"].ours == "22.4% of 2 cases, the worst 2.00x"
     assert rows["kernels alone"].same is True and "GMAE 75.0%, the worst 4.00x; 100% too short" in \

@@ -11,7 +11,7 @@ from recjax.config.presets import load
 from recjax.data.presence import Items, Presence
 from recjax.embedding.plan import Plan, RowIds, Segment
 from recjax.errors import ConfigError
-from recjax.studies.hot_rows import draw, study, told
+from recjax.studies.hot_rows import draw, findings, study
 from recjax.studies.hot_rows.measure import Arm, Contestant, contiguous_imbalance
 
 
@@ -31,7 +31,7 @@ def made(label: str, rows: int, padded: float, cpu: float) -> dict[str, Any]:
             "imbalance": 1.1, "contiguous_imbalance": 2.0, "times": times}  # fmt: skip
 
 
-def test_what_is_told() -> None:
+def test_findings() -> None:
     labels = [arm.label for arm in study.arms((9,), True)]
     assert labels == ["row-wise, no dedup", "row-wise, dedup", "9 hot, no dedup", "9 hot, dedup", "table-wise, pooled"]
     measures = [(800.0, 12.0), (400.0, 10.0), (200.0, 8.0), (160.0, 6.0), (100.0, 24.0)]
@@ -48,7 +48,7 @@ def test_what_is_told() -> None:
     drawn = draw.pictures(result)
     assert [picture.name for picture in drawn] == ["presence.png", "bytes.png", "cpu.png"]
     assert all(len(picture.png) > 10_000 for picture in drawn)
-    report = told.report(result, {}, drawn)
+    report = findings.report(result, {}, drawn)
     rows = {row.quantity: row for row in report.rows}
     cpu = rows["CPU time of a step, times less than row-wise, no dedup, 2 device(s)"]
     assert cpu.source == "2.16 to 16.8 times faster" and cpu.same is False  # the best way needs half the time

@@ -1,4 +1,4 @@
-"""The study of inference from disk: hits told beforehand, power by hand, and a small run of it."""
+"""The study of inference from disk: hits predicted, power by hand, and a small run of it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_hits_of_the_cache_are_those_of_the_offline_curve(share: float, requests
         if count == requests // 3:
             store.hits = store.misses = 0
         store.rows(np.unique(workload.ids[user, 0]))
-    told = clock_hit_rate(workload.presence(0), store.room)
-    assert 0.98 * slots < store.room <= slots and 0.3 < told < 0.97
-    assert abs(store.hits / (store.hits + store.misses) - told) < 0.01
+    expected = clock_hit_rate(workload.presence(0), store.room)
+    assert 0.98 * slots < store.room <= slots and 0.3 < expected < 0.97
+    assert abs(store.hits / (store.hits + store.misses) - expected) < 0.01
 
 
 def test_the_offline_curve_by_hand() -> None:
@@ -103,8 +103,8 @@ def test_a_small_run(tmp_path: Path) -> None:
     small, large = found["units"]
     assert large["bytes_read_per_request"] > 2 * small["bytes_read_per_request"] > 0
     assert 0 <= found["pooled"][2]["bag_hit_rate"] <= 1 and found["pooled"][0]["bag_hit_rate"] is None
-    told = json.loads((tmp_path / "sdm.json").read_text())
-    assert told["report"]["rows"][3]["ours"] == "the bits of tables in memory"
+    written = json.loads((tmp_path / "sdm.json").read_text())
+    assert written["report"]["rows"][3]["ours"] == "the bits of tables in memory"
     assert {"sdm.html", "sdm.md", "cache.png"} <= {path.name for path in tmp_path.iterdir()}
     other = inside("study", "sdm", "--out", tmp_path, "--rows", "600", "--tables", "1")
     assert_refused(other, 2, "has tables of another size")

@@ -10,7 +10,7 @@ import pytest
 
 from recjax.config import presets
 from recjax.studies import report
-from recjax.studies.tiers import study, told
+from recjax.studies.tiers import findings, study
 
 PRESET = ("synthetic", "data.rows=3000,2000", "data.train_rows=32768", "mesh.devices=1", "train.batch_size=128")
 
@@ -52,7 +52,7 @@ def test_a_small_run_is_reported_and_goes_on(tmp_path: Path, monkeypatch: pytest
     assert json.dumps(again) == json.dumps(result)
     assert [one["label"] for one in result["times"]] == ["all", "80%", "30%", "30%, half of the rows in memory"]
     assert result["times"][0]["ratio"] == 1.0 and result["times"][3]["reads"] > 0
-    made = told.report(result, report.provenance(0.0))
+    made = findings.report(result, report.provenance(0.0))
     files = report.write(made, result, tmp_path / "out")
     assert set(files) == {"tiers.html", "tiers.md", "tiers.json", "hits.png", "times.png"}
     text = report.to_text(made)

@@ -26,7 +26,7 @@ BASE = "base"
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much of model A.
+    """Part of model A that is taken.
 
     Attributes:
       every: of so many tables one is kept.

@@ -64,7 +64,7 @@ def run(
     folder: Path, cases: Sequence[Case], machine: Machine, passes: int, seconds: float, minutes: float,
     tell: Callable[[str], None],
 ) -> bool:  # fmt: skip
-    """Does what is left of a campaign: every case once in every pass, all others between.
+    """Runs the rest of a campaign: every case once in every pass, all others between.
 
     Args:
       folder: of the campaign.

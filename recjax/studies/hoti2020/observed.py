@@ -113,7 +113,7 @@ def _in_flight(of: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _optimum(what: str, times: Mapping[str, Mapping[Any, float]], why: str) -> Row:
-    """Whether in some system neither the least nor the largest number is the best."""
+    """Returns whether in some system neither the least nor the largest number is the best."""
     best = {name: min(of, key=lambda n: (of[n], n)) for name, of in times.items()}
     inner = [name for name, of in times.items() if of[best[name]] < 0.999 * min(of[min(of)], of[max(of)])]
     text = "; ".join(f"{name} best at {best[name]} ({of[min(of)] / of[best[name]]:.3f}x at {min(of)}, "
@@ -145,7 +145,7 @@ def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _differ(slower: Mapping[str, float]) -> bool:
-    """Whether flat and hierarchical systems, which slow down so many times, differ by 5% of the slower ones."""
+    """Returns whether flat and hierarchical systems, which slow down so many times, differ by 5% of the slower ones."""
     flat, deep = ([ratio for name, ratio in slower.items() if (name in _FLAT) == of] for of in (True, False))
     return bool(flat and deep) and abs(max(flat) - max(deep)) > 0.05 * max(flat + deep)
 

@@ -1,7 +1,7 @@
-"""How far tables are apart when a rotation does not count.
+"""Distances of tables, of which a rotation is no part.
 
 Two tables that differ by an orthogonal matrix say the same to whatever looks at products of their rows alone: the norm
-of their plain difference then tells of coordinates, not of what was learned. The orthogonal Procrustes problem
+of their plain difference then is one of coordinates, not of what was learned. The orthogonal Procrustes problem
 (Schönemann 1966) has the least norm over all such matrices in closed form.
 """
 
@@ -32,7 +32,7 @@ def procrustes(a_VxD: np.ndarray, b_VxD: np.ndarray) -> float:
 
 
 def distances(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far the tables of replica groups are apart, all tables together.
+    """Returns how far the tables of replica groups are apart, all tables together.
 
     Args:
       groups: for each group its tables, as `Trainer.export` has them under "replicas".

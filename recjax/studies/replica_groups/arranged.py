@@ -36,7 +36,7 @@ class Arranged:
       size: samples of a batch for each.
       parts: how samples come to the groups.
       feature: for "by_feature", one with one value a sample.
-      epochs: how many orders stand one behind the other.
+      epochs: orders that follow one another.
       seed: of the orders.
     """
 
@@ -60,16 +60,16 @@ class Arranged:
 
     @property
     def fingerprint(self) -> str:
-        """Of the other source's and of the order."""
+        """The other source's, with that of the order."""
         order = (self.groups, self.size, self.parts, self.feature, self.epochs, self.seed)
         return hashlib.sha256(f"{self.source.fingerprint} {order}".encode()).hexdigest()
 
     def row_counts(self, split: str) -> np.ndarray:
-        """As `BlockSource` has it."""
+        """See `BlockSource`."""
         return even_blocks(len(self.order)) if split == "train" else self.source.row_counts(split)
 
     def read(self, split: str, index: int) -> Batch:
-        """As `BlockSource` has it."""
+        """See `BlockSource`."""
         if split != "train":
             return self.source.read(split, index)
         start = index * BLOCK_ROWS

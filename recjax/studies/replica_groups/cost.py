@@ -1,4 +1,4 @@
-"""What an iteration takes, part by part, and what synchronised tables send between replica groups."""
+"""Times of an iteration, part by part, and bytes that synchronised tables send between replica groups."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Spread:
 
     @property
     def mean(self) -> float:
-        """Of all."""
+        """The values of all."""
         return float(np.mean(self.values))
 
     def text(self, digits: int = 4) -> str:

@@ -38,7 +38,7 @@ from recjax.train.trainer import build_trainer
 
 GROUPS = (1, 2, 4)
 ITEMS = ("business", "movie", "item")  # features that samples are parted by, the first that the data have
-AVERAGES = (1, 10, 100)  # iterations between whole-table averages, of which the bytes are told
+AVERAGES = (1, 10, 100)  # iterations between whole-table averages, of which the bytes are stated
 SHAPES = (Shape(4, (64, 32, 16, 4)), Shape(16, (512, 256, 64, 16)))  # of figures 13 and 14
 SHAPED_BATCH = 512  # samples of a group, there
 SEED_STEP = 1000  # between the seeds of trainings, whose groups may have seeds that follow each other
@@ -46,7 +46,7 @@ SEED_STEP = 1000  # between the seeds of trainings, whose groups may have seeds 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How long to look.
+    """Lengths of all that is measured.
 
     Attributes:
       iterations: of each training.

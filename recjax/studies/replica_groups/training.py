@@ -36,7 +36,7 @@ TRAINING_SAMPLES = 4096  # of which the accuracy in training is measured, over a
 class Shape:
     """Columns of all tables, and the widths of the MLPs' layers: those of the bottom, and of the top before its logit.
 
-    The top MLP has the same layers, for the source tells of one list of widths alone.
+    The top MLP has the same layers, for the source has one list of widths alone.
     """
 
     dim: int
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """As figures call it."""
+        """The name that figures give it."""
         return f"D={self.dim}, {'-'.join(map(str, self.widths))}"
 
 

@@ -1,4 +1,4 @@
-"""Hits of a cache with a clock, told from how often rows are asked for: the offline curve that a cache is sized by."""
+"""Hits of a cache with a clock, by how often rows are asked for: the curve that a cache is sized by."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def records_per_s(files: Sequence[Path], unit: int, seconds: float) -> float:
 class MappedRows:
     """Rows of a file of records through a memory map: what a store is compared with. Does not compare checksums.
 
-    The map is told that reads are random, so that the kernel reads no pages ahead.
+    The kernel hears that reads of the map are random, so that it reads no pages ahead.
 
     Attributes:
       file: as of `CachedRows`.

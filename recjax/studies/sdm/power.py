@@ -35,7 +35,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """Hosts that serve the same requests without storage behind memory, and with it.
+    """Hosts that serve the same requests without storage beyond memory, and with it.
 
     Attributes:
       name: of it.

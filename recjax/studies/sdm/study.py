@@ -1,6 +1,6 @@
 """The study of inference from disk, after Ardestani et al. ("software defined memory", 2021).
 
-Its question: what does it cost in requests a second and in latency to keep the tables of users on a disk, behind a
+Its question: what does it cost in requests a second and in latency to keep the tables of users on a disk, with a
 cache of rows and one of pooled bags, and what does the memory that this saves mean in power? Here an untrained DLRM
 with int8 rows is exported twice, with these tables on disk and in memory, and asked by one thread for scores of one
 user and many candidates at a time: the store and the model, without JSON and HTTP, which `recjax bench --serve`
@@ -28,7 +28,7 @@ from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.workload import Size, Workload, export_both
 from recjax.tiers.records import UNITS
 
-LOADED = 0.7  # of the lower of both bounds: the rate at which latencies are told
+LOADED = 0.7  # of the lower of both bounds: the rate at which latencies are measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     Args:
       out: folder; exports go to `out`/exports, and are taken from there if they are of this size.
       options: what to measure.
-      say: told what is done.
+      say: takes a line about what is done.
 
     Returns:
       JSON values: "size", "same_bits", "pooled_error", "table_bytes", "bounds", "sweep", "units", "pooled",
@@ -106,7 +106,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
 
 
 def _compared(memory: Scorer, plain: Model, pooled: Model, bench: Bench) -> dict[str, Any]:
-    """Whether scores have the bits of tables in memory, and how far those of pooled bags are off."""
+    """Returns whether scores have the bits of tables in memory, and how far those of pooled bags are off."""
     size = bench.workload.size
     scorers = [Scorer(model, size.candidates) for model in (plain, pooled)]
     same, error = True, 0.0

@@ -114,7 +114,7 @@ class Workload:
         return found
 
     def users(self, count: int) -> np.ndarray:
-        """Who the next requests are of, int64 [count]."""
+        """The users of the next requests, int64 [count]."""
         return self._rng.choice(self.size.users, count, p=self.probability)
 
     def request(self, user: int) -> Scorable:

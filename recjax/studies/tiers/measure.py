@@ -63,7 +63,7 @@ class Contestant:
             for owner in range(group.owners):
                 for first in range(0, group.home_rows, _CHUNK):
                     homes_K = np.arange(first, min(first + _CHUNK, group.home_rows), dtype=np.int32)
-                    tier.put(group.name, owner, homes_K, tier.initial(group.name, owner, homes_K))
+                    tier.rows.put(group.name, owner, homes_K, tier.rows.initial(group.name, owner, homes_K))
         rng = np.random.default_rng(0)
         orders = {group.name: rng.permutation(group.home_rows).astype(np.int32) for group in self.trainer.bound.cached}
         for first in range(0, max(group.rows for group in self.trainer.bound.cached), _CHUNK):
@@ -121,7 +121,7 @@ class Contestant:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """As `close`."""
+        """Closes it."""
         self.close()
 
 

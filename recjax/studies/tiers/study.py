@@ -85,7 +85,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     Args:
       out: folder; goes on from what is there.
       options: how much.
-      say: told what is done.
+      say: takes a line about what is done.
 
     Returns:
       JSON values: "options", "hits" (`hit_curves`), "times" (`step_times`; [] if nothing is measured), "nodes"
@@ -139,7 +139,7 @@ def hit_curve(config: RunConfig, share: float, steps: int) -> dict[str, Any]:
 
 
 def _model_rate(held: Cache, steps: int) -> float:
-    """Of the second half of twice so many steps."""
+    """The rate of the second half of twice so many steps."""
     misses = held.misses_of(2 * steps) - held.misses_of(steps)
     return 1 - misses / (steps * held.classes.named)
 

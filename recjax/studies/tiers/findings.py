@@ -47,7 +47,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
             times, with_ = one["times"], one["with"]
             ours = f"{one['without']['nodes']} / {with_['nodes']} = {times:.1f}" if times else "not to be had"
             found.append(Row(
-                "abstract", f"{model} behind {kind}: times fewer nodes at {most:.2g} samples/s", "4 to 8",
+                "abstract", f"{model} with {kind}: times fewer nodes at {most:.2g} samples/s", "4 to 8",
                 ours, bool(times and PAPER[0] <= times <= PAPER[1]), _why(one),
             ))  # fmt: skip
     least = min(result["hits"], key=lambda one: one["share"])
@@ -155,6 +155,6 @@ def _nodes(nodes: list[dict[str, Any]]) -> Section:
     ]  # fmt: skip
     notes = (
         "The fewest nodes on which no resource is asked for more than there is; without tiers all rows are in device "
-        "memory. What binds is what one node fewer would lack. Behind caches a row takes a padded record on a disk.",
+        "memory. What binds is what one node fewer would lack. On a disk a row takes a padded record.",
     )
     return Section("Nodes", notes, [Table("", lines, (0, 3, 6)), Table("Inputs", inputs)])
