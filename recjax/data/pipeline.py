@@ -136,31 +136,33 @@ class _Window(NamedTuple):
 
 
 class _Windows:
-    """The wanted rows of recently used windows, batch by batch; each window is read by one thread only."""
+    """The wanted rows of windows, batch by batch; each is read once and kept until the last of its batches has them."""
 
-    def __init__(self, source: BlockSource, split: str, cuts: _Cuts, keep: int) -> None:
-        self._source, self._split, self._cuts, self._order, self._keep = source, split, cuts, cuts.order, keep
+    def __init__(self, source: BlockSource, split: str, cuts: _Cuts) -> None:
+        self._source, self._split, self._cuts, self._order = source, split, cuts, cuts.order
         self._lock = threading.Lock()
-        self._recent: collections.OrderedDict[tuple[int, int], concurrent.futures.Future[_Window]]
-        self._recent = collections.OrderedDict()
+        self._open: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
+        self._taken: collections.Counter[tuple[int, int]] = collections.Counter()  # batches that have their rows
         self.epoch = functools.lru_cache(maxsize=2)(self._order.epoch)
         self.copies = cuts.order.shuffle  # rows that are picked one by one are copied already
 
-    def get(self, epoch: int, window: int) -> _Window:
-        """The window, with what it has of each of its batches, in their order."""
+    def pieces(self, epoch: int, window: int, batch: int) -> list[Batch]:
+        """Rows that a batch has of a window; each batch asks once. `batch` counts those with rows of the window."""
         key = (epoch, window)
         with self._lock:
-            first = key not in self._recent
-            rows = self._recent.setdefault(key, concurrent.futures.Future())
-            self._recent.move_to_end(key)
-            while len(self._recent) > self._keep:
-                self._recent.popitem(last=False)
+            first = key not in self._open
+            rows = self._open.setdefault(key, concurrent.futures.Future())
         if first:
             try:
                 rows.set_result(self._read(epoch, window))
             except BaseException as error:  # the threads that wait for this window raise it too
                 rows.set_exception(error)
-        return rows.result()
+        found = rows.result()
+        with self._lock:
+            self._taken[key] += 1
+            if self._taken[key] == len(found.of_batch):
+                del self._open[key], self._taken[key]
+        return found.pieces(batch)
 
     def _read(self, epoch: int, window: int) -> _Window:
         blocks, starts = self.epoch(epoch)
@@ -217,7 +219,7 @@ class _Batches:
             if first >= stop:
                 break
             number = (start - self._cuts.begin(epoch, first)) // self._size
-            parts += self._windows.get(epoch, window).pieces(number)
+            parts += self._windows.pieces(epoch, window, number)
         # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
         whole = parts[0] if len(parts) == 1 and self._windows.copies else concatenate(parts)
         return dataclasses.replace(whole, position=epoch * self._rows + min(start + self._cuts.part[0], stop))
@@ -277,9 +279,7 @@ def batches(
     # In the order of the file no window is needed to mix, and one block is the least to read.
     order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks if shuffle else 1)
     cuts = _Cuts(order, batch_size, position, part or (0, batch_size), order.rows if end is None else end)
-    spanned = -(-batch_size * len(order.row_counts) // (order.rows * order.shuffle_blocks))  # windows a batch, about
-    keep = workers + 2 if spanned == 1 else (workers + 1) * (spanned + 2)
-    windows = _Windows(source, split, cuts, keep)
+    windows = _Windows(source, split, cuts)
 
     def finish(batch: Batch) -> Any:
         validate(batch, source.schema)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import forked
 
 from recjax.data import statistics
 from recjax.data.batch import Bags, Batch, Feature, Schema
@@ -103,6 +104,19 @@ def test_preparing_prints_nothing_and_needs_no_tensorflow(tmp_path):
         assert not {{"tensorflow", "torch", "matplotlib"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+
+
+def test_tfds_is_there_before_threads_read(prepared):
+    """Its import replaces `import` itself: of two threads that import then, each may wait for the other for ever."""
+    program = f"""
+        import sys
+        from recjax.data.storage.blocks import open_prepared
+        assert "tensorflow_datasets" not in sys.modules
+        open_prepared({str(prepared)!r})
+        assert "tensorflow_datasets" in sys.modules
+    """
+    with forked.Popen([sys.executable, "-c", textwrap.dedent(program)]) as process:
+        assert process.wait() == 0
 
 
 def test_fingerprint_is_of_the_content(tmp_path):

@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,11 @@ class PreparedSource:
             self._stored.setdefault(split_called(name) or name, name)
         self._counts = {split: row_counts(manifest, name) for split, name in self._stored.items()}
         self._ends = {name: np.cumsum(counts) for name, counts in self._counts.items()}
-        self._reader = functools.cache(self._open)
+        # Before threads read: TFDS replaces `import` for all of them while it is imported, and two may then wait for
+        # each other for ever. Not with this module, which verbs import that read no data: it is slow.
+        from recjax.data.storage import builder
+
+        self._reader = functools.cache(functools.partial(self._open, builder.Reader))
         self._files = functools.cache(functools.partial(block_files, manifest["files"]))
 
     @property
@@ -127,11 +131,9 @@ class PreparedSource:
         elif _damaged_files(self.path, self._manifest):
             raise DataError(_blame(self.path, self._manifest))
 
-    def _open(self, split: str) -> Any:
-        from recjax.data.storage import builder  # slow to import, and not there on every machine that only evaluates
-
+    def _open(self, reader: Callable[..., Any], split: str) -> Any:
         keep_freed_memory()
-        return builder.Reader(self.schema, self.path, self._stored[split])
+        return reader(self.schema, self.path, self._stored[split])
 
 
 def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = None, cache: str = "") -> PreparedSource:
