@@ -15,7 +15,7 @@ import recjax
 from recjax.config.presets import load
 from recjax.settings.overrides import to_json
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
 
 VERBS = (
     ["train"],
@@ -235,7 +235,7 @@ def test_python_gives_what_the_command_gives(run, preset, tmp_path):
     out, done = run
     config = recjax.load(str(preset), "train.steps=7", "train.eval_every=5", "mesh.devices=2")
     summary = recjax.fit(config, out=tmp_path / "run")
-    measured = {"samples_per_s", "seconds", "compile_s"}
+    measured = {"samples_per_s", "seconds", "compile_s", "compile_ahead_s"}
     told = done.result
     assert {k: v for k, v in summary.items() if k not in measured} == {
         k: v for k, v in told.items() if k not in {*measured, "out"}
@@ -269,7 +269,7 @@ def test_errors_do_not_land_on_standard_output():
 
 
 def test_the_module_runs_as_a_program():
-    command = [sys.executable, "-m", "recjax.cli", "show", "nonsense"]
+    command = [sys.executable, "-m", "recjax", "show", "nonsense"]
     environment = os.environ | {"PYTHONPATH": str(Path(recjax.__file__).parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and done.stderr.startswith("\nrecjax: error: there is no preset 'nonsense'")

@@ -128,7 +128,8 @@ def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user
                 "export the run once more."
             )
         return folder
-    log.info(f"{folder} is a run folder: exporting its model first")
+    if (folder / "config.json").exists():  # else the next line says what it is
+        log.info(f"{folder} is a run folder: exporting its model first")
     made = export(folder, out, (), step, quantize or "none", ("cpu", "cuda", "tpu"), user=users)
     return Path(made["out"])
 

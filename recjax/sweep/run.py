@@ -158,7 +158,7 @@ def train_apart(
       Why it failed, if it did.
     """
     # -P: as for the command `recjax`, Python files in the working folder are nobody's modules.
-    command = [sys.executable, "-P", "-m", "recjax.cli.main", *run.arguments, "--json"]
+    command = [sys.executable, "-P", "-m", "recjax", *run.arguments, "--json"]
     last: deque[str] = deque(maxlen=1)
     said = None
     # Its result is read from its folder: a run that was done by another call is read in the same way.

@@ -38,7 +38,7 @@ def forks(monkeypatch):
     """The processes of a sweep are forks instead of new interpreters."""
 
     def popen(command, **options):
-        assert command[:4] == [sys.executable, "-P", "-m", "recjax.cli.main"]
+        assert command[:4] == [sys.executable, "-P", "-m", "recjax"]
         environment = os.environ | {"GLIBC_TUNABLES": ""}
         return forked.Popen([sys.executable, "-c", PROGRAM, *command[4:]], env=environment, **options)
 

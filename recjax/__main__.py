@@ -1,4 +1,4 @@
-"""The same as the program `recjax`: `python -m recjax.cli`."""
+"""The same as the program `recjax`: `python -m recjax`."""
 
 import sys
 
