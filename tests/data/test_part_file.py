@@ -50,6 +50,22 @@ def test_rows_of_each_split_and_counts_come_back(tmp_path, chunk):
             ]  # fmt: skip
 
 
+def test_rows_of_a_split_that_was_forgotten_can_still_be_read(tmp_path, chunk):
+    file = tmp_path / "file"
+    with file.open("wb") as stream:
+        part_file.save(stream, chunk)
+    content = file.read_bytes()
+    with part_file.opened(file) as arrays:
+        spans = [arrays.span(f".{split}") for split in range(3)]
+        of_train = [array.tobytes() for name, array in arrays.items() if name.endswith(".0")]
+    for split in (0, 1, 2, 7):
+        part_file.forget(file, split)
+    assert file.read_bytes() == content
+    assert 0 < spans[0][0] < spans[0][1] <= spans[1][0] < spans[1][1] <= spans[2][0] < spans[2][1] <= len(content)
+    start, stop = spans[0]
+    assert content[start:stop].startswith(of_train[0]) and content[start:stop].endswith(of_train[-1])
+
+
 @pytest.mark.parametrize(
     "dtype, entries, stored",
     [

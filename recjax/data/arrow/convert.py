@@ -44,9 +44,12 @@ def plain(array: Any) -> Any:
         array = array.storage
     kind = array.type
     if pa.types.is_dictionary(kind):
-        words = plain(array.dictionary)
+        given = array.dictionary
+        words = plain(given)
         if kind_of(words) != "text" or pa.types.is_dictionary(words.type) or words.null_count:
             return plain(array.dictionary_decode())
+        if words is given:  # to make it again would check all indices
+            return array
         return pa.DictionaryArray.from_arrays(array.indices, words)
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(array))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,14 @@ class Label:
         return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+def _by_number(text: str) -> tuple[float, str]:
+    """The order of values that are shown: by number, and what is none last."""
+    try:
+        return float(text.strip("'")), text
+    except ValueError:
+        return math.inf, text
+
+
 class LabelProfile:
     """Findings of a pass over the rows about the label: its values, and the first row that has none."""
 
@@ -90,7 +99,7 @@ class LabelProfile:
           DataError: saying where it is none, and which values it has.
         """
         name = self._label.column
-        listed = list(self._values)
+        listed = sorted(self._values, key=_by_number)
         values = ", ".join(listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")
         if self._first is not None:
             where, value, missing = self._first
@@ -104,6 +113,8 @@ class LabelProfile:
                 if self._label.threshold is None and not self._label.positive
                 else "Correct the row."
             )
+            if all(_by_number(each)[0] < math.inf for each in listed):
+                advice += f" To learn the numbers themselves give label={name}:number."
             raise DataError(f"{where}: the label {name!r} is {value}, not 0 or 1; its values are {values}. {advice}")
         if self._sum in (0, self._rows):
             only = "0" if self._sum == 0 else "1"

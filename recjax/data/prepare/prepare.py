@@ -53,9 +53,10 @@ from recjax.data.storage.blocks import PreparedSource, open_prepared, refuse_for
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
+from recjax.parallel.malloc import return_free
 from recjax.utils.paths import located
 
-_VERSION = 5  # of the work folder; raise it when the same files and options start to give other parts
+_VERSION = 6  # of the work folder; raise it when the same files and options start to give other parts
 _THREADS = 2  # beside the one that reads or writes; NumPy and Arrow let go of the interpreter for most of their work
 _KEPT_ROWS = 2**25  # of values of parts, 4 bytes each: found once for all splits
 _T = TypeVar("_T")
@@ -118,6 +119,7 @@ def prepare_data(
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
             encoder = Encoder(reader.name, reader.features, reader.dense, maps, by, getattr(reader, "labels", ()))
+            return_free()  # for the system to hold the blocks in
             with ThreadPoolExecutor(_THREADS) as pool:
                 splits = _Blocks(work, encoder, progress, pool).splits()
                 made = write_prepared(
@@ -321,6 +323,8 @@ class _Blocks:
                 rows = self._kept[part.file] = self._encoder.rows_of_values(coded)
                 self._room -= sum(map(len, rows.values()))
             batch = dataclasses.replace(self._encoder.encode_coded(coded, rows), position=start)
+            del coded
+            self._work.forget(part, split)
             try:  # here, for many blocks at once: each call has its price
                 validate(batch, self._encoder.schema)
             except DataError as error:

@@ -147,6 +147,10 @@ class WorkFolder:
         with self._open(part) as arrays:
             return part_file.rows(arrays, split, features)
 
+    def forget(self, part: Part, split: int) -> None:
+        """Lets the system take the memory of the rows of a split, once nothing reads them any more."""
+        part_file.forget(self.path / part.file, split)
+
     def train_counts(self, part: Part, feature: int) -> Run:
         """The distinct values of feature number `feature` in a part, and how often its training rows hold them."""
         with self._open(part) as arrays:

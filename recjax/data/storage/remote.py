@@ -24,7 +24,6 @@ from recjax.utils.files import replacing
 from recjax.utils.locks import locked
 from recjax.utils.paths import located
 
-BLOCKS = "blocks"  # the folder of the files of blocks and their description
 _BLOCK_FILE = ".array_record-"
 _COPY_BYTES = 1 << 22
 
