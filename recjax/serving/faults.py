@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from recjax.data.text.fields import Faults
 from recjax.errors import DataError
 
 _NAMED = 3
+
+
+def missing_key(name: str, there: Iterable[str]) -> str:
+    """Returns the fault of a row that lacks a key, and has others."""
+    near = difflib.get_close_matches(name, there := list(there), n=1)
+    mend = f"Rename {near[0]!r}, or add {name!r}" if near else "Add it"
+    has = ", ".join(there)[:200] or "none"
+    return f"the key {name!r} is missing; the row has {has}. {mend}, with null where there is no value."
 
 
 class RowFaults(Faults):

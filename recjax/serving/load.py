@@ -92,7 +92,7 @@ async def _in_process(service: Service, load: LoadConfig) -> list[dict[str, Any]
 
 def _over_http(folder: Path, service: Service, load: LoadConfig, config: ServiceConfig) -> list[dict[str, Any]]:
     options = ["--port", "0", "--json", "--queue", str(config.queue), "--window-ms", str(config.window_ms)]
-    command = [sys.executable, "-m", "recjax.cli.main", "serve", str(folder), *options]
+    command = [sys.executable, "-m", "recjax", "serve", str(folder), *options]
     command += ["--most-candidates", str(config.most_candidates), "--cache-mib", str(config.cache_bytes / 2**20)]
     command += ["--pooled-mib", str(config.pooled_bytes / 2**20)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ) as process:

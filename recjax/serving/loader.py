@@ -96,9 +96,7 @@ def _beside(name: str) -> Any:
     return module
 
 
-def _by_jax(
-    folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any, device: Any
-) -> Callable[[Any], np.ndarray]:
+def _by_jax(folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any, device: Any) -> Callable[[Any], Any]:
     import jax
 
     device = jax.devices()[0] if device is None else device
@@ -115,10 +113,10 @@ def _by_jax(
     call = jax.jit(_program(folder / program).call)
     tables, *parameters = jax.device_put((mapped, *held), device)
 
-    def run(inputs: Mapping[str, Any]) -> np.ndarray:
+    def run(inputs: Mapping[str, Any]) -> Any:
         # NumPy's arrays as they are: the call takes them to its parameters' device for half of what device_put costs.
         given = {name: x for name, x in inputs.items() if name != "tables"}
-        return np.asarray(call(tables | inputs.get("tables", _NONE), *parameters, given))
+        return call(tables | inputs.get("tables", _NONE), *parameters, given)
 
     return run
 
@@ -236,6 +234,7 @@ class Model:
       signature: what it takes and gives: "inputs" and "outputs" of the manifest.
       manifest: all that the export says of itself.
       run: takes "dense", "ids", "lengths", "weights" and "user" as the signature has them, unchecked, and gives logits.
+        By JAX it returns once the program has its inputs, and `np.asarray` of what it gives waits for the program.
       padded: whether a program is compiled for each shape, so that arrays should be padded to few of them.
       stores: rows of the tables on disk, whose `hits` and `misses` count by name; None if there are none.
       pooled: bags of these, by name.
@@ -244,7 +243,7 @@ class Model:
     def __init__(
         self,
         manifest: dict[str, Any],
-        run: Callable[[Any], np.ndarray],
+        run: Callable[[Any], Any],
         padded: bool,
         stores: Any = None,
         pooled: Any = _NONE,
@@ -307,7 +306,7 @@ class Model:
             longest = power(bags if feature["bag"] == "fixed" else len(found["ids"]))
             for kind, array in found.items():
                 inputs[kind][name] = _padded(array, power(bags) if kind == "lengths" else longest)
-        return self.run(inputs)[:B]
+        return np.asarray(self.run(inputs))[:B]
 
     def _dense(self, dense: Any, given: dict[str, Any], features: Any, user: Any) -> tuple[int, np.ndarray]:
         """The number of samples, and their dense columns."""

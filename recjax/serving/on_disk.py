@@ -19,7 +19,7 @@ import numpy as np
 
 _ENTRY = 300  # bytes that Python takes for one, about, beside its key and its vector
 
-Run = Callable[[Any], np.ndarray]
+Run = Callable[[Any], Any]
 
 
 def components(lookups: Sequence[tuple[str, str]], tables: Sequence[str]) -> list[tuple[list[str], list[str]]]:
@@ -78,7 +78,7 @@ def with_rows(run: Run, lookups: Sequence[tuple[str, str]], stores: Any, dtypes:
     of_group = np.arange(len(groups) + 1, dtype=np.int64) << 32
     group_of = np.repeat(of_group[:-1], [len(features) for features, _ in groups])
 
-    def call(inputs: Mapping[str, Any]) -> np.ndarray:
+    def call(inputs: Mapping[str, Any]) -> Any:
         ids, tables = dict(inputs["ids"]), dict(inputs.get("tables", {}))
         sizes = [ids[name].size for name in named]
         keys = np.concatenate([ids[name].ravel() for name in named]) + np.repeat(group_of, sizes)
@@ -212,7 +212,7 @@ def with_pooled(
         {name: np.dtype(tables[name]["dtype"]) for name in others},
     )
 
-    def call(inputs: Mapping[str, Any]) -> np.ndarray:
+    def call(inputs: Mapping[str, Any]) -> Any:
         ids, lengths, weights = (dict(inputs[kind]) for kind in ("ids", "lengths", "weights"))
         rows = dict(inputs.get("tables", {}))
         found: dict[str, tuple[Sums, dict[str, int]]] = {}

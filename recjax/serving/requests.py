@@ -169,9 +169,11 @@ class RequestReader:
         user, candidates = given.get("user", {}), given["candidates"]
         if not isinstance(user, dict) or not isinstance(candidates, list):
             raise BadRequestError(f"user must be an object and candidates a list. {_FORM}")
-        if not 0 < len(candidates) <= self._most:
+        if not candidates:
+            raise BadRequestError(f"candidates is empty. Give 1 to {self._most:,}.")
+        if len(candidates) > self._most:
             raise BadRequestError(
-                f"the request has {len(candidates):,} candidates, and 1 to {self._most:,} are scored at once. Split it."
+                f"the request has {len(candidates):,} candidates, and {self._most:,} are the most. Split it."
             )
         for at, candidate in enumerate(candidates):
             if not isinstance(candidate, dict):

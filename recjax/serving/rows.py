@@ -30,9 +30,8 @@ from recjax.data.text.criteo_lines import CATEGORIES, DENSE, FIELDS, fault, pars
 from recjax.data.text.source_files import open_bytes
 from recjax.errors import ConfigError, DataError
 from recjax.serving import table_rows
-from recjax.serving.faults import RowFaults
+from recjax.serving.faults import RowFaults, missing_key
 from recjax.utils import strict_json
-from recjax.utils.text import did_you_mean
 
 _T = TypeVar("_T")
 _PIECE_BYTES = 1 << 21  # of text read at once
@@ -274,11 +273,7 @@ class RowReader:
         """
         for name in self._names:
             if name not in row:
-                hint = did_you_mean(name, row, quoted=True)
-                raise WrongRowError(
-                    f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}.{hint} Add it, with "
-                    "null where there is no value."
-                )
+                raise WrongRowError(missing_key(name, row))
         return (
             [self._bag(self._known(row, feature.name), feature) for feature in self._features],
             [_number(self._known(row, name), name) for name in self._dense],

@@ -11,6 +11,7 @@ import numpy as np
 from recjax.serving.loader import Model
 from recjax.serving.requests import Scorable
 
+BATCHES = 2  # under way at most: one's rows are read while the model runs on the other
 _GROWTH = 8  # from one size of arrays to the next, up to _FINE: what small ones cost does not depend on their size
 _FINE = 64  # from which on sizes double
 _RATIOS = (4, 16)  # ids of a bag of jagged features, on average and rounded up, that are compiled for at the start
@@ -48,16 +49,23 @@ class Scorer:
           note: called with how many programs there will be.
         """
         if not self._model.padded:
-            self._model.run(self._empty(1, 1, 1))
+            np.asarray(self._model.run(self._empty(1, 1, 1)))
             return
         ratios = _RATIOS if self._jagged else (1,)
         shapes = {(size, users, ratio) for size in self.sizes for users in self._users(size) for ratio in ratios}
         note(len(shapes))
         for shape in sorted(shapes):
-            self._run(self._empty(*shape), shape)
+            np.asarray(self._run(self._empty(*shape), shape))
 
     def __call__(self, requests: Sequence[Scorable]) -> list[np.ndarray]:
         """The logits of each request, float64 [n] (of tasks [n, O]); together they may have `most` candidates."""
+        return self.start(requests)()
+
+    def start(self, requests: Sequence[Scorable]) -> Callable[[], list[np.ndarray]]:
+        """Reads the rows that requests need, and starts the model on them; what this returns waits for their logits.
+
+        Of one caller at a time. Another thread may wait, so that the next rows are read while the model runs.
+        """
         sizes = [request.size for request in requests]
         total, users = sum(sizes), sum(request.users for request in requests)
         size = self._size(total)
@@ -77,10 +85,15 @@ class Scorer:
             inputs["user"] = np.concatenate([each + start for each, start in zip(of, starts, strict=False)])
             inputs["user"] = inputs["user"].astype(np.int32)
         shape = (size, padded, self._ratio(inputs, size, padded))
-        found = self._run(self._padded(inputs, *shape) if self._model.padded else inputs, shape)[:total]
-        return [part.astype(np.float64) for part in np.split(found, np.cumsum(sizes)[:-1])]
+        under_way = self._run(self._padded(inputs, *shape) if self._model.padded else inputs, shape)
 
-    def _run(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+        def finish() -> list[np.ndarray]:
+            found = np.asarray(under_way)[:total]
+            return [part.astype(np.float64) for part in np.split(found, np.cumsum(sizes)[:-1])]
+
+        return finish
+
+    def _run(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
         self._shapes.add(shape)
         return self._model.run(inputs)
 

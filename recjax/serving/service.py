@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from recjax.errors import ConfigError, TrainingError
 from recjax.serving import loader, outputs
 from recjax.serving.requests import RequestReader, Scorable, columns_of
-from recjax.serving.scoring import Scorer
+from recjax.serving.scoring import BATCHES, Scorer
 
 _Waiting = tuple[Scorable, "asyncio.Future[np.ndarray]"]  # with what becomes its logits
 _THREADS = 2  # that read requests and write answers
@@ -138,9 +138,10 @@ class Service:
             "most_candidates": config.most_candidates,
         }
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._under_way = 0
+        self._under_way = self._in_batches = 0
         self._reading = ThreadPoolExecutor(_THREADS, "requests")
-        self._scoring = ThreadPoolExecutor(1, "model")
+        self._scoring = ThreadPoolExecutor(1, "rows")
+        self._finishing = ThreadPoolExecutor(1, "model")
 
     @property
     def under_way(self) -> int:
@@ -150,7 +151,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
         """Scores while the context is open; at its end all that has come is answered."""
-        self._wake = asyncio.Event()
+        self._wake, self._room = asyncio.Event(), asyncio.Semaphore(BATCHES)
         self._closing = False
         task = asyncio.create_task(self._score_batches())
         try:
@@ -161,6 +162,7 @@ class Service:
             await task
             self._reading.shutdown()
             self._scoring.shutdown()
+            self._finishing.shutdown()
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -202,35 +204,57 @@ class Service:
     async def _score_batches(self) -> None:
         """Takes what waits, and scores it together, until the service closes and nothing waits."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            if not self._waiting:
-                if self._closing:
-                    return
-                self._wake.clear()
-                continue
-            if self._under_way > len(self._waiting) and self.config.window_ms and not self._full():
-                await asyncio.sleep(self.config.window_ms / 1000)
-            batch = self._taken()
-            started = time.perf_counter()
-            try:
-                found = await loop.run_in_executor(self._scoring, self.scorer, [request for request, _ in batch])
-            except Exception as error:  # of the model, or of a table on disk
-                await self._score_one_by_one(batch, error)
-                continue
-            self.metrics.model_seconds.observe(time.perf_counter() - started)
-            self.metrics.batches.observe(len(batch))
-            self.metrics.candidates.inc(sum(request.size for request, _ in batch))
-            self.metrics.programs.set(self.scorer.compiled)
-            for table in self._stores.files if self._stores else ():
-                self.metrics.rows_cached.labels(table).set(self._stores.hits[table])
-                self.metrics.rows_read.labels(table).set(self._stores.misses[table])
-            for table, bags in self._pooled.items():
-                self.metrics.bags_cached.labels(table).set(bags.hits)
-                self.metrics.bags_pooled.labels(table).set(bags.misses)
-            for (_, logits), scored in zip(batch, found, strict=True):
-                if not logits.done():  # its client may have left
-                    logits.set_result(scored)
+        async with asyncio.TaskGroup() as finishing:
+            while True:
+                await self._wake.wait()
+                if not self._waiting:
+                    if self._closing:
+                        return
+                    self._wake.clear()
+                    continue
+                to_come = self._under_way - self._in_batches > len(self._waiting)
+                if to_come and self.config.window_ms and not self._full():
+                    await asyncio.sleep(self.config.window_ms / 1000)
+                await self._room.acquire()
+                batch = self._taken()
+                self._in_batches += len(batch)
+                started = time.perf_counter()
+                try:
+                    requests = [request for request, _ in batch]
+                    finish = await loop.run_in_executor(self._scoring, self.scorer.start, requests)
+                except Exception as error:  # of the model, or of a table on disk
+                    await self._score_one_by_one(batch, error)
+                else:
+                    finishing.create_task(self._finish(batch, finish, started))
+
+    async def _finish(self, batch: list[_Waiting], finish: Callable[[], list[np.ndarray]], started: float) -> None:
+        """Gives the requests of a batch that was started their scores."""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._finishing, finish)
+        except Exception as error:
+            await self._score_one_by_one(batch, error)
+            return
+        self._count(batch, started)
+        for (_, logits), scored in zip(batch, found, strict=True):
+            if not logits.done():  # its client may have left
+                logits.set_result(scored)
+        self._leave(batch)
+
+    def _leave(self, batch: list[_Waiting]) -> None:
+        self._in_batches -= len(batch)
+        self._room.release()
+
+    def _count(self, batch: list[_Waiting], started: float) -> None:
+        self.metrics.model_seconds.observe(time.perf_counter() - started)
+        self.metrics.batches.observe(len(batch))
+        self.metrics.candidates.inc(sum(request.size for request, _ in batch))
+        self.metrics.programs.set(self.scorer.compiled)
+        for table in self._stores.files if self._stores else ():
+            self.metrics.rows_cached.labels(table).set(self._stores.hits[table])
+            self.metrics.rows_read.labels(table).set(self._stores.misses[table])
+        for table, bags in self._pooled.items():
+            self.metrics.bags_cached.labels(table).set(bags.hits)
+            self.metrics.bags_pooled.labels(table).set(bags.misses)
 
     async def _score_one_by_one(self, batch: list[_Waiting], error: Exception) -> None:
         """Scores requests one by one after an error in a batch of them; those that fail get the error."""
@@ -245,6 +269,7 @@ class Service:
             except Exception as own:
                 if not logits.done():
                     logits.set_exception(TrainingError(f"the model failed: {' '.join(str(own).split())[:300]}"))
+        self._leave(batch)
 
     def _full(self) -> bool:
         return sum(request.size for request, _ in self._waiting) >= self.scorer.most

@@ -16,7 +16,7 @@ from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.row_filter import Condition
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
-from recjax.serving.faults import RowFaults
+from recjax.serving.faults import RowFaults, missing_key
 from recjax.utils.text import did_you_mean
 
 
@@ -116,11 +116,7 @@ def fault_of(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> str | None:
     """Returns why an object is no row, a missing key or a value of the wrong shape; None if nothing does."""
     for spec, name in [(each, name) for each in specs for name in each.columns]:
         if name not in row:
-            hint = did_you_mean(name, row, quoted=True)
-            return (
-                f"the key {name!r} is missing; the row has {', '.join(row)[:200] or 'none'}.{hint} Add it, with "
-                "null where there is no value."
-            )
+            return missing_key(name, row)
         value = row[name]
         if spec.role in ("jagged", "vector"):
             entries = value if isinstance(value, list) else []

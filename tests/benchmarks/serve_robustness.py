@@ -142,7 +142,7 @@ def main():
     parser.add_argument("--oversized", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "recjax.cli.main", "serve", options.folder, "--port", "0", "--json"]
+    command = [sys.executable, "-m", "recjax", "serve", options.folder, "--port", "0", "--json"]
     command += ["--queue", str(QUEUE)]
     counts = collections.Counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -18,7 +18,7 @@ from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.serving.predict import predict
 from recjax.train.run.open_run import open_run
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
 
 # 700 rows: two batches of 256, and a rest.
 TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
@@ -121,7 +121,7 @@ BAD = [
     ("[1]", r"rows\.jsonl:3: '\[1\]' is no JSON object"),
     (
         '{"user": 1, "cty": "B"}',
-        r"rows\.jsonl:3: the key 'city' is missing; the row has user, cty\. Did you mean 'cty'\? Add it",
+        r"rows\.jsonl:3: the key 'city' is missing; the row has user, cty\. Rename 'cty', or add 'city', with null",
     ),
     ({"user": "7"}, r"rows\.jsonl:3: 'user' is \"7\", not an integer of 64 bits\. Correct the value, or give null"),
     ({"user": True}, r"'user' is true, not an integer"),

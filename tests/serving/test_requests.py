@@ -148,7 +148,7 @@ def test_mistakes_are_named(shop):
         (b'{"rows": []}', "the request has the keys 'rows'. Send"),
         (b'{"user": [], "candidates": [{}]}', "user must be an object"),
         (b'{"candidates": [3]}', r"candidates\[0\] is no object"),
-        (b'{"candidates": []}', "has 0 candidates, and 1 to 600 are scored"),
+        (b'{"candidates": []}', "candidates is empty. Give 1 to 600"),
         (asked([row] * 601), "has 601 candidates"),
         (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
         (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),

@@ -96,6 +96,54 @@ def test_requests_that_come_together_get_their_own_scores(exported):
     assert together < 5 and service.under_way == 0
 
 
+class Held:
+    """A scorer whose first batch ends when `gate` is set, and fails then the first time if it is to."""
+
+    def __init__(self, scorer, fails):
+        self._scorer, self._fails, self.starts, self.gate = scorer, fails, 0, threading.Event()
+        self.most, self.compiled = scorer.most, scorer.compiled
+
+    def start(self, requests):
+        self.starts += 1
+        first, finish = self.starts == 1, self._scorer.start(requests)
+
+        def wait():
+            if first and self.gate.wait(20) and self._fails:
+                raise RuntimeError("a program failed")
+            return finish()
+
+        return wait
+
+    def __call__(self, requests):
+        return self._scorer(requests)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_batch_starts_while_the_model_runs(exported, fails):
+    """Two are under way, and never a third; each request gets its own scores, or the error of its own batch."""
+    bodies = [request_of(range(at, at + 8)) for at in (0, 8, 16, 24)]  # each as much as is scored at once
+
+    async def act(service, ask):
+        service.scorer = held = Held(service.scorer, fails)
+        tasks = [asyncio.create_task(ask("/score", body)) for body in bodies]
+        for _ in range(500):
+            if held.starts > 1:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        before = held.starts
+        held.gate.set()
+        return service, before, await asyncio.gather(*tasks)
+
+    service, before, found = run(exported, CONFIG, act)
+    assert before == 2 and service.under_way == 0
+    assert [status for status, _, _ in found].count(500) == int(fails)
+    for body, (status, _, answer) in zip(bodies, found, strict=True):
+        if status == 200:
+            wanted = truth(exported, service.reader, body)
+            np.testing.assert_allclose(answer["scores"]["logit"], wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_mistakes_are_answered(exported):
     async def act(service, ask):
         bad = [b"", b"{", b"[]", request_of(range(9)), b'{"candidates": [{"user": "x"}]}', b"\xff" * 100]
@@ -164,11 +212,15 @@ def test_a_model_that_fails_is_said(exported):
         def fails(requests):
             raise RuntimeError("no\n memory")
 
-        fails.most, fails.compiled = 8, 0
+        def no_numbers(requests):
+            return [np.full(request.size, np.nan) for request in requests]
+
+        fails.most, fails.compiled, fails.start = 8, 0, fails
+        no_numbers.most, no_numbers.compiled = 8, 0
+        no_numbers.start = lambda requests: lambda: no_numbers(requests)
         plain, service.scorer = service.scorer, fails
         first = await asyncio.gather(*(ask("/score", request_of([at])) for at in range(3)))
-        service.scorer = lambda requests: [np.full(request.size, np.nan) for request in requests]
-        service.scorer.__dict__ |= {"most": 8, "compiled": 0}
+        service.scorer = no_numbers
         second = await ask("/score", request_of([5]))
         service.scorer = plain
         return first, second, await ask("/score", request_of([5])), service.under_way

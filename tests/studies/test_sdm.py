@@ -79,9 +79,13 @@ def test_who_waits_for_another_is_timed_from_when_it_came() -> None:
     """Each takes 2 ms, and 2,000 a second come: the last of 40 waits for about 60 ms."""
     import time
 
-    found = measure.open_loop(lambda request: time.sleep(0.002), [None], 2000, 0.02, 0)  # type: ignore[list-item]
+    def start(requests: Any) -> Any:
+        return lambda: time.sleep(0.002)
+
+    asked: list[Any] = [None]
+    found = measure.open_loop(start, asked, 2000, 0.02, 0)
     assert found["requests"] == 40 and found["p99_ms"] > 40 and found["p50_ms"] > 15
-    assert measure.closed_loop(lambda request: time.sleep(0.002), [None], 0.05) < 500  # type: ignore[list-item]
+    assert measure.closed_loop(start, asked, 0.05) < 500
 
 
 def test_those_that_wait_are_served_together() -> None:
@@ -90,9 +94,10 @@ def test_those_that_wait_are_served_together() -> None:
 
     turns: list[list[Any]] = []
 
-    def serve(requests: Any) -> None:
+    def serve(requests: Any) -> Any:
         turns.append(list(requests))
         time.sleep(0.002)
+        return lambda: None
 
     asked: list[Any] = list(range(100))
     found = measure.open_loop(serve, asked, 10_000, 0.01, 0, together=8)
@@ -103,6 +108,30 @@ def test_those_that_wait_are_served_together() -> None:
     turns.clear()
     measure.closed_loop(serve, asked, 0.02, together=8)
     assert {len(turn) for turn in turns} == {8}
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_next_batch_starts_before_the_last_one_ends(batches: int) -> None:
+    """So many are under way, never more; they end in their order, and all of them before the loop does."""
+    import time
+
+    started: list[int] = []
+    ended: list[int] = []
+    under_way: list[int] = []
+
+    def start(requests: Any) -> Any:
+        number = len(started)
+        started.append(number)
+        under_way.append(len(started) - len(ended))
+
+        def finish() -> None:
+            time.sleep(0.005)
+            ended.append(number)
+
+        return finish
+
+    measure.closed_loop(start, [None] * 8, 0.05, 2, batches)  # type: ignore[list-item]
+    assert max(under_way) == batches and started == ended == list(range(len(started)))
 
 
 def test_mistakes(tmp_path: Path) -> None:

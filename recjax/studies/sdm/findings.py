@@ -17,8 +17,8 @@ Lines = list[tuple[str, ...]]
 _ASSUMPTIONS = (
     "Users come by a Zipf law, each with the same bags every time; ids in bags follow another. The paper's traces are "
     "not public.",
-    f"One thread serves requests, up to {TOGETHER} that wait at once; times are of the store and the model, without "
-    "JSON and HTTP.",
+    f"Up to {TOGETHER} requests that wait are served at once, and the next ones' rows are read while the model runs; "
+    "times are of the store and the model, without JSON and HTTP.",
     "Memory is what the caches take, with 5 bytes beside each of their rows; Python's own is left out.",
     "Watts cannot be measured here. QPS and power of the paper's hosts are inputs, in units of its largest host: they "
     "give the 5 to 29% of its abstract, and have to be checked with its deployment tables before they are used.",

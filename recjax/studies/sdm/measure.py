@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,33 +14,70 @@ import numpy as np
 from recjax.serving.loader import Model
 from recjax.serving.on_disk import PooledBags
 from recjax.serving.requests import Scorable
-from recjax.serving.scoring import Scorer
+from recjax.serving.scoring import BATCHES, Scorer
 from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.workload import Workload
 from recjax.tiers.reads import Reads
 from recjax.tiers.records import RecordFile
 
-Serve = Callable[[Sequence[Scorable]], object]  # answers some requests together
+Start = Callable[[Sequence[Scorable]], Callable[[], object]]  # begins to answer requests, and gives what ends it
 _QUEUE = 1024  # records asked for at once, to keep the disk busy
 
 
-def closed_loop(serve: Serve, asked: Sequence[Scorable], seconds: float, together: int = 1) -> float:
-    """Requests a second, so many together, the next ones when these are answered."""
+class _Batches:
+    """Batches of requests that are answered in their order: this thread starts each, and another one ends it."""
+
+    def __init__(self, start: Start, most: int) -> None:
+        """Lets at most so many be under way."""
+        self._start, self._most = start, most
+        self._ends = ThreadPoolExecutor(1, "model")
+        self._under_way: collections.deque[Future[float]] = collections.deque()
+
+    def room(self) -> None:
+        """Waits until one more may be under way."""
+        while len(self._under_way) >= self._most:
+            self._under_way.popleft().result()
+
+    def add(self, requests: Sequence[Scorable]) -> Future[float]:
+        """Starts one more; the time at which it was answered, by `time.perf_counter`."""
+        ended = self._ends.submit(_ended, self._start(requests))
+        self._under_way.append(ended)
+        return ended
+
+    def close(self) -> None:
+        """Waits for all."""
+        self._most = 1
+        self.room()
+        self._ends.shutdown()
+
+
+def _ended(finish: Callable[[], object]) -> float:
+    finish()
+    return time.perf_counter()
+
+
+def closed_loop(
+    start: Start, asked: Sequence[Scorable], seconds: float, together: int = 1, batches: int = BATCHES
+) -> float:
+    """Requests a second, so many together, the next ones as soon as fewer than `batches` are under way."""
+    under_way = _Batches(start, batches)
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         first = done % (len(asked) - together + 1)
-        serve(asked[first : first + together])
+        under_way.room()
+        under_way.add(asked[first : first + together])
         done += together
+    under_way.close()
     return done / (time.perf_counter() - began)
 
 
 def open_loop(
-    serve: Serve, asked: Sequence[Scorable], qps: float, seconds: float, seed: int, together: int = 1
+    start: Start, asked: Sequence[Scorable], qps: float, seconds: float, seed: int, together: int = 1
 ) -> dict[str, float]:
     """Times of requests that come at random times (Poisson), whether or not others wait, and are served in their order.
 
     Args:
-      serve: answers one or several.
+      start: begins to answer one or several, whose answers are waited for while the next ones begin.
       asked: the requests, over and over.
       qps: rate.
       seconds: in which they come; all are answered.
@@ -51,20 +90,22 @@ def open_loop(
     """
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1 / qps, max(20, int(qps * seconds)))).tolist()
-    times: list[float] = []
-    began, turns = time.perf_counter(), 0
-    while len(times) < len(due):
-        first, now = len(times), time.perf_counter() - began
+    ends: list[tuple[int, Future[float]]] = []
+    under_way = _Batches(start, BATCHES)
+    began, first = time.perf_counter(), 0
+    while first < len(due):
+        under_way.room()
+        now = time.perf_counter() - began
         if due[first] > now:
             time.sleep(due[first] - now)
             now = max(due[first], time.perf_counter() - began)
         last = min(first + together, bisect.bisect_right(due, now, first))
-        serve([asked[number % len(asked)] for number in range(first, last)])
-        done = time.perf_counter() - began
-        times += [done - at for at in due[first:last]]
-        turns += 1
-    p50, p95, p99 = (np.percentile(times, [50, 95, 99]) * 1e3).tolist()
-    shown = {"qps": qps, "requests": len(due), "together": len(due) / turns}
+        ends.append((last - first, under_way.add([asked[number % len(asked)] for number in range(first, last)])))
+        first = last
+    under_way.close()
+    answered = np.repeat([end.result() - began for _, end in ends], [count for count, _ in ends])
+    p50, p95, p99 = (np.percentile(answered - due, [50, 95, 99]) * 1e3).tolist()
+    shown = {"qps": qps, "requests": len(due), "together": len(due) / len(ends)}
     return {**shown, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
 

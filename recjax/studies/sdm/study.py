@@ -2,9 +2,9 @@
 
 Its question: what does it cost in requests a second and in latency to keep the tables of users on a disk, with a
 cache of rows and one of pooled bags, and what does the memory that this saves mean in power? Here an untrained DLRM
-with int8 rows is exported twice, with these tables on disk and in memory, and asked by one thread for scores of one
-user and many candidates, of a few requests at once where these wait: the store and the model, without JSON and HTTP,
-which `recjax bench --serve` measures.
+with int8 rows is exported twice, with these tables on disk and in memory, and asked for scores of one user and many
+candidates, of a few requests at once where these wait; the next ones' rows are read while the model runs. That is the
+store and the model, without JSON and HTTP, which `recjax bench --serve` measures.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Bench:
     def closed(self, scorer: Scorer) -> float:
         """Requests a second of a scorer, one after the other."""
         scorer([self.asked[0]])
-        return measure.closed_loop(scorer, self.asked, self.seconds)
+        return measure.closed_loop(scorer.start, self.asked, self.seconds, batches=1)
 
     def cached(self, model: Model) -> float:
         """Requests a second, `TOGETHER` at a time, with all rows in the cache."""
@@ -147,7 +147,7 @@ class Bench:
         measure.fill(model, self.folder, self.workload, file.records * (file.row_bytes + 5), file.unit, 0)
         scorer = self.scorer(model)
         scorer(self.asked[:TOGETHER])
-        return measure.closed_loop(scorer, self.asked, self.seconds, TOGETHER)
+        return measure.closed_loop(scorer.start, self.asked, self.seconds, TOGETHER)
 
     def table_bytes(self, model: Model) -> int:
         """Bytes of the encoded rows of the tables on disk."""
@@ -195,7 +195,7 @@ class Bench:
         asked = self._fresh()
         measure.reset(model)
         before, cpu_s = sum(file.units_read for file in model.stores.files.values()), time.process_time()
-        closed = measure.closed_loop(scorer, asked, self.seconds)
+        closed = measure.closed_loop(scorer.start, asked, self.seconds, batches=1)
         count = measure.counted(model)
         cpu_s = time.process_time() - cpu_s
         served = closed * self.seconds
@@ -220,8 +220,8 @@ class Bench:
         }
         asked = self._fresh()
         if not qps:
-            most = measure.closed_loop(scorer, asked, self.seconds, TOGETHER)
+            most = measure.closed_loop(scorer.start, asked, self.seconds, TOGETHER)
             line["bound_qps"] = min(most, iops / misses if misses else most)
             qps = LOADED * line["bound_qps"]
-        line["open"] = measure.open_loop(scorer, asked, qps, self.seconds, 0, TOGETHER)
+        line["open"] = measure.open_loop(scorer.start, asked, qps, self.seconds, 0, TOGETHER)
         return line
