@@ -18,10 +18,11 @@ from recjax.errors import ConfigError
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.nodes import Need, Node, Table, compared
 from recjax.planning.planner import Planner, exact_sizes
+from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer
 from recjax.planning.tier_model import Classes
 from recjax.planning.tier_replay import COUNTS
-from recjax.planning.tier_run import Run, bound_as, costs, dtype_of, item_bytes_of, modelled, rates
+from recjax.planning.tier_run import Run, bound_as, costs, dtype_of, item_bytes_of, modelled, rates, with_moves
 from recjax.tiers.caches import with_caches
 from recjax.tiers.host_rows import folder_of
 from recjax.tiers.moves import Record
@@ -109,12 +110,16 @@ def tier_plan(
     result["tables"] = [*whole, *_behind(run, model["parts"])]
     del result["parts"], result["model_step"]
     known = rates(run, machine)
-    if step_ms is None and machine is not None:
-        step_ms = _predicted_ms(run, machine)
+    whole_step = None if machine is None else _predicted(run, machine)
+    if step_ms is None and whole_step is not None:
+        step_ms = whole_step.step_us / 1e3
     behind = sum(of["dram"] * of["row_bytes"] for of in result["tables"])
     limit = config.tier.bytes_of("dram_bytes")
     result["memory_too_small"] = bool(limit and not config.tier.disk and behind > limit)
     result |= {"step": step, "costs": costs(run, step, known, step_ms)}
+    if whole_step is not None:
+        moving = with_moves(whole_step, run, step).step_us / whole_step.step_us
+        result["costs"] |= {"moving": moving, "slowdown": max(moving, result["costs"]["slowdown"])}
     result["nodes"] = _nodes(run, classes, known, step_ms, samples_per_s)
     return result
 
@@ -145,12 +150,12 @@ def _behind(run: Run, parts: dict[str, dict[str, float]]) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def _predicted_ms(run: Run, machine: Machine) -> float:
+def _predicted(run: Run, machine: Machine) -> Prediction:
     """A step with all rows on the devices, from sizes alone."""
     asked = planned.question(run.config, run.source, machine)
     tables, features = specs(run.config, run.source.schema)
     plan, _, _ = planned.plan_of(run.config, run.source, tables, features, run.config.mesh.shape)
-    return Planner(asked).predicted(exact_sizes(asked.demand, plan)).step_us / 1e3
+    return Planner(asked).predicted(exact_sizes(asked.demand, plan))
 
 
 def _nodes(

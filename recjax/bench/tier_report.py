@@ -61,8 +61,13 @@ def _cost_text(costs: dict[str, Any]) -> str:
     text = f"beside a step go on: {times}. Rates: {rates}.\nA step of {costs['hides_from_ms']:,.3g} ms or more hides it"
     if costs["step_ms"] is None:
         return f"{text}; how long one takes is not known: give --step-ms MS or --machine FILE."
+    work = (
+        ""
+        if costs.get("moving", 1.0) <= 1
+        else f" The work of moving rows makes it {costs['moving']:.2f} times as long."
+    )
     if not costs["exposed_ms"]:
-        return f"{text}: one takes {costs['step_ms']:,.3g} ms, and waits for nothing."
+        return f"{text}: one takes {costs['step_ms']:,.3g} ms, and waits for nothing.{work}"
     return (
         f"{text}, but one takes {costs['step_ms']:,.3g} ms: it waits {costs['exposed_ms']:,.3g} ms more for "
         f"{costs['bound_by']}, and is {costs['slowdown']:,.3g} times as long."

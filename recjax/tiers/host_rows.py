@@ -19,7 +19,7 @@ from recjax.tiers.store import Budget, InMemory, Places, RowStore
 from recjax.utils.paths import expanded
 from recjax.utils.units import size_text
 
-ROWS_AT_ONCE = 1 << 16  # of which the host holds whole records where it wants a part of each
+ROWS_AT_ONCE = 1 << 15  # of which the host holds whole records where it wants a part of each
 
 
 class HostRows:

@@ -28,7 +28,7 @@ from recjax.tiers.moves import ROWS, Arrays, Mover
 from recjax.tiers.stage import Admission, OfOwners
 
 _READERS = 2
-_WAITING_BYTES = 2**28  # of rows that have left and are not written
+_WAITING_BYTES = 2**26  # of rows that have left and are not written; those of one step may be more
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,6 +97,7 @@ class Tier:
         self._lock = threading.Lock()
         self._course: Course | None = None
         self._admitted = False  # whether the caches hold the rows of a batch that was not trained on yet
+        self._steps = 0  # that were begun
         self._flushed = False  # whether the store is up to date with the caches
         self._view_rows = dict.fromkeys(self._groups, 64)
         self._writing: list[Future[None]] = []
@@ -177,6 +178,8 @@ class Tier:
         if course is not self._course:
             state = self._begin(state, course)
         self._raise()
+        if self._steps == 1:
+            return_free()  # the first step was compiled, which leaves much of it
         self._admitted, self._flushed = True, False
         records = admission.records.result()
         tables, slots, homes = dict(state.tables), dict(state.slots), dict(state.homes)
@@ -295,6 +298,14 @@ class Tier:
         self._settle(max(0, _WAITING_BYTES - size))
         self._waiting.append(size)
 
+    def wait_for_writes(self) -> None:
+        """Waits until all rows that have left are written.
+
+        Raises:
+          TrainingError: the store cannot take them.
+        """
+        self._settle(0)
+
     def _settle(self, most: int) -> None:
         """Waits until at most so many bytes wait to be written; raises what went wrong."""
         while self._landing and sum(self._waiting) > most:
@@ -309,6 +320,7 @@ class Tier:
                 "host. Set tier.device_bytes=0; or train, where rows come and go between the steps."
             )
         self._admitted = self._flushed = False
+        self._steps += 1
 
     def view(self, state: Any, homes: OfOwners) -> Any:
         """A state to predict one batch with: its tables hold the rows of the batch and no others.

@@ -2,7 +2,8 @@
 
     written/TABLE/positions   int64 [K], storage positions of these rows (`row_order.py`), in any order
     written/TABLE/ARRAY       [K, ...], their values: "rows" and each of the optimizer's slots
-    written/TABLE/table       int64 [2], rows V of the table, and the seed of the run
+    written/TABLE/table       int64 [3], rows V of the table, the seed of the run, and the bits of the hash of the name
+                              by which initial rows are drawn ([2] before recjax 0.1.0, where they were 32)
     written/TABLE/initial     float64 [1 + slots]: half the width of the uniform distribution of initial rows, and what
                               each slot is initially, in the order of their names
 
@@ -21,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.buffers import initial_rows
+from recjax.embedding.buffers import NAME_BITS, initial_rows
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import TrainingError
@@ -76,7 +77,7 @@ def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot
     of_all = ((ends[-1],), np.dtype(np.int64))
     return {
         _POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
-        _TABLE: np.array([segment.spec.rows, seed], np.int64),
+        _TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
         _INITIAL: np.array(_initial(group, segment), np.float64),
         **{name: array(name, dtype, tail) for name, _, dtype, tail in host.records[group.name].fields},
     }
@@ -148,7 +149,7 @@ class _Loaded:
 
 def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str, LazyArray]:
     held = {name: as_lazy(array) for name, array in written.items()}
-    rows, seed = held.pop(_TABLE).load().tolist()
+    rows, seed, name_bits = [*held.pop(_TABLE).load().tolist(), 32][:3]
     scale, *initial = held.pop(_INITIAL).load().tolist()
     positions_K = held.pop(_POSITIONS).load()
     order_K = np.argsort(positions_K)
@@ -166,7 +167,7 @@ def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str,
                 out = np.empty((stop - start, *of.shape[1:]), of.dtype)
                 for first in range(start, stop, _CHUNK):
                     ids = order.row(np.arange(first, min(first + _CHUNK, stop), dtype=np.int32))
-                    drawn = initial_rows(seed, table, jnp.asarray(ids), of.shape[1], scale)
+                    drawn = initial_rows(seed, table, jnp.asarray(ids), of.shape[1], scale, name_bits)
                     out[first - start : first - start + len(ids)] = np.asarray(drawn).astype(of.dtype)
             else:
                 out = np.full((stop - start, *of.shape[1:]), values[name], of.dtype)
@@ -192,7 +193,7 @@ def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping
     for name, (group, segment) in tables.items():
         if name not in written:
             return False
-        alike = as_lazy(written[name][_TABLE]).load().tolist() == [segment.spec.rows, seed]
+        alike = as_lazy(written[name][_TABLE]).load().tolist() == [segment.spec.rows, seed, NAME_BITS]
         if not alike or as_lazy(written[name][_INITIAL]).load().tolist() != _initial(group, segment):
             return False
     for name, (group, segment) in tables.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,9 @@ from support.commands import assert_refused, inside
 from recjax.bench import tier_plan, tier_report
 from recjax.config import presets
 from recjax.planning import tier_run
-from recjax.planning.machine import open_machine
+from recjax.planning.graph import Graph
+from recjax.planning.machine import Kernel, Machine, Point, open_machine
+from recjax.planning.predict import CORES, DEVICES, INTERPRETER, HostWork, Prediction, predict
 from recjax.tiers import disk_speed
 from recjax.tiers.disk_speed import DiskRates, disk_rates
 from recjax.train.trainer import build_trainer
@@ -93,6 +96,40 @@ def test_places_traffic_and_nodes_add_up(tmp_path: Path) -> None:
     text = tier_report.to_text(told)
     for words in ("over its 60 steps, replayed", "A step of", "it waits", "hosts like this one", "measured in"):
         assert words in text
+
+
+def test_the_work_of_moving_rows_makes_a_step_longer() -> None:
+    """By a machine that finds and moves a row in as many us as the bounds below say, worked by hand from the counts."""
+    laptop = dataclasses.replace(open_machine("h200"), platform="cpu", shared=True, cores=2)
+    moving = {
+        "host_lookup": Kernel(1.0, "a test", tuple(Point({"ids": n}, n) for n in (1.0, 1000.0))),
+        "host_swap": Kernel(
+            1.0, "a test", tuple(Point({"rows": n, "row_bytes": 128.0}, 2 * n, 2.0) for n in (1.0, 1e3))
+        ),
+        "device_swap": Kernel(1.0, "a test", tuple(Point({"rows": n, "row_bytes": 128.0}, n) for n in (1.0, 1000.0))),
+    }
+    config = config_of("tier.device_bytes=60KiB")
+    without = tier_plan.tier_plan(config, laptop)["costs"]
+    assert without["moving"] == without["slowdown"] == 1
+    machine = dataclasses.replace(laptop, kernels=laptop.kernels | moving)
+    told = tier_plan.tier_plan(config, machine)
+    step, run = told["step"], tier_plan.run_of(config)
+    bounds = {DEVICES: 10.0, INTERPRETER: 20.0, CORES: 30.0, "another": 1e6}
+    found = tier_run.with_moves(_prediction(machine, bounds), run, step)
+    named, misses = step["hits"] + step["misses"], step["misses"]
+    assert found.bounds == {
+        DEVICES: pytest.approx(10 + misses / 2),  # each of two devices moves its own
+        INTERPRETER: pytest.approx(20 + named + 2 * misses - misses / 2),
+        CORES: pytest.approx(30 + (named + 2 * 2 * misses) / 2),
+        "another": 1e6,
+    }
+    assert told["costs"]["slowdown"] == told["costs"]["moving"] > 1
+    assert f"makes it {told['costs']['moving']:.2f} times as long" in tier_report.to_text(told)
+
+
+def _prediction(machine: Machine, bounds: dict[str, float]) -> Prediction:
+    graph, host = Graph(()), HostWork(1, 1, 1, 1, 1, 2, 1)
+    return dataclasses.replace(predict(graph, machine, host), bounds=bounds)
 
 
 def test_what_is_too_large_to_replay_is_modelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ SETTINGS = (
 
 
 def command(out: Path, steps: int, *settings: str) -> list[str]:
-    return [sys.executable, "-m", "recjax.cli", "train", "synthetic", *SETTINGS, f"train.steps={steps}", *settings,
+    return [sys.executable, "-m", "recjax", "train", "synthetic", *SETTINGS, f"train.steps={steps}", *settings,
             "--out", str(out)]  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.planning.tier_replay import homes_of, replay
+from recjax.tiers import tier as tiers
+from recjax.tiers.caches import with_caches
 from recjax.tiers.stage import homes_by_owner
 from recjax.tiers.store import RowStore
 from recjax.tiers.tier import Tier
@@ -202,16 +204,25 @@ def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str, tmp_p
 
 
 @pytest.mark.full
-def test_bits_of_replica_groups_that_agree_in_each_step() -> None:
+@pytest.mark.parametrize("hot", [False, True])
+def test_bits_of_replica_groups_that_agree_in_each_step(
+    hot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over memory; and beside hot rows, which all devices of all groups hold, over a disk that each step waits for."""
+    monkeypatch.setattr(tiers, "_WAITING_BYTES", 0 if hot else 2**20)
     names = ("adagrad", "momentum")
     problem = make(names, True)
-    trainer = trainer_of(problem, 4, replicas=2, cache_bytes=6_000)
-    assert len(trainer.bound.cached) == len(names)
+    plan = hot_plan(problem) if hot else "row_wise"
+    on_disk: Any = {"dram_bytes": 9_000, "disk": str(tmp_path)} if hot else {}
+    trainer = trainer_of(problem, 4, plan, replicas=2, cache_bytes=6_000, **on_disk)
+    assert (len(trainer.bound.cached), len(trainer.bound.hot)) == (len(names), int(hot))
     assert trainer.tier is not None
     state = trainer.init_state()
-    shards = [s.data for x in jax.tree.leaves((state.tables, state.slots)) for s in x.addressable_shards]
-    assert trainer.tier.figures()["row_bytes"] == sum(data.nbytes for data in shards)  # nothing is written
-    assert ends(problem, trainer) == ends(problem, trainer_of(problem, 4, replicas=2))
+    if not hot:
+        shards = [s.data for x in jax.tree.leaves((state.tables, state.slots)) for s in x.addressable_shards]
+        assert trainer.tier.figures()["row_bytes"] == sum(data.nbytes for data in shards)  # nothing is written
+    assert ends(problem, trainer) == ends(problem, trainer_of(problem, 4, plan, replicas=2))
+    assert (trainer.tier.figures()["disk_rows"] > 0) == hot
 
 
 def ends(problem: Problem, trainer: Trainer, steps: int = 20) -> tuple[Any, ...]:
@@ -384,7 +395,7 @@ def test_a_cache_that_is_too_small_is_an_error_before_the_step() -> None:
         next(stream_of(problem, trainer))
 
 
-def test_what_caches_cannot_do_is_refused() -> None:
+def test_what_caches_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(("adagrad", "momentum"), True)
     divided = (Segment("row_wise", RowIds((1, 5))), Segment("row_wise", "rest"))
     every = dataclasses.replace(problem.tables[0], optimizer=RowWiseAdagrad(0.2, every_row=True))
@@ -399,6 +410,10 @@ def test_what_caches_cannot_do_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             trainer_of(what, devices, plan, cache_bytes=4_000, **how)
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(ConfigError, match=r"several processes yet\. .* tier\.device_bytes=0"):
+            with_caches(trainer_of(problem, 1).bound, 4_000, 4)
     assert not trainer_of(problem, 1, "data_parallel", cache_bytes=4_000).bound.cached  # all devices have all of it
     trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
     inputs = next(stream_of(problem, trainer))
