@@ -7,12 +7,14 @@ one of [versions * parts * R, width]. Optimizer slots lie beside it. On a TPU bo
 from __future__ import annotations
 
 import functools
+import hashlib
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -26,15 +28,26 @@ from recjax.parallel.mesh import ACROSS_GROUPS, put, sharded
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
 _CALLS = (64, 512, 4096, 32768)  # rows of a part that one call makes or moves, at most: each is compiled
+NAME_BITS = 64  # of the hash of a table's name, by which its initial values are drawn
 CHUNK_FLOATS = 1 << 18  # values made at a time: bounds the temporary of initialisation to a few MiB
 
 
-def initial_rows(seed: int, table: str, rows_U: jax.Array, dim: int, scale: float) -> jax.Array:
+def initial_rows(
+    seed: int, table: str, rows_U: jax.Array, dim: int, scale: float, name_bits: int = NAME_BITS
+) -> jax.Array:
     """Initial values of some rows of a table, [U, D] float32, uniform in [-scale, scale).
 
     A function of (seed, table name, row, column) only: the counter-based generator is keyed by row.
+
+    Args:
+      seed: of the run.
+      table: its name.
+      rows_U: the rows, int32.
+      dim: D.
+      scale: half the width of the distribution.
+      name_bits: of the hash of the name; 32 for what was drawn before recjax 0.1.0.
     """
-    return jax.vmap(lambda row: _draw(_key(seed, table), row, dim))(rows_U) * scale
+    return jax.vmap(lambda row: _draw(_key(seed, table, name_bits), row, dim))(rows_U) * scale
 
 
 def initial_rows_of_keys(
@@ -59,8 +72,14 @@ def initial_rows_of_keys(
     return jax.vmap(draw)(low_U, high_U) * jnp.float32(scale)
 
 
-def _key(seed: int, table: str) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(table.encode()))
+def _key(seed: int, table: str, name_bits: int = NAME_BITS) -> jax.Array:
+    """Key of a table's values. Among thousands of tables, 32 bits of two names may well be the same."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    if name_bits == 32:
+        return jax.random.fold_in(key, zlib.crc32(table.encode()))
+    for word in np.frombuffer(hashlib.blake2b(table.encode(), digest_size=NAME_BITS // 8).digest(), "<u4"):
+        key = jax.random.fold_in(key, word)
+    return key
 
 
 def _draw(key: jax.Array, row: jax.Array, dim: int) -> jax.Array:

@@ -79,11 +79,13 @@ def pool(
     else:
         found = sum_bags(rows_UxD, joined, atomics)
     sums: dict[str, jax.Array] = {}
-    # The gradient of a split is one concatenation; slices would each be padded to the whole and added up.
+    # The gradient of a split is one concatenation; slices would each be padded to the whole and added up. Features lie
+    # side by side, [b, F D]: a TPU would give parts of [b, F, D], [b, 1, D] each, 128 times their size.
     for ((_, by_sample), names), sums_NxD in zip(alike.items(), found, strict=True):
         if by_sample:
-            parts = jax.lax.split(sums_NxD.reshape(-1, len(names), sums_NxD.shape[1]), [1] * len(names), axis=1)
-            sums |= {name: part.reshape(-1, part.shape[2]) for name, part in zip(names, parts, strict=True)}
+            D = sums_NxD.shape[1]
+            parts = jax.lax.split(sums_NxD.reshape(-1, len(names) * D), [D] * len(names), axis=1)
+            sums |= zip(names, parts, strict=True)
         else:
             sums |= zip(names, jax.lax.split(sums_NxD, [len(bags[name][0]) for name in names]), strict=True)
     pooled: dict[str, jax.Array | Sequence] = {}

@@ -101,6 +101,9 @@ class DLRM(nnx.Module):
         if dense_BxK.shape[1]:
             vectors.insert(0, x_BxD)
         if self.interaction == "dot":
-            z_BxP = dot_interaction(jnp.stack(vectors, axis=1), self.itself, self.precision)
+            # Side by side, not stacked: gradients of [b, 1, D] each would take 128 times their size on a TPU.
+            shape = (dense_BxK.shape[0], len(vectors), vectors[-1].shape[1])
+            vectors_BxFxD = jnp.concatenate(vectors, axis=1).reshape(shape)
+            z_BxP = dot_interaction(vectors_BxFxD, self.itself, self.precision)
             vectors = [x_BxD, z_BxP]
         return self.top(jnp.concatenate(vectors, axis=1))[:, 0]

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import zlib
 from typing import Any
 
 import jax
@@ -109,6 +110,14 @@ def test_every_part_of_the_key_matters():
     np.testing.assert_array_equal(initial_rows(5, "user", rows, 8, 0.25), draw / 4)
     largest = initial_rows(5, "user", jnp.asarray([2**31 - 2], jnp.int32), 8, 1.0)
     assert not (np.asarray(largest) == draw).all(axis=1).any()
+
+
+def test_names_of_one_checksum_draw_values_of_their_own():
+    one, other = "t327175_0", "t395601_19"
+    assert zlib.crc32(one.encode()) == zlib.crc32(other.encode())
+    rows = jnp.arange(100, dtype=jnp.int32)
+    draws = [np.asarray(initial_rows(5, name, rows, 8, 1.0)) for name in (one, other)]
+    assert abs(np.corrcoef(draws[0].ravel(), draws[1].ravel())[0, 1]) < 0.2
 
 
 def test_values_are_uniform_within_the_scale():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -21,6 +22,7 @@ from recjax.train.code_of_run import Kept
 from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.locks import try_lock
+from recjax.utils.text import did_you_mean
 
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -243,14 +245,19 @@ def holds_code_of(path: Path, config: RunConfig) -> bool:
 
 def _no_run(path: Path) -> ConfigError:
     """The error for a path that is no run folder; the remedy names the runs that it holds."""
+    remedy = "Name the --out folder of `recjax train`."
     if os.path.isfile(path):
-        return ConfigError(f"{path} is a file, not a run folder. Name the --out folder of `recjax train`.")
+        return ConfigError(f"{path} is a file, not a run folder. {remedy}")
+    if not os.path.lexists(path):
+        near = ""
+        with contextlib.suppress(OSError):
+            near = did_you_mean(path.name, [config.parent.name for config in path.parent.glob("*/config.json")])
+        return ConfigError(f"{path} is not a run folder: it does not exist.{near} {remedy}")
     runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
-    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    remedy = f"It holds {', '.join(runs[:3])}{more}: name one of these." if runs else ""
-    return ConfigError(
-        f"{path} is not a run folder: it has no config.json. {remedy or 'Name the --out folder of `recjax train`.'}"
-    )
+    if runs:
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        remedy = f"It holds {', '.join(runs[:3])}{more}: name one of these."
+    return ConfigError(f"{path} is not a run folder: it has no config.json. {remedy}")
 
 
 def _read(path: Path) -> tuple[Kept, str]:
