@@ -29,6 +29,7 @@ SCOPE = "collective_"
 WARM = 2  # runs before those that count: the machine may have done something else before
 MOST = 512  # collectives in one program
 _SPIN_NS = 10**7  # of a calibration
+_SPINS = 5  # of which the shortest counts
 Splits = Literal["padded", "ragged"]
 
 
@@ -233,19 +234,21 @@ def _spin(start: jax.Array, turns: jax.Array) -> jax.Array:
 
 
 def _calibrate(mesh: Mesh) -> float:
-    """Turns of `_spin` in a nanosecond on a device of this process."""
+    """Turns of `_spin` in a nanosecond on a device of this process that nothing interrupts."""
     device = next(d for d in mesh.devices.flat if d.process_index == jax.process_index())
     spin = jax.jit(_spin)
-    turns = 1024
-    while True:
+
+    def took_ns(turns: int) -> int:
         args = jax.device_put((np.int32(0), np.int32(turns)), device)
         spin(*args).block_until_ready()
         began = time.perf_counter_ns()
         spin(*args).block_until_ready()
-        took = time.perf_counter_ns() - began
-        if took > _SPIN_NS or turns >= 2**30:
-            return turns / took
+        return time.perf_counter_ns() - began
+
+    turns = 1024
+    while took_ns(turns) <= _SPIN_NS and turns < 2**30:
         turns *= 4
+    return turns / min(took_ns(turns) for _ in range(_SPINS))  # other programs can only make it longer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from recjax.embedding.bind import stack_of
 from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, Segment, with_exchange
 from recjax.embedding.quantize import encoded_bytes
-from recjax.embedding.routing.capacity import rung
+from recjax.embedding.routing.capacity import ROOM, rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance
 from recjax.planning.cuts import NARROWEST
@@ -46,7 +46,6 @@ WAYS: dict[Way, str] = {
     "pooled": "with owners, which pool",
 }
 _UNEVEN = 1.15  # the fullest owner over the mean, in ids and columns
-_ROOM = 1.03
 
 Assignment = Mapping[str, Way]  # of each table
 
@@ -117,7 +116,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         if rows_T.any():
             rows.append(_rows(demand, stack, rows_T))
         if copied_T.any():
-            asked = rung(int(float(stack.asked_T[copied_T].sum()) * _ROOM))
+            asked = rung(int(float(stack.asked_T[copied_T].sum()) * ROOM))
             buffer = stack.buffer("copies", int(stack.rows_T[copied_T].sum()), work.item_bytes)
             looked_up = float(stack.ids_T[copied_T].sum()), int(stack.bags_T[copied_T].sum())
             copies.append(Copies(buffer, asked, *looked_up))

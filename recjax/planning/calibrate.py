@@ -310,7 +310,7 @@ def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
         if base == "matmul":
             dtype = variant.rpartition("_")[2]
             flops[dtype] = max(flops.get(dtype, 0.0), of_sizes(one.case.kernel, one.case.sizes).flops / us * 1e6)
-        if base == "elementwise":
+        if one.case.kernel == "elementwise":
             passes[one.case.sizes["bytes"]] = one.case.sizes["bytes"] / us * 1e6
     found = {f"flops_{dtype}": Quantity(rate, "FLOP/s", "measured") for dtype, rate in flops.items()}
     found["memory"] = Quantity(passes[max(passes)], "B/s", "measured")

@@ -90,8 +90,11 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
                  ((256, 512), (16, 256), (64, 1024)), ((512, 100, 300),), tn)  # fmt: skip
     for dtype in dtypes:
         if dtype != "f32":
-            yield _Class(f"matmul.{dtype}", mnk, ((64, 512, 4096), (16, 128, 1024), (16, 128, 1024)), outer[:2],
-                         ((64, 1024), (16, 256), (16, 256)), (), functools.partial(_matmul, "nn", dtype))  # fmt: skip
+            # Gradients of weights come as these, too: few rows, and sums over the batch.
+            for layout, name in (("nn", f"matmul.{dtype}"), ("nt", f"matmul.nt_{dtype}")):
+                yield _Class(name, mnk, ((16, 128, 1024, 8192), (16, 128, 1024), (16, 128, 1024, 8192)),
+                             (*outer[:2], (60, 200, 4000)), ((64, 1024), (16, 256), (16, 256)), (),
+                             functools.partial(_matmul, layout, dtype), _affordable)  # fmt: skip
     for layout in ("nt", "nn"):
         yield _Class(f"batched_matmul.{layout}_f32", ("batch", "m", "n", "k"),
                      ((256, 4096), (4, 16, 32), (4, 8, 16, 32, 128), (8, 16, 32, 128)),
@@ -112,11 +115,16 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
                  ((2**8, 2**14), (1, 2)), ((2000, 2),), _sort)  # fmt: skip
     passes, few_bytes = tuple(2**e for e in range(8, 28, 3)), (2**10, 2**16, 2**22)
     middle, quick_middle = ((3000,), (100_000,), (5_000_000,)), ((100_000,),)
-    for kernel, make in (("elementwise", _elementwise), ("copy", _copy), ("reduce.rows", _reduce_rows),
-                         ("reduce.columns", _reduce_columns)):  # fmt: skip
+    for kernel, make in (("elementwise", _elementwise), ("elementwise.bf16", _elementwise_bf16), ("copy", _copy),
+                         ("copy.joined", _copy_joined), ("copy.transposed", _copy_transposed),
+                         ("reduce.rows", _reduce_rows), ("reduce.columns", _reduce_columns)):  # fmt: skip
         yield _Class(kernel, ("bytes",), (passes,), middle, (few_bytes,), quick_middle, make)
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 22, 3)),), ((50_000,),),
                  ((2**8, 2**16),), (), _transcendental)  # fmt: skip
+
+
+def _affordable(m: int, n: int, k: int) -> bool:
+    return m * n * k <= 2**33
 
 
 def _fits(rows: int, row_bytes: int, table_bytes: int) -> bool:
@@ -148,10 +156,15 @@ def runner(function: Callable[..., Any], *arguments: Any) -> Run:
     return lambda: jax.block_until_ready(compiled(*arguments))
 
 
-def in_place(function: Callable[..., Any], state: jax.Array, *arguments: Any) -> Run:
+@functools.lru_cache(maxsize=64)
+def _table_of(R: int, D: int) -> list[jax.Array]:
+    """A table that cases update in place; those of one shape share it, or all of them together would take gigabytes."""
+    return [jnp.zeros((R, D))]
+
+
+def in_place(function: Callable[..., Any], held: list[jax.Array], *arguments: Any) -> Run:
     """Compiles a function whose result takes its first argument's place, and is its first argument the next time."""
-    compiled = jax.jit(function, donate_argnums=0).lower(state, *arguments).compile()
-    held = [state]
+    compiled = jax.jit(function, donate_argnums=0).lower(held[0], *arguments).compile()
 
     def run() -> None:
         held[0] = compiled(held[0], *arguments)
@@ -209,7 +222,7 @@ def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:
     def added(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         return table.at[ids].add(new, mode="drop")
 
-    return in_place(added, jnp.zeros((R, D)), jnp.asarray(_ids(rows, R)), _values((rows, D)))
+    return in_place(added, _table_of(R, D), jnp.asarray(_ids(rows, R)), _values((rows, D)))
 
 
 def _scatter_sorted(rows: int, row_bytes: int, table_bytes: int) -> Run:
@@ -219,7 +232,7 @@ def _scatter_sorted(rows: int, row_bytes: int, table_bytes: int) -> Run:
     def written(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         return table.at[ids].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    return in_place(written, jnp.zeros((R, D)), jnp.asarray(ids), _values((len(ids), D)))
+    return in_place(written, _table_of(R, D), jnp.asarray(ids), _values((len(ids), D)))
 
 
 def _sort(keys: int, operands: int) -> Run:
@@ -231,10 +244,27 @@ def _elementwise(moved: int) -> Run:
     return runner(lambda x: x * 1.5 + 1, _values((max(1, moved // 8),)))
 
 
+def _elementwise_bf16(moved: int) -> Run:
+    return runner(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), _values((max(1, moved // 6),)))
+
+
 def _copy(moved: int) -> Run:
+    """Columns of rows, as they are cut."""
+    D = 16
+    return runner(lambda x: jax.lax.slice_in_dim(x, D, 2 * D, axis=1), _values((max(1, moved // (8 * D)), 3 * D)))
+
+
+def _copy_joined(moved: int) -> Run:
     D = 16
     part = _values((max(1, moved // (8 * 4 * D)), D))
     return runner(lambda *parts: jnp.concatenate(parts, axis=1), *[part + i for i in range(4)])
+
+
+def _copy_transposed(moved: int) -> Run:
+    """A batch of 4,096 rows, or fewer where it would have less than 8 columns."""
+    count = max(8, moved // 8)
+    columns = max(8, count // 4096)
+    return runner(lambda x: jnp.copy(x.T), _values((count // columns, columns)))
 
 
 def _reduce_rows(moved: int) -> Run:

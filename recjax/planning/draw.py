@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from recjax.planning.predict import Prediction
-from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, plain, png
+from recjax.utils import plots
 
 # Families of parts of a step, and their colours.
-FAMILIES = {"dense part": BLUE, "embedding tables": GREEN, "communication": ORANGE, "checks and other": GREY}
+FAMILIES = {
+    "dense part": plots.BLUE,
+    "embedding tables": plots.GREEN,
+    "communication": plots.ORANGE,
+    "checks and other": plots.GREY,
+}
 _BOUNDS = {"reading and routing": "worker threads: read and route", "main thread": "main thread: pack, place, dispatch",
            "interpreter": "all threads of Python together", "devices": "devices: kernels and communication",
            "CPU cores": "CPU cores: everything together"}  # fmt: skip
@@ -21,21 +26,25 @@ def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
       prediction: of the step.
       found: `predict.figures` of it; with what was measured, if it was.
     """
-    with literal():
-        drawn = figure(11, 6.5)
+    with plots.literal():
+        drawn = plots.figure(11, 6.5)
         bounds, line = drawn.subplots(2, 1, height_ratios=(1, 2))
         names = [name for name in found["bounds_ms"] if found["bounds_ms"][name] > 0]
         values = [found["bounds_ms"][name] for name in names]
-        colours = [ORANGE if name == found["bound_by"] else BLUE for name in names]
-        plain(bounds, "x")
+        # No colour of a family of the other panel, so that each colour means one thing.
+        colours = [plots.PALETTE[3] if name == found["bound_by"] else plots.PALETTE[7] for name in names]
+        plots.plain(bounds, "x")
         bars = bounds.barh([_BOUNDS.get(name, name) for name in names], values, color=colours)
-        bounds.bar_label(bars, [f" {value:,.3g} ms" for value in values], fontsize=8)
+        bounds.bar_label(bars, [f" {value:,.3g}" if value >= 1e-3 else " < 0.001" for value in values], fontsize=8)
+        bounds.tick_params(axis="y", labelsize=8)
         if "measured" in found:
-            bounds.axvline(found["measured"]["step_ms"], color=GREY, linestyle="--", label="measured step")
-            bounds.legend(fontsize=8, frameon=False, loc="upper right")
+            bounds.axvline(found["measured"]["step_ms"], color=plots.GREY, linestyle="--", label="measured step")
+            plots.legend_beside(bounds)
         bounds.invert_yaxis()
         bounds.set_xlim(0, 1.12 * max([*values, found.get("measured", {}).get("step_ms", 0.0)]))
-        bounds.set_xlabel("ms; these go on at the same time, so that a step takes as long as the longest")
+        bounds.set_xlabel(
+            "time of a step, ms; all go on at once, so that a step takes as long as the longest", fontsize=9
+        )
         kind = "" if found["measured_machine"] else ", not measured"
         bounds.set_title(
             f"{found['step_ms']:.3g} ms a step predicted on {prediction.machine.name}{kind}: "
@@ -43,13 +52,13 @@ def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
             fontsize=10,
         )
         _lanes(line, prediction)
-        return png(drawn)
+        return plots.png(drawn)
 
 
 def _lanes(line: Any, prediction: Prediction) -> None:
     """Blocks of a device's timeline; neighbours of one part are one block, which is named if there is room."""
     rows = _rows(prediction)
-    plain(line, "x")
+    plots.plain(line, "x")
     whole = prediction.schedule.end_us / 1e3
     for (stream, lane), blocks in _blocks(prediction).items():
         for part, start, end, on_path in blocks:
@@ -63,9 +72,9 @@ def _lanes(line: Any, prediction: Prediction) -> None:
         line.barh(0, 0, color=colour, label=name)
     line.set_yticks(list(rows.values()), [_lane_name(stream, lane, rows) for stream, lane in rows], fontsize=8)
     line.invert_yaxis()
-    line.set_xlabel("ms")
-    line.set_title("what runs when on a device, all alike (faint: not on the critical path)", fontsize=9, loc="left")
-    line.legend(fontsize=8, ncols=5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    line.set_xlabel("time since the start of the step, ms", fontsize=9)
+    line.set_title("what runs when on a device, all alike (faint: not on the critical path)", fontsize=10)
+    plots.legend_of_all(line.figure, line)
 
 
 def family(part: str) -> str:

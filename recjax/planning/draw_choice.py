@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from recjax.utils.plots import BLUE, GREEN, GREY, ORANGE, figure, literal, plain, png
+from recjax.utils.plots import BLUE, GREEN, ORANGE, PALETTE, figure, legend_beside, legend_of_all, literal, plain, png
 
-_WAYS = {"copy": ("a copy on each device", GREY), "rows": ("rows spread over devices", BLUE),
+_WAYS = {"copy": ("a copy on each device", ORANGE), "rows": ("rows spread over devices", BLUE),
          "pooled": ("whole with one device, which pools", GREEN)}  # fmt: skip
+# Of the other panels: no colour of a way, so that each colour means one thing.
+_CHOSEN, _OTHER = PALETTE[3], PALETTE[7]
+_PARTS = {"tables": PALETTE[4], "dense": PALETTE[6], "batch": PALETTE[8], "temporaries": PALETTE[9]}
 _GIB = 2**30
 _MOST = 24  # tables that have a bar
 
@@ -16,21 +19,17 @@ def picture(found: dict[str, Any]) -> bytes:
     """The PNG of `recjax.train.planned.figures`."""
     tables = _ranked(found["tables"])
     with literal():
-        drawn = figure(12, max(4.2, 1.6 + 0.2 * len(tables)))
-        plans, ways, memory = drawn.subplots(1, 3, width_ratios=(1.1, 1.6, 0.6))
+        drawn = figure(13, max(4.2, 1.8 + 0.2 * len(tables)))
+        plans, ways, memory = drawn.subplots(1, 3, width_ratios=(1.1, 1.6, 0.5))
         kind = "" if found["measured_machine"] else ", from data sheets"
         drawn.suptitle(f"chosen for {found['machine']}{kind}: {found['step_ms']:.3g} ms a step predicted", fontsize=11)
         _plans(plans, found)
-        _ways(ways, tables, len(found["tables"]))
-        below = 0.0
-        for part, colour in (("tables", BLUE), ("dense", GREEN), ("batch", GREY), ("temporaries", ORANGE)):
-            size = found["memory_bytes"][part] / _GIB
-            memory.bar(["a device"], [size], bottom=below, color=colour, label=part, width=0.5)
-            below += size
-        plain(memory)
-        memory.set_xlim(-0.6, 0.6)
-        memory.set_title("memory, GiB", fontsize=10)
-        memory.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.06))
+        _memory(memory, found["memory_bytes"])
+        if tables:
+            _ways(ways, tables, len(found["tables"]))
+            legend_of_all(drawn, ways)
+        else:  # no table can be held in another way
+            ways.set_axis_off()
         return png(drawn)
 
 
@@ -42,13 +41,27 @@ def _plans(panel: Any, found: dict[str, Any]) -> None:
             words = {"plan": "{}", "bucket": "buckets of {:g} MiB", "routing": "routing by the {}"}
             name = words[choice["what"]].format(choice["next"])
             bars[name] = choice["next_step_ms"]
-    drawn = panel.barh(list(bars), list(bars.values()), color=[GREEN, *[GREY] * (len(bars) - 1)])
+    drawn = panel.barh(list(bars), list(bars.values()), 0.6, color=[_CHOSEN, *[_OTHER] * (len(bars) - 1)])
     panel.bar_label(drawn, [f" {ms:,.4g}" for ms in bars.values()], fontsize=8)
     panel.set_xlim(0, 1.15 * max(bars.values()))
     panel.invert_yaxis()
     panel.tick_params(axis="y", labelsize=8)
-    panel.set_xlabel("predicted ms a step; within 5% the simpler one wins")
+    panel.set_xlabel("predicted step, ms; within 5% the simpler one wins", fontsize=9)
     panel.set_title("the whole step", fontsize=10)
+
+
+def _memory(panel: Any, bytes_of: dict[str, float]) -> None:
+    plain(panel)
+    below = 0.0
+    for part, colour in _PARTS.items():
+        size = bytes_of[part] / _GIB
+        panel.bar([0], [size], bottom=below, color=colour, label=f"{part}, {size:.3g} GiB", width=0.5)
+        below += size
+    panel.set_xlim(-0.6, 0.6)
+    panel.set_xticks([])
+    panel.set_ylabel("memory of a device, GiB", fontsize=9)
+    panel.set_title(f"memory: {below:.3g} GiB", fontsize=10)
+    legend_beside(panel)
 
 
 def _ranked(tables: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -67,14 +80,12 @@ def _ways(panel: Any, tables: list[tuple[str, dict[str, Any]]], count: int) -> N
         text = {"copy": "as copies", "rows": "as rows", "pooled": "pooled"}.get(of["next"], "")
         text = text if of["next_fits"] or not text else f"{text}: does not fit"
         panel.text(costs[row], row, f" {text}", va="center", fontsize=7, color="#444444")
-    for words, colour in _WAYS.values():
-        panel.barh([0], [0], color=colour, label=words)
+    for way in dict.fromkeys(of["way"] for _, of in tables):
+        panel.barh([0], [0], color=_WAYS[way][1], label=_WAYS[way][0])
     panel.set_xlim(0, 1.25 * max([*costs, 1e-9]))
     panel.invert_yaxis()
     panel.tick_params(axis="y", labelsize=7)
-    panel.set_xlabel("ms that the step would be longer with the next best way")
+    panel.set_xlabel("longer step with the next best way, which stands at the bar, ms", fontsize=9)
     shown = sum(of["alike"] for _, of in tables)
     more = f", {shown} of {count}: those that weigh most" if shown < count else ""
     panel.set_title(f"the way of each table (colour){more}", fontsize=10)
-    low = -0.13 * 4.2 / panel.figure.get_figheight()
-    panel.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, low), ncols=2)

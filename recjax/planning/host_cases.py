@@ -1,4 +1,4 @@
-"""The stages of a host that `recjax calibrate` measures: reading, routing, packing, placing, dispatching."""
+"""The stages of a host that `recjax calibrate` measures: from reading and routing to dispatching and moving rows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from recjax.embedding.routing import capacity, host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import put_share
 from recjax.planning.cases import Case, Run
+from recjax.planning.tier_cases import tier_cases
 
 _TABLES = 8  # of the routed batches, each of one id a sample
 _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
@@ -52,6 +53,7 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
         make_dispatch = functools.partial(_dispatch, arguments, devices, mesh)
         named = {"arguments": float(arguments), "devices": float(devices)}
         yield Case("host_dispatch", named, make_dispatch, held, False)
+    yield from tier_cases(mesh, quick)
 
 
 def _sizes(quick: bool, *sizes: int) -> tuple[int, ...]:

@@ -15,19 +15,19 @@ copy: at equal rates of both collectives no copy is worth it, and "none" is the 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recjax.data.pipeline import batches
-from recjax.data.presence import Presence, count_presence
-from recjax.embedding.plan import COPIED, HOT, Plan, RowIds, Segment
+from recjax.data.presence import Presence
+from recjax.embedding.plan import HOT, Plan, RowIds, Segment
+from recjax.embedding.routing.device import MANY_IDS
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.costs import Costs
+from recjax.planning.hot_rank import Candidates, joins, ranked
 from recjax.planning.machine import Machine, open_machine
 from recjax.planning.work import Work, gather, scatter, sort
 from recjax.utils.text import aligned
@@ -38,34 +38,8 @@ if TYPE_CHECKING:
 
 LADDER = (0, *(64 * 2**n for n in range(12)))  # numbers of rows that are compared: 64 to 131,072
 WORTH = 0.05  # of the time without hot rows, that a set must save
-MOST_IDS = 2**26  # in the batches that are counted
-_HOT_ID = 0.35  # of the host's time for an id, where its row is hot: one look-up in place of a sort
+_HOT_ID = 0.4  # of the host's time for an id, where its row is hot: one look-up in place of a sort
 _PASSES = 10  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidates:
-    """Rows that may be hot, the best first; M of them in G stacks of equal width.
-
-    Attributes:
-      tables: names of their tables.
-      table_M: index of each one's.
-      ids_M: within the table.
-      asked_M: how often a device's share of a batch asks for it, float64: P(it does) with dedup, else ids.
-      found_M: ids of a batch that name it.
-      row_bytes_M: D * itemsize of each.
-      slot_bytes_M: of its optimizer's slots.
-      other_ids: ids of a batch that name rows which cannot be hot.
-    """
-
-    tables: tuple[str, ...]
-    table_M: np.ndarray
-    ids_M: np.ndarray
-    asked_M: np.ndarray
-    found_M: np.ndarray
-    row_bytes_M: np.ndarray
-    slot_bytes_M: np.ndarray
-    other_ids: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +49,7 @@ class Estimate:
     Attributes:
       rows: K.
       cost: of the tables' part of a step.
-      covered: share of a batch's ids that name hot rows.
+      covered: share of a batch's ids that name hot rows, those of small tables that join them included.
       travelling: rows that a device still asks for.
       held_bytes: of hot rows and their slots on a device.
     """
@@ -135,83 +109,27 @@ def hot_rows(
       ConfigError: there is no such machine.
       DataError: the data cannot be read.
     """
-    hot, train, devices = config.embedding.hot, config.train, shape[1] * shape[2]
-    name = hot.machine or config.planner.machine
-    machine = open_machine(name) if hot.rows == "auto" and name else None
-    free = [t for t in tables if may_be_hot(plan.tables[t.name])]
-    presence = first_batches(config, source, tables, features, math.prod(shape))
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
-    found = candidates(presence, tables, free, plan, config.embedding.dedup, item_bytes)
+    _machine(config)  # there is one, before anything is counted
+    found, presence = ranked(plan, config, source, tables, features, shape)
+    return choose(found, presence, config, shape[1] * shape[2], room_bytes)
+
+
+def choose(
+    found: Candidates, presence: Presence, config: RunConfig, devices: int, room_bytes: float = math.inf
+) -> Choice:
+    """Takes as many of the ranked rows as `embedding.hot` says; see `hot_rows`."""
+    hot, machine = config.embedding.hot, _machine(config)
     limit = np.searchsorted(np.cumsum(_held(found, devices)), min(hot.memory_mib * 2**20, room_bytes), "right")
     if hot.rows != "auto":
         count = min(hot.rows, len(found.ids_M))
         why = f"embedding.hot.rows={hot.rows}"
         more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
         return Choice(_by_table(found, count), (), "", why + more)
-    work = (found, devices, machine, _routes_on_host(config))
+    on_host = _routes_on_host(config, machine, float(found.found_M.sum()) + found.other_ids)
+    work = (found, devices, machine, on_host)
     counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
     curve = tuple(estimate(count, *work) for count in counts)
-    return _chosen(found, curve, machine, presence, train.batch_size, devices)
-
-
-def may_be_hot(segments: Sequence[Segment]) -> bool:
-    """True if some rows of a table can be hot: it has no copies already, and is not split by rows into sets."""
-    return all(s.rows == "all" and s.placement not in COPIED for s in segments)
-
-
-def first_batches(
-    config: RunConfig,
-    source: BlockSource,
-    tables: Sequence[TableSpec],
-    features: Sequence[FeatureSpec],
-    shares: int,
-    position: int = 0,
-) -> Presence:
-    """Counts `embedding.hot.batches` batches of a run from a sample on, or as many as have `MOST_IDS` ids."""
-    train = config.train
-    ids = sum(f.bag or 1 for f in {f.reads: f for f in features}.values()) * train.batch_size
-    rows = int(source.row_counts("train").sum())
-    count = max(1, min(config.embedding.hot.batches, MOST_IDS // max(1, ids), -(-rows // train.batch_size)))
-    order: Any = {
-        "seed": config.seed,
-        "shuffle": train.shuffle,
-        "shuffle_blocks": train.shuffle_blocks,
-        "position": position,
-    }
-    stream = itertools.islice(batches(source, "train", train.batch_size, workers=0, **order), count) if rows else ()
-    looking = [(f.reads, f.table) for f in features]
-    return count_presence(stream, {t.name: t.rows for t in tables}, looking, train.batch_size, shares)
-
-
-def candidates(
-    presence: Presence, tables: Sequence[TableSpec], free: Sequence[TableSpec], plan: Plan, dedup: bool, item_bytes: int
-) -> Candidates:
-    """The rows that may be hot, those that travel most first; equal ones in the order of the tables and their ids."""
-    of: list[list[np.ndarray]] = []
-    for number, table in enumerate(free):
-        items = presence.tables[table.name]
-        found_U = presence.occurrences(table.name)
-        asked_U = presence.probability(table.name) if dedup else found_U / presence.shares
-        if any(s.exchange.kind == "pooled" for s in plan.tables[table.name]):
-            asked_U = asked_U * 0  # vectors travel, whichever rows they are sums of
-        value_bytes = 2 if table.dtype == "bfloat16" else item_bytes
-        slots = sum(math.prod(slot.shape) for slot in table.optimizer.slots(table.dim).values())
-        sizes = (number, table.dim * value_bytes, slots * item_bytes)
-        of.append([*(np.full(len(items.ids_U), size) for size in sizes), items.ids_U, asked_U, found_U])
-    joined = [np.concatenate(column) for column in zip(*of, strict=True)] if of else [np.zeros(0, np.int64)] * 6
-    table_M, row_bytes_M, slot_bytes_M, ids_M, asked_M, found_M = joined
-    order_M = np.lexsort((ids_M, table_M, -found_M, -asked_M))
-    other = sum(float(presence.occurrences(t.name).sum()) for t in tables if t not in free)
-    return Candidates(
-        tuple(t.name for t in free),
-        table_M[order_M],
-        ids_M[order_M],
-        asked_M[order_M],
-        found_M[order_M],
-        row_bytes_M[order_M],
-        slot_bytes_M[order_M],
-        other,
-    )
+    return _chosen(found, curve, machine, on_host, presence, config.train.batch_size, devices)
 
 
 def estimate(
@@ -227,7 +145,7 @@ def estimate(
       routes_on_host: whether the host finds the distinct rows.
     """
     total = float(found.found_M.sum()) + found.other_ids
-    hot_ids = float(found.found_M[:rows].sum())
+    hot_ids = float(found.found_M[:rows].sum()) + (found.joining_ids if rows else 0.0)
     travelling = float(found.asked_M[rows:].sum())
     held = float(_held(found, devices)[:rows].sum())
     cost = 0.0
@@ -254,7 +172,7 @@ def with_hot_rows(plan: Plan, choice: Choice, tables: Sequence[TableSpec]) -> Pl
     """
     found = dict(plan.tables)
     for table in tables if choice.ids else ():
-        if table.placement is None and all(s.placement == COPIED[0] for s in found[table.name]):
+        if joins(table, found[table.name]):
             found[table.name] = tuple(dataclasses.replace(s, placement=HOT) for s in found[table.name])
         if ids := choice.ids.get(table.name):
             rest = found[table.name] if len(ids) < table.rows else ()
@@ -325,6 +243,7 @@ def _chosen(
     found: Candidates,
     curve: tuple[Estimate, ...],
     machine: Machine | None,
+    on_host: bool,
     presence: Presence,
     batch_size: int,
     devices: int,
@@ -333,6 +252,11 @@ def _chosen(
     none, best = curve[0], min(curve, key=lambda of: (of.cost, of.rows))
     unit, by = ("us", f"by {machine.name}'s curves") if machine else ("bytes", "by bytes sent")
     about = f"{presence.batches} batches of {batch_size:,} on {devices} device(s)"
+    if machine and on_host and not Costs(machine).host("host_route", ids=1.0).us:
+        about += (
+            f"; {machine.name}'s file does not say how long a host routes, which copies shorten: only the devices' "
+            "part is compared (`recjax calibrate` there measures both)"
+        )
     if best.rows == 0 or best.cost > (1 - WORTH) * none.cost:
         most = max((of.covered for of in curve), default=0.0)
         saved = 1 - best.cost / none.cost if none.cost else 0.0
@@ -364,7 +288,16 @@ def _held(found: Candidates, devices: int) -> np.ndarray:
     return found.row_bytes_M + found.slot_bytes_M / devices
 
 
-def _routes_on_host(config: RunConfig) -> bool:
+def _machine(config: RunConfig) -> Machine | None:
+    """The machine by which the number of rows is chosen, if it is and there is one."""
+    name = config.embedding.hot.machine or config.planner.machine
+    return open_machine(name) if config.embedding.hot.rows == "auto" and name else None
+
+
+def _routes_on_host(config: RunConfig, machine: Machine | None, ids: float) -> bool:
+    """True if the host finds the distinct rows of batches of so many ids: see `recjax.train.routers.choose`."""
+    if config.train.routing == "auto" and machine and machine.platform != "cpu" and not config.embedding.hot.refresh:
+        return ids < MANY_IDS
     return config.train.routing != "device"
 
 
@@ -383,7 +316,8 @@ def _device_us(cold: float, hot: int, row_bytes: float, devices: int, table_byte
         sizes = (4 * cold, moved, moved)
         works += [Work("all_to_all", {"bytes": max(1.0, size), **several}, 0.0, size) for size in sizes]
         works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
-        works.append(sort(max(2.0, cold), 2, 8 * cold))
+        operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.ordering`
+        works.append(sort(max(2.0, cold), operands, 8 * cold))
         works.append(scatter(cold, row_bytes, moved, 4 * cold, "add"))
         works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))
         works.append(Work("elementwise", {"bytes": 4 * moved}, 0.0, 4 * moved))

@@ -42,9 +42,13 @@ SIZES: dict[str, tuple[str, ...]] = {
     "host_pack": ("ids",),
     "host_place": ("bytes", "arrays"),
     "host_dispatch": ("arguments", "devices"),
+    "host_lookup": ("ids",),
+    "host_swap": ("rows", "row_bytes"),
+    "device_swap": ("rows", "row_bytes"),
 }
 COLLECTIVES = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
-HOST = ("host_read", "host_route", "host_pack", "host_place", "host_dispatch")
+HOST = ("host_read", "host_route", "host_pack", "host_place", "host_dispatch", "host_lookup", "host_swap",
+        "device_swap")  # fmt: skip
 
 # name -> unit, and whether a machine may lack it
 RATES: dict[str, tuple[str, bool]] = {
@@ -69,7 +73,6 @@ RATES: dict[str, tuple[str, bool]] = {
 }
 OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
 _WHERE = ("cpu", "device", "versions", "date", "note")
-_FASTER = ("FLOP/s", "B/s", "1/s")
 _MOST = 1e30  # of any number; whole numbers may be longer than a float holds
 
 
@@ -177,24 +180,6 @@ class Machine:
         while variant and f"{base}.{variant}" not in self.kernels:
             variant = variant.partition("_")[2]
         return self.kernels.get(f"{base}.{variant}" if variant else base)
-
-    def scaled(self, factor: float) -> Machine:
-        """A machine that does everything `factor` times as fast, with memories as large."""
-
-        def quantity(q: Quantity) -> Quantity:
-            times = {**dict.fromkeys(_FASTER, factor), "us": 1 / factor}.get(q.unit, 1.0)
-            return dataclasses.replace(q, value=q.value * times)
-
-        def kernel(k: Kernel) -> Kernel:
-            return dataclasses.replace(k, points=tuple(dataclasses.replace(p, us=p.us / factor) for p in k.points))
-
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}, {factor:g} times as fast",
-            rates={name: quantity(q) for name, q in self.rates.items()},
-            overheads={name: quantity(q) for name, q in self.overheads.items()},
-            kernels={name: kernel(k) for name, k in self.kernels.items()},
-        )
 
 
 def shipped() -> dict[str, Path]:

@@ -15,12 +15,10 @@ import numpy as np
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
-from recjax.embedding.routing.capacity import rung
+from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung
 from recjax.embedding.spec import TableSpec
 from recjax.planning.loads import Workload
 
-_ROOM = 1.03  # that a first size leaves: see `recjax.embedding.routing.capacity`
-_SWING = 14.0  # standard deviations of a number of ids that a first size of jagged bags leaves room for
 _HEAPS = 0.8  # exponent with which distinct rows grow with samples, as long as the table has more
 
 
@@ -205,13 +203,13 @@ def list_rows(expected: float, owners: int, share: float = 0.0) -> int:
     """
     deviations = math.sqrt(2 * math.log(owners**2))  # of the largest of so many lists, as of normal numbers
     spread = deviations * math.sqrt(expected * max(0.0, 1 - share))
-    return rung(int((expected + spread) * _ROOM))
+    largest = expected + spread
+    return rung(int(largest * LISTED_ROWS.room(int(largest))))
 
 
 def list_ids(expected: float, counted: bool) -> int:
     """The size of a list of ids, which has more room at first where bags are jagged (`routing.capacity`)."""
-    room = 1 + min(2.0, _SWING / math.sqrt(max(1.0, expected))) if counted else _ROOM
-    return rung(int(expected * max(_ROOM, room)))
+    return rung(int(expected * (LISTED_IDS.room(int(expected)) if counted else ROOM)))
 
 
 def distinct_of_all(spec: TableSpec, distinct: float, ids: float, work: Workload) -> float:
@@ -257,7 +255,7 @@ def _asked(group: Group, work: Workload, samples: int) -> tuple[np.ndarray, floa
 
 def _copies(group: Group, work: Workload, samples: int) -> Copies:
     asked_1, ids, bags = _asked(group, work, samples)
-    return Copies(_buffer(group, work.item_bytes), rung(int(asked_1[0] * _ROOM)), ids, bags)
+    return Copies(_buffer(group, work.item_bytes), rung(int(asked_1[0] * ROOM)), ids, bags)
 
 
 def _rows(group: Group, work: Workload, samples: int) -> Rows:

@@ -4,8 +4,8 @@
    that take all the room which the rest of a step leaves in the budget: a larger cache has no more misses.
 2. The run's first batches go through each one's directories, and a closed form tells the rest (`tier_run`): rows that
    come and go in a step, over the link, from the disk and to it.
-3. A step takes as long as its slowest part, of those of a step with all rows on the devices and of that traffic. The
-   plain rule wins if it is within `BAND`.
+3. A step takes as long as its slowest part, of that traffic and those of a step with all rows on the devices, to which
+   the work of moving rows is added where it was measured. The plain rule wins if it is within `BAND`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer, Question, TierChoice
 from recjax.planning.step_sizes import StepSizes, of_plan
 from recjax.planning.tier_replay import COUNTS
-from recjax.planning.tier_run import Run, bound_as, costs, modelled, rates
+from recjax.planning.tier_run import Run, bound_as, costs, modelled, rates, with_moves
 from recjax.tiers.caches import with_caches
 from recjax.utils.units import size_text
 
@@ -160,6 +160,7 @@ def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> 
             f"of which {size_text(int(limit))} can be used: set tier.dram_bytes and tier.disk=DIR"
         )
     times = costs(run, counts, rates(run, asked.machine), None)["ms"]
+    step = with_moves(step, run, counts)
     bounds = step.bounds | {f"rows of tables: {name}": 1e3 * ms for name, ms in times.items()}
     prediction = dataclasses.replace(step, bounds=bounds)
     named = counts["hits"] + counts["misses"]

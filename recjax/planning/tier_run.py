@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.plan import Plan
 from recjax.embedding.pooled.layout import sources_of
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.planning.costs import Cost, Costs
 from recjax.planning.machine import Machine, Quantity
+from recjax.planning.predict import CORES, DEVICES, INTERPRETER, Prediction
 from recjax.planning.tier_model import Classes, cache, table_classes, together, without_first
 from recjax.planning.tier_replay import BLOCK, COUNTS, Homes, Replayed, homes_of, replay
 from recjax.tiers.directory import CacheTooSmallError
@@ -206,6 +208,34 @@ def rates(run: Run, machine: Machine | None) -> dict[str, Quantity]:
         known["disk_reads"] = Quantity(measured.reads, "1/s", f"measured in {folder}")
         known["disk_write"] = Quantity(measured.written, "B/s", f"measured in {folder}")
     return known
+
+
+def with_moves(step: Prediction, run: Run, counts: Mapping[str, float]) -> Prediction:
+    """A step as it is if rows come and go beside it: what moves them takes time of the devices and of the host's cores.
+
+    Nothing of it is known of a machine on which that was not measured (`tier_cases`).
+
+    Args:
+      step: with all rows on the devices.
+      run: with caches, over which moves are taken to be spread evenly.
+      counts: of a step, among them "hits" and "misses".
+    """
+    known, machine = Costs(step.machine), step.machine
+    devices, caches = run.bound.devices, len(run.bound.cached)
+    parts = sum(group.owners for group in run.bound.cached)
+    row_bytes = float(np.mean(list(run.records.values())))
+    moved = {"rows": max(1.0, counts["misses"] / parts), "row_bytes": row_bytes}
+    lookup = known.host("host_lookup", ids=max(1.0, (counts["hits"] + counts["misses"]) / parts))
+    swap, programs = known.host("host_swap", **moved), known.host("device_swap", **moved)
+    if counts["misses"] < 1:
+        swap = programs = Cost(0.0)
+    work_us = parts * (lookup.us + swap.us)
+    crowded = max(1.0, devices / machine.cores) if machine.shared else 1.0
+    more = {DEVICES: caches * programs.us * crowded, INTERPRETER: max(0.0, work_us - caches * programs.us)}
+    if machine.shared:
+        more[CORES] = parts * (lookup.us * lookup.cores + swap.us * swap.cores) / machine.cores
+    bounds = {name: us + more.get(name, 0.0) for name, us in step.bounds.items()}
+    return dataclasses.replace(step, bounds=bounds)
 
 
 def costs(run: Run, step: dict[str, float], known: dict[str, Quantity], step_ms: float | None) -> dict[str, Any]:

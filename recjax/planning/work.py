@@ -20,7 +20,7 @@ FREE = frozenset(
 )  # fmt: skip
 _MOVES = frozenset(
     ("copy", "transpose", "concatenate", "slice", "pad", "broadcast", "reshape", "reverse", "iota", "dynamic-slice",
-     "dynamic-update-slice", "copy-start", "bitcast-convert", "convert", "custom-call")
+     "dynamic-update-slice", "copy-start", "bitcast-convert", "custom-call")
 )  # fmt: skip
 _TRANSCENDENTAL = frozenset(
     ("exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "power", "sine", "cosine",
@@ -28,10 +28,14 @@ _TRANSCENDENTAL = frozenset(
 )  # fmt: skip
 _SLICES = ("gather", "slice", "dynamic-slice")
 _UPDATES = ("scatter", "dynamic-update-slice")
+_WHOLE = ("dot", "sort", "reduce-window", "custom-call", "convolution", "fusion", "call")  # ask for all of an operand
+_BY_SHARE = ("reduce", "concatenate", "pad", "gather")  # as much of an operand as of the result
 # Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
 _DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
+_NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
+_LONG_BYTES = 512  # of a row of a lookup: longer ones are as many of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,28 +77,71 @@ def works(instruction: Instruction, inside: Computation, program: Program) -> tu
         reads = instruction.bytes
     if instruction.opcode in _UPDATES:
         reads = _update(instruction, operands)
-        return (_streamed([instruction], 2 * reads),)
-    return (_streamed([instruction], reads + instruction.bytes), *_transcendental([instruction]))
+        return (_streamed([instruction], 2 * reads, {}),)
+    own = {instruction.name: float(instruction.arrays[0].size)}
+    return (_streamed([instruction], reads + instruction.bytes, own), *_transcendental([instruction], own))
 
 
 def _of_fusion(computation: Computation) -> tuple[Work, ...]:
     """Work of all that is inside a fusion."""
     members = computation.instructions
-    users: dict[str, list[Instruction]] = {name: [] for name in members}
-    for instruction in members.values():
-        for name in instruction.operands:
-            users[name].append(instruction)
+    needed = _needed(computation)
     found: list[Work] = []
     for instruction in members.values():
         if heavy := _heavy(instruction, [members[name] for name in instruction.operands]):
+            if instruction.opcode == "gather":
+                heavy = _part(heavy, needed[instruction.name] / max(1, instruction.arrays[0].size))
             found.append(heavy)
     if len(found) > 1 or _computes(members.values()):
         found = [_fused(work) for work in found]
-    moved = _read(members, users) + _written(computation.root, members)
-    rest = moved - sum(work.bytes for work in found)
+    read = sum(needed[i.name] * i.arrays[0].item_bytes for i in members.values() if i.opcode == "parameter")
+    rest = read + _written(computation.root, members) - sum(work.bytes for work in found)
     if rest > 0 or not found:
-        found.append(_streamed(members.values(), max(rest, 0.0)))
-    return (*found, *_transcendental(members.values()))
+        found.append(_streamed(members.values(), max(rest, 0.0), needed))
+    return (*found, *_transcendental(members.values(), needed))
+
+
+def _needed(computation: Computation) -> dict[str, float]:
+    """Elements of each member that a fusion computes or reads, since each element of its result asks for its own.
+
+    Slices of one operand are taken to be different parts of it, and all else to ask for the same elements.
+    """
+    members = computation.instructions
+    needed, sliced = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
+    needed[computation.root.name] = float(sum(array.size for array in computation.root.arrays))
+    for user in reversed(members.values()):
+        for place, name in enumerate(user.operands):
+            size = float(members[name].arrays[0].size) if members[name].arrays else 0.0
+            asked = _asked(user, place, size, needed[user.name])
+            if user.opcode in _SLICES and place == 0:
+                asked = sliced[name] = sliced[name] + asked
+            needed[name] = min(size, max(needed[name], asked))
+    return needed
+
+
+def _asked(user: Instruction, place: int, size: float, count: float) -> float:
+    """Elements of an operand of `size` that so many elements of the user's result ask for; all may be asked for again.
+
+    An update in place does not read what it leaves alone.
+    """
+    if not count:
+        return 0.0
+    if user.opcode in _UPDATES:
+        return 0.0 if place < len(user.arrays) else size
+    if user.opcode in _SLICES and place == 0:
+        return count
+    if user.opcode in _WHOLE or user.opcode in ("dynamic-slice", "tuple"):
+        return size
+    of_user = user.arrays[0].size
+    if user.opcode in _BY_SHARE:
+        return size * count / max(1, of_user)
+    return count
+
+
+def _part(work: Work, share: float) -> Work:
+    """A part of a lookup."""
+    sizes = {**work.sizes, "rows": max(1.0, share * work.sizes["rows"])}
+    return dataclasses.replace(work, sizes=sizes, flops=share * work.flops, bytes=share * work.bytes)
 
 
 def _fused(work: Work) -> Work:
@@ -108,26 +155,6 @@ def _computes(members: Iterable[Instruction]) -> bool:
         i.opcode in ("add", "subtract", "multiply", "divide", "maximum", "minimum") and i.arrays[0].dtype != "s32"
         for i in members
     )
-
-
-def _read(members: Mapping[str, Instruction], users: Mapping[str, list[Instruction]]) -> float:
-    """Bytes of its parameters that a fusion reads."""
-    total = 0.0
-    for parameter in members.values():
-        if parameter.opcode != "parameter":
-            continue
-        wanted, pending, names = 0.0, [(user, parameter.name) for user in users[parameter.name]], set()
-        while pending:
-            user, of = pending.pop()
-            if user.opcode in _VIEWS and user.name not in names:
-                names.add(user.name)
-                pending += [(next_user, user.name) for next_user in users[user.name]]
-            elif user.opcode in _SLICES and user.operands[0] == of:
-                wanted += user.bytes
-            elif not (user.opcode in _UPDATES and user.operands[0] == of):
-                wanted = math.inf
-        total += min(wanted, parameter.bytes)
-    return total
 
 
 def _written(root: Instruction, members: Mapping[str, Instruction]) -> float:
@@ -252,7 +279,7 @@ def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: f
 
 def gather(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float) -> Work:
     """Reads rows of a table and writes them one after the other."""
-    sizes = {"rows": rows, "row_bytes": row_bytes, "table_bytes": table_bytes}
+    sizes = _lookup_sizes(rows, row_bytes, table_bytes)
     return Work("gather", sizes, 0.0, 2 * rows * row_bytes + ids_bytes)
 
 
@@ -266,9 +293,14 @@ def scatter(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float,
       ids_bytes: of the numbers of the rows.
       variant: "sorted" if each row of the table comes once at most, in order; else "add".
     """
-    sizes = {"rows": rows, "row_bytes": row_bytes, "table_bytes": table_bytes}
+    sizes = _lookup_sizes(rows, row_bytes, table_bytes)
     items = rows * row_bytes / 4
     return Work(f"scatter.{variant}", sizes, items, 3 * rows * row_bytes + ids_bytes)
+
+
+def _lookup_sizes(rows: float, row_bytes: float, table_bytes: float) -> dict[str, float]:
+    pieces = max(1.0, row_bytes / _LONG_BYTES)
+    return {"rows": rows * pieces, "row_bytes": row_bytes / pieces, "table_bytes": table_bytes}
 
 
 def sort(keys: float, operands: int, moved: float) -> Work:
@@ -277,15 +309,36 @@ def sort(keys: float, operands: int, moved: float) -> Work:
     return Work("sort", sizes, keys * math.ceil(math.log2(max(2.0, keys))), 2 * moved)
 
 
-def _streamed(members: Iterable[Instruction], moved: float) -> Work:
-    """One pass over so many bytes."""
+def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str, float]) -> Work:
+    """One pass over so many bytes; `needed` says how many elements of each member are computed.
+
+    Its class says how it goes through them: "copy.transposed" if it changes their order, "copy.joined" if it puts
+    pieces side by side, else "elementwise" if it computes, with a variant where numbers have 16 bits, or "copy".
+    """
     busy = [i for i in members if i.opcode not in FREE]
-    flops = sum(float(i.arrays[0].size) for i in busy if i.opcode not in _MOVES and i.arrays)
-    kind = "elementwise" if flops else "copy"
+    flops = sum(needed.get(i.name, 0.0) for i in busy if i.opcode not in _MOVES and i.arrays)
+    if any(_transposes(i) for i in busy):
+        kind = "copy.transposed"
+    elif any(i.opcode == "concatenate" for i in busy):
+        kind = "copy.joined"
+    elif flops:
+        narrow = next((a.dtype for i in busy for a in i.arrays if a.dtype in _NARROW and a.size > 1), "")
+        kind = f"elementwise.{narrow}" if narrow else "elementwise"
+    else:
+        kind = "copy"
     return Work(kind, {"bytes": max(moved, 1.0)}, flops, moved)
 
 
-def _transcendental(members: Iterable[Instruction]) -> tuple[Work, ...]:
+def _transposes(instruction: Instruction) -> bool:
+    """Returns whether an instruction changes the order of dimensions that are longer than 1."""
+    if instruction.opcode != "transpose":
+        return False
+    order, dims = instruction.numbers("dimensions"), instruction.arrays[0].dims
+    long = [of for of, size in zip(order, dims, strict=True) if size > 1]
+    return long != sorted(long)
+
+
+def _transcendental(members: Iterable[Instruction], needed: Mapping[str, float]) -> tuple[Work, ...]:
     """Exponentials and the like, which cost more than the bytes that they take."""
-    elements = sum(i.arrays[0].size for i in members if i.opcode in _TRANSCENDENTAL)
+    elements = sum(needed[i.name] for i in members if i.opcode in _TRANSCENDENTAL)
     return (Work("transcendental", {"elements": elements}, 20.0 * elements, 0.0),) if elements else ()

@@ -82,13 +82,16 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
         "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
     )
     hot.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report")
-    hot.add_argument("--rows", default="1000,4000,16000", metavar="K,...", help="numbers of hot rows (default: "
-                     "1000,4000,16000)")  # fmt: skip
+    hot.add_argument("--rows", default="", metavar="K,...", help="numbers of hot rows (default: 1000,4000,"
+                     "16000; with --choice 64, 256, 1024, ... 131072)")  # fmt: skip
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
     hot.add_argument("--batches", type=int, default=100, metavar="N", help="whose ids are counted (default: 100)")
     hot.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each way to hold the tables has; 0 "
                      "leaves out the times (default: 5)")  # fmt: skip
     hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
+    hot.add_argument("--choice", default="", metavar="FILE", help="a machine: measure steps with numbers of hot rows, "
+                     "and with the one that auto chooses by it, and nothing else")  # fmt: skip
+    hot.set_defaults(tunables=True)
     disk = verb(actions, "sdm", lambda o: _sdm(o, show), "inference from disk: caches of rows and of pooled bags",
                 "study sdm --out studies/sdm")  # fmt: skip
     disk.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for the report; its exports, "
@@ -166,7 +169,7 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
 def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     from recjax.config import presets
     from recjax.studies import report
-    from recjax.studies.hot_rows import draw, findings, study
+    from recjax.studies.hot_rows import draw, findings, study, sweep
 
     began = time.monotonic()
 
@@ -176,8 +179,16 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
             raise ConfigError(f"--{name} {text}: give numbers with commas between them, as in 2,8.")
         return tuple(int(word) for word in text.split(","))
 
+    options.rows = options.rows or ("64,256,1024,4096,16384,65536,131072" if options.choice else "1000,4000,16000")
     how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps)
     say = functools.partial(log.info, "hot_rows:")
+    if options.choice:
+        if not how.rounds:
+            raise ConfigError("--choice compares times: give at least one round (--rounds).")
+        config = presets.load(options.preset, [*options.overrides, f"embedding.hot.batches={how.batches}"])
+        swept = sweep.sweep(config, how, options.choice, options.out, say)
+        _finish(options, show, sweep.report(swept, report.provenance(began, **swept["about"])), swept)
+        return
     result = study.study(presets.load(options.preset, options.overrides), how, say)
     made = findings.report(result, report.provenance(began, **result["about"]), draw.pictures(result))
     _finish(options, show, made, result)

@@ -22,6 +22,7 @@ from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
+from recjax.embedding.routing.device import MANY_IDS
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
@@ -38,7 +39,6 @@ from recjax.planning.step_sizes import total_ids
 from recjax.planning.tier_choice import choose, room
 from recjax.train import origins
 from recjax.train.dense_sizes import dense_sizes
-from recjax.train.routers import MANY_IDS
 from recjax.train.table_specs import specs
 from recjax.utils.files import write_json, write_whole
 

@@ -23,9 +23,6 @@ from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
 from recjax.train.step_inputs import StepInputs, place
 
-# Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
-MANY_IDS = 2**18
-
 
 @dataclasses.dataclass(frozen=True)
 class InFlight:
@@ -159,7 +156,7 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
         ids = config.train.batch_size * sum(f.bag or 1 for f in bound.features)
         accelerated = mesh.devices.flat[0].platform != "cpu"
         static = not staged and not config.embedding.hot.refresh
-        choice = "device" if accelerated and ids >= MANY_IDS and static else "host"
+        choice = "device" if accelerated and ids >= device.MANY_IDS and static else "host"
     if choice == "device" and staged:
         raise ConfigError(
             "train.routing=device, but some tables have rows in places that the host alone knows. Set "

@@ -1,12 +1,12 @@
 """CPU time of routing with and without hot rows, by turns, and what these can save by the law of the ids.
 
-    python tests/benchmarks/hot_rows.py PRESET [a.b=value ...] [--rows 0,4000,16000] [--rounds 24]
+    python tests/benchmarks/hot_rows.py PRESET [a.b=value ...] [--rows 0,4000,auto] [--rounds 24]
 
-Of a preset whose data are a `zipf_stream`, for 8 devices. A turn routes and packs two batches, which NumPy does in one
-thread; nothing is compiled, and no table is made. Times less are medians of the ratios within a round, with the range
-of the middle half. By the law: the rows that a device still asks for, how many fewer these are, and the share of the
-ids that name hot ones; and the rows that the owner asked for most is asked for over the mean, if owners had contiguous
-ranges of ids.
+Of a preset whose data are a `zipf_stream`, for 8 devices; auto is the number that embedding.hot.machine=FILE gives. A
+turn routes and packs two batches, which NumPy does in one thread; nothing is compiled, and no table is made. Times less
+are medians of the ratios within a round, with the range of the middle half. By the law: the rows that a device still
+asks for, how many fewer these are, and the share of the ids that name hot ones; and the rows that the owner asked for
+most is asked for over the mean, if owners had contiguous ranges of ids.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from support.zipf import asked_for, contiguous_owners, law  # noqa: E402
 
 from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
+from recjax.embedding.plan import HOT, RowIds  # noqa: E402
 from recjax.embedding.routing import host  # noqa: E402
 from recjax.train.routers import place_all  # noqa: E402
 from recjax.train.trainer import build_trainer  # noqa: E402
@@ -42,7 +43,10 @@ class Routing:
         routed = list(itertools.islice(self.trainer.routed_batches(), BATCHES))
         self.read = [batch.batch for batch in routed]
         _, self.sizes = place_all(self.trainer.router, routed)
-        self.asked = sum(self.sizes[group.name] * DEVICES for group in self.trainer.bound.listing)
+        travelling = [group for group in self.trainer.bound.listing if group.spread]
+        self.asked = sum(self.sizes[group.name] * group.num_row_lists for group in travelling)
+        sets = [s.rows for segments in self.trainer.plan.tables.values() for s in segments if s.placement == HOT]
+        self.chosen = sum(len(rows.ids) for rows in sets if isinstance(rows, RowIds))
 
     def ms(self, nth: int) -> float:
         """CPU time of two batches, ms of one."""
@@ -97,7 +101,8 @@ def main() -> None:
     for n, (count, one) in enumerate(zip(counts, all_of, strict=True)):
         low, middle, high = np.quantile(ms_RxA[:, n], [0.25, 0.5, 0.75])
         less = np.quantile(ms_RxA[:, 0] / ms_RxA[:, n], [0.25, 0.5, 0.75])
-        cells.append([count, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{less[1]:.2f}",
+        name = f"{one.chosen:,}" + (" (auto)" if count == "auto" else "")
+        cells.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{less[1]:.2f}",
                       f"{less[0]:.2f} to {less[2]:.2f}", f"{one.asked:,}"])  # fmt: skip
     print("\n".join(aligned(cells)))
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines import MACHINE
+from support.machines import MACHINE, scaled
 
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.errors import of_pairs
@@ -129,7 +129,7 @@ def test_collectives_of_more_devices_than_were_measured_grow_as_their_roofline_d
 @pytest.mark.parametrize("work", [matmul(512, 64, 64, 1, "f32", "nn", 1e6), gather(1000, 64, 1e9, 4000)])
 def test_a_machine_twice_as_fast_takes_half_the_time(name, work):
     machine = open_machine(name)
-    assert Costs(machine.scaled(2)).of(work).us == pytest.approx(Costs(machine).of(work).us / 2)
+    assert Costs(scaled(machine, 2)).of(work).us == pytest.approx(Costs(machine).of(work).us / 2)
 
 
 def test_errors_are_ratios_and_the_geometric_mean_of_relative_errors():

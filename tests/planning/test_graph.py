@@ -6,6 +6,7 @@ import pytest
 from support.machines import BEGUN, FORK, LOOKUP
 
 from recjax.planning.graph import read_graph
+from recjax.planning.work import gather, scatter
 from recjax.utils.hlo import Array, read_program
 
 
@@ -197,3 +198,54 @@ ENTRY %main (x: f32[{left}], w: f32[{right}]) -> f32[{result}] {{
     (work,) = graph.nodes[0].works
     assert dict(work.sizes) == sizes and not graph.unknown
     assert work.flops == 2 * sizes.get("batch", 1) * sizes["m"] * sizes["n"] * sizes["k"]
+
+
+SLICED = """HloModule sliced, entry_computation_layout={()->()}
+
+%inside (rows: f32[96,16], ids: s32[96]) -> bf16[32,16] {
+  %rows = f32[96,16]{1,0} parameter(0)
+  %ids = s32[96]{0} parameter(1)
+  %limit = s32[] constant(90)
+  %limits = s32[96]{0} broadcast(%limit), dimensions={}
+  %inside_table = pred[96]{0} compare(%ids, %limits), direction=LT
+  %wide = pred[96,16]{1,0} broadcast(%inside_table), dimensions={0}
+  %grown = f32[96,16]{1,0} exponential(%rows)
+  %chosen = f32[96,16]{1,0} select(%wide, %grown, %rows)
+  %first = f32[32,16]{1,0} slice(%chosen), slice={[0:32], [0:16]}
+  ROOT %narrow = bf16[32,16]{1,0} convert(%first)
+}
+
+%turned (x: f32[96,1,16]) -> f32[16,96,1] {
+  %x = f32[96,1,16]{2,1,0} parameter(0)
+  %other = f32[16,96,1]{0,1,2} transpose(%x), dimensions={2,0,1}
+  ROOT %out = f32[16,96,1]{2,1,0} copy(%other)
+}
+
+ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16], f32[16,96,1], f32[96,32], f32[1,96,16]) {
+  %table = f32[96,16]{1,0} parameter(0)
+  %which = s32[96]{0} parameter(1)
+  %y = f32[96,1,16]{2,1,0} parameter(2)
+  %part = bf16[32,16]{1,0} fusion(%table, %which), kind=kLoop, calls=%inside
+  %order = f32[16,96,1]{2,1,0} fusion(%y), kind=kLoop, calls=%turned
+  %side = f32[96,32]{1,0} concatenate(%table, %table), dimensions={1}
+  %same = f32[1,96,16]{2,1,0} transpose(%y), dimensions={1,0,2}
+  ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}) tuple(%part, %order, %side, %same)
+}
+"""  # noqa: E501
+
+
+def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its_way_through_memory():
+    """Of 96 rows 32 are cut out at the end: only these are read and taken to a power."""
+    nodes = nodes_of(SLICED)
+    streamed, powers = nodes["part"].works
+    assert streamed.kernel == "elementwise.bf16"
+    assert streamed.bytes == 32 * 16 * (4 + 2) + 96 * 4  # of the ids all, since each element of a row asks for its own
+    assert powers.kernel == "transcendental" and powers.sizes["elements"] == 32 * 16
+    assert nodes["order"].works[0].kernel == "copy.transposed"
+    assert nodes["side"].works[0].kernel == "copy.joined"
+    assert nodes["same"].works[0].kernel == "copy"  # a dimension of one row may stand anywhere
+
+
+def test_a_long_row_counts_as_several():
+    assert gather(36, 4096, 2**20, 144).sizes == {"rows": 288, "row_bytes": 512, "table_bytes": 2**20}
+    assert scatter(36, 512, 2**20, 144, "add").sizes == {"rows": 36, "row_bytes": 512, "table_bytes": 2**20}

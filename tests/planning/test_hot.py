@@ -16,13 +16,15 @@ from recjax.data.pipeline import batches
 from recjax.data.presence import Items, Presence
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam
-from recjax.embedding.plan import Plan, RowIds, Segment, check_plan
+from recjax.embedding.plan import Plan, RowIds, Segment, check_plan, make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.planning import hot
-from recjax.planning.hot import Candidates, estimate
+from recjax.planning import hot, work
+from recjax.planning.hot import estimate
+from recjax.planning.hot_rank import Candidates, candidates, ranked
 from recjax.planning.machine import open_machine
 from recjax.planning.resolve import resolve
+from recjax.planning.work import Work
 from recjax.train.table_specs import specs
 
 SHAPE = (1, 1, 4)
@@ -85,7 +87,7 @@ def test_what_travels_comes_first() -> None:
     presence, table = Presence({"t": items}, 1, 4, 8, np.zeros(0)), TableSpec("t", 8, 4, Adam())
     plan = Plan({"t": (Segment("row_wise"),)})
     for dedup, order, asked in ((True, [3, 5], [0.75, 0.25]), (False, [5, 3], [9 / 4, 3 / 4])):
-        found = hot.candidates(presence, [table], [table], plan, dedup, 4)
+        found = candidates(presence, [table], [table], plan, dedup, 4)
         assert found.ids_M.tolist() == order and found.asked_M.tolist() == asked
 
 
@@ -96,6 +98,39 @@ def test_bytes_by_hand() -> None:
     assert [of.cost for of in costs] == pytest.approx([0.75 * 4.5 * 36, 0.75 * (1.5 * 36 + 36), 0.75 * 3 * 36])
     assert [of.covered for of in costs] == pytest.approx([0, 12 / 28, 18 / 28])
     assert [of.held_bytes for of in costs] == [0, 20, 60]
+
+
+def test_small_tables_join_hot_rows() -> None:
+    """A table that all devices have copies of is routed as cheaply as hot rows are, once there is one."""
+    config = run("auto", plan="auto", batch_size=800)
+    source = config.data.open()
+    tables, features = specs(config, source.schema)
+    plan = make_plan("auto", tables, config.embedding.exchange)
+    found, presence = ranked(plan, config, source, tables, features, SHAPE)
+    small = presence.occurrences("sparse_0").sum()
+    assert found.tables == ("sparse_1",) and found.joining_ids == found.other_ids == small == pytest.approx(800)
+    held = hot.with_hot_rows(plan, hot.choose(found, presence, run(1, plan="auto"), 4), tables)
+    assert held.tables["sparse_0"][0].placement == "hot"
+    shares = [estimate(count, found, 4, None).covered for count in (0, 1)]
+    assert shares == pytest.approx([0, (800 + found.found_M[0]) / 1600])
+    fixed = dataclasses.replace(tables[0], placement="data_parallel")
+    stays = candidates(presence, [fixed, tables[1]], [tables[1]], plan, True, 4)
+    assert (stays.joining_ids, stays.other_ids) == (0, small)
+
+
+def test_owners_of_a_cpu_sort_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key and place in one integer (`recjax.embedding.ordering`), others pairs; pairs take a CPU four times as long."""
+    found: list[int] = []
+
+    def sort(keys: float, operands: int, moved: float) -> Work:
+        found.append(operands)
+        return work.sort(keys, operands, moved)
+
+    monkeypatch.setattr(hot, "sort", sort)
+    for platform in ("cpu", "gpu"):
+        machine = dataclasses.replace(open_machine("h100"), platform=platform)
+        estimate(0, by_hand([1.0] * 64), 4, machine)
+    assert found == [1, 2]
 
 
 def test_none_is_an_answer_with_its_reason() -> None:
@@ -122,6 +157,19 @@ def test_as_many_as_pay() -> None:
     )
     found = by_hand([1.0] * 4096)
     assert estimate(4096, found, 4, free, False).cost < estimate(0, found, 4, free, False).cost
+
+
+def test_a_data_sheet_says_nothing_of_the_host() -> None:
+    """What copies save there is in no curve: the reason says so, unless devices route, as they do many ids."""
+    presence = Presence({"t": Items(8, np.array([3]), np.array([1]), np.array([1]))}, 1, 4, 64, np.zeros(0))
+    found, config, untold = by_hand([1.0] * 64), run("auto", machine="h100"), "does not say how long a host routes"
+    assert untold in hot.choose(found, presence, config, 4).why
+    many = dataclasses.replace(found, other_ids=2.0**18)
+    assert untold not in hot.choose(many, presence, config, 4).why
+    on_host = dataclasses.replace(config, train=dataclasses.replace(config.train, routing="host"))
+    assert untold in hot.choose(many, presence, on_host, 4).why
+    by_bytes = hot.choose(found, presence, run("auto"), 4)
+    assert untold not in by_bytes.why and "Name a machine" in by_bytes.why
 
 
 def test_not_beside_a_plan_file() -> None:

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from support.machines import MACHINE
+from support.machines import MACHINE, scaled
 
 from recjax.errors import ConfigError, DataError
 from recjax.planning import machine as machines
@@ -109,7 +109,7 @@ def test_a_wider_variant_stands_in_for_one_that_is_not_there():
 
 def test_a_machine_twice_as_fast_has_rates_doubled_and_times_halved():
     before = copy.deepcopy(MACHINE)
-    fast = MACHINE.scaled(2)
+    fast = scaled(MACHINE, 2)
     assert before == MACHINE
     assert fast.rates["memory"].value == 2e9 and fast.rates["memory_size"].value == 1e9
     assert fast.overheads["kernel"].value == 1.0

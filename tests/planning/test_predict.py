@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from support.machines import FORK, MACHINE
+from support.machines import FORK, MACHINE, scaled
 
 from recjax.planning import draw
 from recjax.planning.graph import read_graph
@@ -74,7 +74,7 @@ def test_a_larger_batch_never_takes_less(machine):
 @pytest.mark.parametrize("machine", [MACHINE, H100], ids=["cpu", "h100"])
 def test_a_machine_twice_as_fast_takes_half_the_time(machine):
     machine = dataclasses.replace(machine, kernels=machine.kernels | with_stages(read=9.0, pack=80.0).kernels)
-    slow, fast = (predict(step(500), one, HOST) for one in (machine, machine.scaled(2)))
+    slow, fast = (predict(step(500), one, HOST) for one in (machine, scaled(machine, 2)))
     assert fast.step_us == pytest.approx(slow.step_us / 2)
     assert fast.samples_per_s == pytest.approx(2 * slow.samples_per_s)
     assert fast.bound_by == slow.bound_by

@@ -1,5 +1,7 @@
 """A machine, and programs written by hand as XLA prints them."""
 
+import dataclasses
+
 from recjax.planning.machine import HeldOut, Kernel, Machine, Point, Quantity
 
 RATES = {"flops_f32": "FLOP/s", "memory": "B/s", "memory_size": "B", "line_size": "B"}
@@ -12,6 +14,25 @@ MACHINE = Machine(
         "matmul.f32": Kernel(0.5, "a guess"),
     },
 )  # fmt: skip
+
+
+def scaled(machine: Machine, factor: float) -> Machine:
+    """A machine that does everything `factor` times as fast, with memories as large."""
+
+    def quantity(q: Quantity) -> Quantity:
+        times = {**dict.fromkeys(("FLOP/s", "B/s", "1/s"), factor), "us": 1 / factor}.get(q.unit, 1.0)
+        return dataclasses.replace(q, value=q.value * times)
+
+    def kernel(k: Kernel) -> Kernel:
+        return dataclasses.replace(k, points=tuple(dataclasses.replace(p, us=p.us / factor) for p in k.points))
+
+    return dataclasses.replace(
+        machine,
+        rates={name: quantity(q) for name, q in machine.rates.items()},
+        overheads={name: quantity(q) for name, q in machine.overheads.items()},
+        kernels={name: kernel(k) for name, k in machine.kernels.items()},
+    )
+
 
 # Two products wait for nothing; an all-reduce of the first may hide beside the second; the sum waits for both.
 FORK = """

@@ -140,7 +140,7 @@ def test_a_process_ends_well_after_the_program_under_way() -> None:
 
 
 def test_the_next_sizes_are_those_that_a_batch_beyond_the_fullest_takes() -> None:
-    kinds = Kinds((Kind(frozenset("ab"), 0.0, 1.2, 1.5), Kind(frozenset("x"), 0.0, 1.1, 1.1)))
+    kinds = Kinds((Kind(0.0, 1.2, 1.5, names=frozenset("ab")), Kind(0.0, 1.1, 1.1, names=frozenset("x"))))
     ladder = CapacityLadder({"a": 1000, "b": 500, "x": 1000}, {"a": 940, "b": 100, "x": 900}, 5, kinds=kinds)
     assert ladder.next() is None and CapacityLadder().next() is None
     ladder.fit({"a": 960, "b": 100, "x": 930})

@@ -7,13 +7,8 @@ falls too early rises again. No batch is ever cut: a batch is routed before its 
 
 Sizes of a kind rise at once (`Kinds`): each of dozens of jagged features has its own largest batch, and a program for
 every one of these is worth less than the padding that it saves. Where one size has to rise, all get room above the
-largest batch of the period, since a program is compiled in any case. The fewer ids a device has, the more their number
-varies, so that sizes of jagged features begin with more room, and with that for a long bag. By simulation
-(`tests/benchmarks/capacities.py`) 26 jagged features of lognormal bags (ten ids, sigma 1) on 8 devices take 2 to 4
-programs in 2,000 steps of 64 samples a device (three seeds), and 2 to 5 in 20,000 in which bags and distinct rows grow
-by a tenth; of 512 samples 1, and 2. For that arrays of ids have room for 3.5 times the mean (4.2 where it grows; of 512
-samples 1.5), those of rows on the wire for 1.2 times (1.1). When each size rose for itself, the first took 132
-programs.
+largest batch of the period, since a program is compiled in any case. The fewer entries a size holds, the more their
+number varies, so that few begin with more room than many: see `JAGGED`.
 
 Sizes are a function of the batches seen so far. A checkpoint carries them, so that a resumed run executes the very same
 programs.
@@ -31,7 +26,7 @@ from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
 from recjax.embedding.pooled.layout import IDS, ROWS
 
 PERIOD = 256  # steps after which sizes may fall
-_ROOM = 1.03
+ROOM = 1.03  # that a first size leaves at least
 _STEP = 1.05
 _NEAR = 0.95  # of a size, that a batch of this period has needed: then the next batch may need more than the size
 _WORTH = 0.8  # sizes that are not below this share of what they were do not fall: each change compiles a program
@@ -42,23 +37,33 @@ class Kind:
     """Sizes that rise and fall at once.
 
     Attributes:
-      names: of the sizes.
       swing: standard deviations of a count, as if it were Poisson's, for which a first size leaves room.
       least: by which factor sizes rise, at least, once one of them has to.
       most: by which factor the others rise, at most.
       spare: entries of which a size leaves room for, beside: one bag may be longer than all that were seen.
+      names: of the sizes.
     """
 
-    names: frozenset[str]
     swing: float
     least: float
     most: float
     spare: int = 0
+    names: frozenset[str] = frozenset()
 
     def room(self, required: int) -> float:
         """The factor above what is required that a size leaves room for, at most 3."""
         n = max(1, required)
-        return max(_ROOM, 1 + min(2.0, self.swing / math.sqrt(n) + self.spare / n))
+        return max(ROOM, 1 + min(2.0, self.swing / math.sqrt(n) + self.spare / n))
+
+
+# Of thousands of batches the largest list of rows lies up to four standard deviations (as Poisson's) above that of the
+# first batch, which may be one of the smaller ones. Ids of jagged bags vary more, with the lengths of bags: one may be
+# longer than all that were before, and the longest grows with the number of batches. So sizes rise by a quarter there,
+# and few programs follow each other.
+JAGGED = Kind(14.0, 1.25, 1.5, 800)
+LISTED_IDS = Kind(14.0, 1.15, 1.5)
+LISTED_ROWS = Kind(4.0, 1.1, 1.1)
+_ONE = Kind(0.0, 1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +85,8 @@ class Kinds:
     @classmethod
     def of_names(cls, jagged: Iterable[str], ids: Iterable[str], rows: Iterable[str]) -> Kinds:
         """Makes kinds of jagged features, of lists of ids on the wire, and of lists of rows there."""
-        return cls(
-            (
-                Kind(frozenset(jagged), 14.0, 1.2, 1.5, 800),
-                Kind(frozenset(ids), 14.0, 1.15, 1.5),
-                Kind(frozenset(rows), 0.0, 1.1, 1.1),
-            )
-        )
+        named = ((JAGGED, jagged), (LISTED_IDS, ids), (LISTED_ROWS, rows))
+        return cls(tuple(dataclasses.replace(kind, names=frozenset(names)) for kind, names in named))
 
     def split(self, names: Iterable[str]) -> Iterator[tuple[Kind, list[str]]]:
         """The kinds that some names are of, with these."""
@@ -95,7 +95,7 @@ class Kinds:
             if own := [name for name in left if name in kind.names]:
                 yield kind, own
         alone = [name for name in left if not any(name in kind.names for kind in self.kinds)]
-        yield from ((Kind(frozenset({name}), 0.0, 1.0, 1.0), [name]) for name in alone)
+        yield from ((dataclasses.replace(_ONE, names=frozenset({name})), [name]) for name in alone)
 
 
 ALONE = Kinds()
@@ -120,13 +120,13 @@ def grow(
     grown = dict(capacities)
     for kind, names in kinds.split({**capacities, **required}):
         late = [required[n] / capacities[n] for n in names if capacities.get(n, math.inf) < required.get(n, 0)]
-        factor = max(kind.least, max(late) * _ROOM) if late else 1.0
+        factor = max(kind.least, max(late) * ROOM) if late else 1.0
         for name in names:
             need, size = required.get(name, 0), capacities.get(name)
             if size is None:
                 grown[name] = rung(int(need * kind.room(need)))
             elif size < need:
-                grown[name] = rung(int(max(need * _ROOM, size * min(kind.least, kind.most))))
+                grown[name] = rung(int(max(need * ROOM, size * min(kind.least, kind.most))))
             elif late:
                 grown[name] = rung(int(size * min(factor, kind.most)))
     if any(grown[name] > size for name, size in capacities.items()):

@@ -34,6 +34,8 @@ from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
+# Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
+MANY_IDS = 2**18
 
 Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
 Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows

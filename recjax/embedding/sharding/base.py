@@ -95,10 +95,6 @@ class Sharding(abc.ABC):
         """Mesh axes that the buffer's rows are split over; the arguments are as `Group` has them."""
         return MODEL_AXES if synchronous else BATCH_AXES
 
-    def holders(self, part: int) -> range:
-        """The devices that hold a part."""
-        return range(part, part + 1)
-
     @property
     def of_slots(self) -> Sharding | None:
         """None, or how the optimizer's slots are spread where not as the rows are: see `Group.slot_group`."""

@@ -58,10 +58,6 @@ class ReplicatedSharding(Sharding):
         """Split only where replica groups hold values of their own."""
         return ACROSS_GROUPS if independent else ()
 
-    def holders(self, part: int) -> range:
-        """All devices."""
-        return range(self.devices)
-
     def this_part(self) -> jax.Array:
         """Part 0."""
         return jnp.int32(0)

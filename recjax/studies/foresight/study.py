@@ -6,6 +6,8 @@ import dataclasses
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import jax
 import numpy as np
 
 from recjax.bench.machine_load import Others
+from recjax.errors import TrainingError
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate as calibration
 from recjax.planning import report
@@ -127,10 +130,27 @@ def _machine(out: Path, given: str, quick: bool, tell: Callable[[str], None]) ->
             shutil.copyfile(known.get(given, Path(given)), path)
         else:
             tell("measuring this machine")
-            calibration.wait_for_each()
-            others, began = Others([]), time.monotonic()
-            mesh = make_mesh(MeshConfig(2))
-            made = calibration.calibrate(mesh, calibration.QUICK if quick else calibration.FULL, tell, "")
-            write(report.with_note(made, others.share(), quick), path)
+            began = time.monotonic()
+            _calibrate(path, quick, tell)
             tell(f"measured the machine in {time.monotonic() - began:.0f} s")
     return open_machine(str(path))
+
+
+def _calibrate(path: Path, quick: bool, tell: Callable[[str], None]) -> None:
+    """Measures this machine; a CPU by a process of its own, as `recjax calibrate` does.
+
+    In this one the back end has started, and runs programs in threads whose waking up takes longer than most kernels.
+    Other devices belong to this process.
+    """
+    if jax.default_backend() != "cpu":
+        others = Others([])
+        made = calibration.calibrate(make_mesh(MeshConfig(2)), calibration.QUICK if quick else calibration.FULL, tell)
+        write(report.with_note(made, others.share(), quick), path)
+        return
+    command = [sys.executable, "-m", "recjax", "calibrate", "--platform", "cpu", "--out", str(path)]
+    done = subprocess.run([*command, "--quick"] if quick else command, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise TrainingError(
+            f"the machine could not be measured: `recjax calibrate` ended with status {done.returncode}, and said why "
+            "above. Measure it, and name its file by --machine."
+        )

@@ -30,7 +30,8 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
                 [Table("items that take most look-ups", presence.item_rows(described)),
                  Table("items by the number of batches that they are in", presence.batch_rows(described))], [seen]),
         Section("Ways to hold the tables", ("Bytes are those that a device sends for the tables in a step, padding "
-                "included; times are CPU times of all threads. Owners' max/mean: rows that the owner asked for most is "
+                "included; times are CPU times of all threads, route those of routing, packing and placing the next "
+                "batch, step all others. Owners' max/mean: rows that the owner asked for most is "
                 "asked for, over the mean; contiguous: the same if each owner had a contiguous range of the ids.",),
                 [_arms(result, line["devices"]) for line in result["summary"]], others),
     ]  # fmt: skip

@@ -18,7 +18,8 @@ from recjax.data.presence import Presence
 from recjax.embedding.plan import HOT, Plan, RowIds
 from recjax.embedding.routing import host
 from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.routers import place_all
+from recjax.train.routers import InFlight, place_all
+from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import Trainer, build_trainer
 
 EXCHANGED = ("id_exchange", "row_exchange", "grad_exchange", "pooled_exchange", "pooled_grad_exchange")
@@ -48,7 +49,7 @@ class Contestant:
         train = config.train
         routed = list(itertools.islice(self.trainer.routed_batches(), batches))
         self.read: list[Batch] = [batch.batch for batch in routed]
-        self.inputs, self.capacities = place_all(self.trainer.router, routed)
+        _, self.capacities = place_all(self.trainer.router, routed)
         self.routing = host.pack(routed[0].routed, self.trainer.bound, self.capacities, self.trainer.dtype)
         self.size, self.parts = train.batch_size, train.accumulate
         state, inputs = abstract_state(self.trainer), abstract_inputs(self.trainer, self.capacities)
@@ -95,47 +96,68 @@ class Contestant:
                 hot += found.size if not isinstance(rows, RowIds) else int(np.isin(found, rows.ids).sum())
         return hot / max(1, ids)
 
-    def route_ms(self, nth: int) -> float:
-        """CPU time of routing and packing a batch, ms of this process."""
-        began = time.process_time()
-        routed = host.route_on_host(self.read[nth % len(self.read)], self.trainer.bound, self.size, self.parts)
-        host.pack(routed, self.trainer.bound, self.capacities, self.trainer.dtype)
-        return (time.process_time() - began) * 1e3
+    def turn(self, first: int, steps: int) -> tuple[float, float, float]:
+        """Trains some steps as a run does: a batch is routed, packed and placed while the devices do the one before.
 
-    def step_ms(self, nth: int) -> tuple[float, float]:
-        """(CPU time, wall time) of a training step, ms; the host's part is done before. The first makes the tables."""
+        Args:
+          first: number of the first batch; those that were read take turns.
+          steps: how many.
+
+        Returns:
+          CPU time of routing, packing and placing a batch; CPU time of all threads for a step; and wall time of a
+          step: ms.
+        """
         if self.state is None:
             self.state = self.trainer.init_state()
+        inputs, host_s = self._inputs(first), 0.0
+        jax.block_until_ready((self.state, inputs))
         began, cpu = time.monotonic(), time.process_time()
-        self.state, metrics = self.step(self.state, self.inputs[nth % len(self.inputs)])
-        jax.block_until_ready(metrics)
-        return (time.process_time() - cpu) * 1e3, (time.monotonic() - began) * 1e3
+        for n in range(first, first + steps):
+            self.state, metrics = self.step(self.state, inputs)
+            routing = time.thread_time()
+            inputs = self._inputs(n + 1)
+            host_s += time.thread_time() - routing
+            jax.block_until_ready(metrics)
+        cpu_s, wall_s = time.process_time() - cpu, time.monotonic() - began
+        return host_s * 1e3 / steps, cpu_s * 1e3 / steps, wall_s * 1e3 / steps
+
+    def _inputs(self, nth: int) -> StepInputs:
+        """A batch, routed and on the devices."""
+        batch, router = self.read[nth % len(self.read)], self.trainer.router
+        routed = InFlight(batch, router.route(batch, self.size, self.parts))
+        return router.complete(router.start(routed, self.capacities), self.capacities)
+
+
+def turns(contestants: Sequence[Contestant], rounds: int, steps: int) -> np.ndarray:
+    """Measures all, one after the other in every round, forwards and backwards in turn, the first round unmeasured.
+
+    Returns:
+      `Contestant.turn` of each: float64 [rounds, contestants, 3].
+    """
+    times_RxAx3 = np.zeros((rounds + 1, len(contestants), 3))
+    for turn in range(rounds + 1):
+        order = range(len(contestants)) if turn % 2 else reversed(range(len(contestants)))
+        for n in order:
+            times_RxAx3[turn, n] = contestants[n].turn(turn * steps, steps)
+    return times_RxAx3[1:]
 
 
 def by_turns(contestants: Sequence[Contestant], rounds: int, steps: int) -> list[dict[str, float]]:
-    """Measures all, one after the other in every round, the first round unmeasured.
+    """Measures all by turns: see `turns`.
 
     Returns:
-      for each "route_cpu_ms", "step_cpu_ms", "step_ms" (medians over rounds of the mean over steps), "cpu_ms", the sum
-      of both CPU times of the same round, and "noise", half the range of the middle half of its rounds over the median.
+      for each "route_cpu_ms", "cpu_ms" and "step_ms", medians over rounds of what `Contestant.turn` gives,
+      "step_cpu_ms", the second without the first, and "noise", half the range of the middle half of the second over
+      its median.
     """
-    found: list[list[tuple[float, float, float]]] = [[] for _ in contestants]
-    for turn in range(rounds + 1):
-        for one, times in zip(contestants, found, strict=True):
-            route = np.mean([one.route_ms(turn * steps + n) for n in range(steps)])
-            cpu, wall = np.mean([one.step_ms(turn * steps + n) for n in range(steps)], axis=0)
-            if turn:
-                times.append((float(route), float(cpu), float(wall)))
     results = []
-    for times in found:
-        all_Rx3 = np.array(times)
-        route, cpu, wall = np.median(all_Rx3, axis=0)
-        total_R = all_Rx3[:, 0] + all_Rx3[:, 1]
-        low, high = np.quantile(total_R, [0.25, 0.75])
-        middle = float(np.median(total_R))
+    for times_Rx3 in np.moveaxis(turns(contestants, rounds, steps), 1, 0):
+        route, cpu, wall = np.median(times_Rx3, axis=0)
+        low, high = np.quantile(times_Rx3[:, 1], [0.25, 0.75])
+        apart = float(np.median(times_Rx3[:, 1] - times_Rx3[:, 0]))
         results.append(
-            {"route_cpu_ms": float(route), "step_cpu_ms": float(cpu), "step_ms": float(wall), "cpu_ms": middle,
-             "noise": float((high - low) / 2 / middle)}
+            {"route_cpu_ms": float(route), "step_cpu_ms": apart, "step_ms": float(wall), "cpu_ms": float(cpu),
+             "noise": float((high - low) / 2 / cpu)}
         )  # fmt: skip
     return results
 
@@ -165,7 +187,7 @@ def contiguous_imbalance(presence: Presence, plan: Plan, devices: int, rows: dic
 
 def trainer_presence(trainer: Trainer) -> Presence:
     """Presence of the items of a run's first batches in its devices' shares."""
-    from recjax.planning.hot import first_batches
+    from recjax.planning.hot_rank import first_batches
 
     specs = {s.spec.name: s.spec for group in trainer.bound.groups for s in group.segments}
     found = tuple(specs[name] for name in trainer.plan.tables)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from recjax import settings
 from recjax.config.run import RunConfig
@@ -73,15 +74,7 @@ def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> di
     train = config.train
     counted = presence.presence_of(source, options.batches, train.batch_size, config.seed, train.shuffle)
     result: dict[str, Any] = {
-        "about": {
-            "data": source.name,
-            "model": config.model.kind,
-            "batch_size": train.batch_size,
-            "dim": config.embedding.dim,
-            "options": dataclasses.asdict(options),
-            "device": jax.devices()[0].device_kind,
-            "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        },
+        "about": about_run(config, options),
         "presence": presence.describe(counted),
         "arms": [],
     }
@@ -90,6 +83,20 @@ def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> di
         result["arms"] += _on(devices, config, options, long, say)
     result["summary"] = summary(result["arms"])
     return result
+
+
+def about_run(config: RunConfig, options: Options) -> dict[str, Any]:
+    """Names data, model, options and versions of a study, as JSON values."""
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__}
+    return {
+        "data": config.data.open().name,
+        "model": config.model.kind,
+        "batch_size": config.train.batch_size,
+        "dim": config.embedding.dim,
+        "options": dataclasses.asdict(options),
+        "device": jax.devices()[0].device_kind,
+        "versions": versions,
+    }
 
 
 def arms(rows: tuple[int, ...], long: bool) -> list[Arm]:
