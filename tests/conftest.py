@@ -28,6 +28,7 @@ from jax._src import compilation_cache
 from support import commands
 from support.few_programs import few
 from support.light_compile import light
+from support.shared_programs import shared
 from support.tiers import (  # noqa: F401  # hooks
     pytest_addoption,
     pytest_collection_finish,
@@ -81,6 +82,13 @@ def light_compile_where_marked(request: pytest.FixtureRequest) -> Iterator[None]
 def few_programs_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Gives routing arrays room for all batches in a module that is marked so: each trainer compiles one step."""
     with few() if request.node.get_closest_marker("few_programs") else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lets commands of a module that is marked so share what JAX has traced."""
+    with shared() if request.node.get_closest_marker("shared_programs") else contextlib.nullcontext():
         yield
 
 

@@ -33,6 +33,7 @@ LAYERS = (
     ("main",),
     ("__init__",),
     ("cli",),
+    ("__main__",),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
@@ -93,4 +94,4 @@ def test_an_import_that_leads_upward_or_sideways_is_found(edge: Edge):
 
 def test_the_root_of_the_package_holds_five_modules_at_most():
     found = {path.stem for path in PACKAGE.glob("*.py")}
-    assert found == {"__init__", "errors", "kernels", "main"}
+    assert found == {"__init__", "__main__", "errors", "kernels", "main"}

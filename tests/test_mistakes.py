@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL, assert_refused, contents, inside, outside
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
 
 # --- usage and config ---
 
@@ -255,7 +255,8 @@ def finished(preset, tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "status", "patterns"),
     [
-        (["nowhere"], 2, ["nowhere is not a run folder: it has no config.json", "recjax train"]),
+        (["nowhere"], 2, ["nowhere is not a run folder: it does not exist", "recjax train"]),
+        (["{run}n"], 2, [r"is not a run folder: it does not exist\. Did you mean run\?"]),
         (["{run}/config.json"], 2, [r"config\.json is a file, not a run folder\. Name the --out folder"]),
         (["{parent}"], 2, [r"it has no config\.json\. It holds {run}: name one of these\."]),
         (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),

@@ -2,13 +2,12 @@
 
     python tests/benchmarks/by_turns.py PRESET [a.b=value ...] --arm "a.b=value c.d=value" --arm "..." [--rounds 12]
 
-Prints for every arm the time and CPU time of a step with the routing of its batch, medians over rounds; of every arm
-the ratio to the first in the same round: the median, with the range of the middle half and of all rounds; and the bytes
-that a device sends for tables in a step, useful and padded, from the compiled program.
+Prints for every arm the time and CPU time of a step beside which the next batch is routed, medians over rounds; of
+every arm the ratio to the first in the same round: the median, with the range of the middle half and of all rounds; and
+the bytes that a device sends for tables in a step, useful and padded, from the compiled program.
 """
 
 import argparse
-import time
 
 import jax
 
@@ -17,17 +16,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 import numpy as np  # noqa: E402
 
 from recjax.config.presets import load  # noqa: E402
-from recjax.studies.hot_rows.measure import Arm, Contestant  # noqa: E402
+from recjax.studies.hot_rows.measure import Arm, Contestant, turns  # noqa: E402
 from recjax.utils.text import aligned  # noqa: E402
-
-
-def turn(one: Contestant, first: int, steps: int) -> tuple[float, float]:
-    """(ms, CPU ms) of a step and the routing of a batch."""
-    began, cpu = time.monotonic(), time.process_time()
-    for n in range(first, first + steps):
-        one.route_ms(n)
-        one.step_ms(n)
-    return (time.monotonic() - began) * 1e3 / steps, (time.process_time() - cpu) * 1e3 / steps
 
 
 def main() -> None:
@@ -42,9 +32,7 @@ def main() -> None:
     for arm in options.arm:
         config = load(options.preset, ["mesh.devices=8", *overrides, *arm.split()])
         arms.append(Contestant(Arm(arm, tuple(arm.split())), config, batches=4))
-    times_RxAx2 = np.array(
-        [[turn(one, number * options.steps, options.steps) for one in arms] for number in range(options.rounds + 1)]
-    )[1:]
+    times_RxAx2 = turns(arms, options.rounds, options.steps)[:, :, [2, 1]]
     ratios_RxAx2 = times_RxAx2 / times_RxAx2[:, :1]
     cells = [
         ["arm", "ms", "CPU ms", "ratio", "middle half", "all", "CPU ratio", "middle half", "useful MB", "padded MB"]

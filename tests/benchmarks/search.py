@@ -38,7 +38,7 @@ def study(folder: Path, name: str, trials: int, sampler: str, pruner: str, seed:
     """Goes on with a study until it is complete or the time is over; then it is stopped, with a checkpoint."""
     file = folder / f"{name}.toml"
     file.write_text(SEARCH.format(trials=trials, sampler=sampler, pruner=pruner, seed=seed))
-    command = [sys.executable, "-m", "recjax.cli", "tune", str(file), "--out", str(folder / name)]
+    command = [sys.executable, "-m", "recjax", "tune", str(file), "--out", str(folder / name)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         process.wait(max(1.0, deadline - time.monotonic()))

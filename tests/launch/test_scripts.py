@@ -123,7 +123,7 @@ def test_the_dry_run_of_an_array_checks_the_sweep(desk: Desk) -> None:
 ])  # fmt: skip
 def test_what_recjax_itself_refuses(desk: Desk, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     program = tmp_path / "recjax"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={LAUNCH.parent} exec {sys.executable} -m recjax.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={LAUNCH.parent} exec {sys.executable} -m recjax "$@"\n')
     program.chmod(0o755)
     done = desk.run("local.sh", "--dry-run", "--", *words, env={"RECJAX_BIN": program})
     assert (done.returncode, done.stdout) == (2, "") and re.search(says, done.stderr)

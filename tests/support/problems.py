@@ -35,6 +35,7 @@ from recjax.parallel.mesh import AXES
 from recjax.tiers.caches import with_caches
 from recjax.tiers.tier import Tier
 from recjax.train import state as states
+from recjax.train.compile_only import abstract_state
 from recjax.train.dense import make_dense
 from recjax.train.module import asks_for_samples, kept_state
 from recjax.train.routers import place_all
@@ -172,6 +173,7 @@ def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:
 class Placed:
     """A trainer, and a problem's batches on its mesh, all of the same sizes: the step compiles once."""
 
+    problem: Problem
     trainer: Trainer
     routed: list[RoutedBatch]
     inputs: list[StepInputs]
@@ -183,11 +185,15 @@ class Placed:
         batches = [trainer.route(batch, size, parts) for batch in problem.batches]
         for stage in trainer.stages():
             batches = [dataclasses.replace(batch, routed=stage.advance(batch.routed, ())) for batch in batches]
-        return cls(trainer, [batch.routed for batch in batches], *place_all(trainer.router, batches))
+        return cls(problem, trainer, [batch.routed for batch in batches], *place_all(trainer.router, batches))
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        return self.trainer.step_program.lower(self.trainer.init_state(), self.inputs[0]).compile()
+        return self.trainer.step_program.lower(abstract_state(self.trainer), self.inputs[0]).compile()
+
+    def start(self) -> TrainState:
+        """The state before the first step."""
+        return self.trainer.restore(new_weights(self.problem, self.trainer.dtype), 0)
 
     def steps(self, state: TrainState, first: int = 0, last: int | None = None) -> TrainState:
         """The state after the batches from `first` to below `last`."""
@@ -197,15 +203,35 @@ class Placed:
         return state
 
 
-def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, start: Any = None, **how: Any) -> Result:
-    """Trains with the product's own step on a mesh of `devices`, from new weights or from those of a checkpoint.
+def new_weights(problem: Problem, dtype: Any) -> dict[str, Any]:
+    """A checkpoint of new weights, made once on one device: to compile that for each mesh may take as long as its step.
 
-    `how` is as for `trainer_of`.
+    That they are the same on any mesh is shown in test_collection.py.
     """
+    return _new_weights(problem.tables, problem.features, problem.model, problem.dense, problem.tx, problem.seed, dtype)
+
+
+@functools.cache
+def _new_weights(
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    model: Any,
+    dense: int,
+    tx: optax.GradientTransformation,
+    seed: int,
+    dtype: Any,
+) -> dict[str, Any]:
+    problem = Problem([], 1, tables, features, model, dense, tx, seed)
+    bound = bind(make_plan("row_wise", tables), tables, features, 1)
+    return states.to_host(states.create(problem.build(dtype), bound, mesh_of(1), tx, seed, dtype), bound)
+
+
+def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, **how: Any) -> Result:
+    """Trains with the product's own step on a mesh of `devices`; `how` is as for `trainer_of`."""
     trainer = trainer_of(problem, devices, plan, dtype, **how)
-    state = trainer.init_state() if start is None else trainer.restore(start, 0)
-    losses = []
-    for inputs in Placed.of(problem, trainer).inputs:
+    placed = Placed.of(problem, trainer)
+    state, losses = placed.start(), []
+    for inputs in placed.inputs:
         state, metrics = trainer.train_step(state, inputs)
         assert bool(metrics["ok"])
         losses.append(float(metrics["loss"]))

@@ -16,16 +16,14 @@ import jax
 import numpy as np
 import pytest
 from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
-from support.problems import ON_ONE_HOST, Problem, Result, compare, mesh_of, run_oracle, run_sharded
+from support.problems import ON_ONE_HOST, Problem, Result, compare, new_weights, run_oracle, run_sharded
 
 from recjax.config.train import DenseAdagrad
 from recjax.embedding import segment_sums
-from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import PLACEMENTS, Exchange, Plan, Segment, make_plan
+from recjax.embedding.plan import PLACEMENTS, Exchange, Plan, Segment
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.train import state as states
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
@@ -70,15 +68,6 @@ def oracle() -> Result:
     return run_oracle(make(), np.float64)
 
 
-@functools.cache
-def start() -> dict[str, Any]:
-    """The new weights, made once on one device: compiling that for each case would double the time of all."""
-    problem, mesh = make(), mesh_of(1)
-    bound = bind(make_plan("row_wise", problem.tables), problem.tables, problem.features, 1)
-    state = states.create(problem.build(np.float64), bound, mesh, problem.tx, problem.seed, np.float64)
-    return states.to_host(state, bound)
-
-
 def check(
     problem: Problem,
     devices: int,
@@ -90,14 +79,14 @@ def check(
 ) -> None:
     with jax.enable_x64(True):
         how: dict[str, Any] = {"hosts": hosts, "replicas": replicas, "dedup": dedup, "lines": lines}
-        result = run_sharded(problem, devices, plan, np.float64, start(), **how)
+        result = run_sharded(problem, devices, plan, np.float64, **how)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("plan", "devices"),
     [pytest.param(plan, 3, marks=[] if plan == "row_wise" else pytest.mark.wide) for plan in ON_ONE_HOST]
-    + [pytest.param("row_wise", 1, marks=pytest.mark.wide), ("column_wise", 8)],
+    + [pytest.param(plan, n, marks=pytest.mark.wide) for plan, n in (("row_wise", 1), ("column_wise", 8))],
 )
 def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
     check(make(), devices, plan)
@@ -156,7 +145,7 @@ def test_placements_mixed_in_replica_groups() -> None:
 def test_the_problem_shows_what_it_should() -> None:
     """The contract would say little if nothing were clipped, every row touched, or no weight of FTRL exactly 0."""
     with jax.enable_x64(True):
-        norms, after, before = oracle().norms, oracle().tables, start()["tables"]
+        norms, after, before = oracle().norms, oracle().tables, new_weights(make(), np.float64)["tables"]
     assert min(norms) < OPTIONS.clip_norm < max(norms)
     named = np.unique(np.concatenate([b.ids.ravel() for batch in make().batches for b in batch.bags.values()]))
     untouched = np.setdiff1d(np.arange(V), named)

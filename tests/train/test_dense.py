@@ -72,7 +72,7 @@ def placed(held: DenseSharding, bucket_mib: float, devices: int) -> Placed:
 def train(held: DenseSharding, bucket_mib: float, devices: int) -> Trained:
     on_mesh = placed(held, bucket_mib, devices)
     trainer, inputs = on_mesh.trainer, on_mesh.inputs
-    state = trainer.init_state()
+    state = on_mesh.start()
     compiled = trainer.step_program.lower(state, inputs[0]).compile()
     losses = []
     for each in inputs:

@@ -50,24 +50,20 @@ def plan_of(name: str, data: str) -> str | Plan:
     return Plan({t.name: (Segment(next(turn)),) for t in make(data).tables}) if name == "mixed" else name
 
 
-# By data and plan: how many devices. In float64, which proves the algorithm; and in float32, where rounding shows.
-FLOAT64 = {
-    ("movietweetings", "row_wise"): (1, 8),
-    ("movietweetings", "mixed"): (3,),
-    ("synthetic_multihot", "row_wise"): (1, 3),
-    ("synthetic_multihot", "mixed"): (8,),
-}
-FLOAT32: dict[tuple[str, str], tuple[int, ...]] = {
-    ("movietweetings", "row_wise"): (1,),
-    ("synthetic_multihot", "mixed"): (8,),
-}
+# Data, plan and how many devices. In float64, which proves the algorithm; and in float32, where rounding shows.
+FLOAT64 = [
+    ("movietweetings", "row_wise", 8),
+    ("movietweetings", "mixed", 3),
+    ("synthetic_multihot", "row_wise", 1),
+    ("synthetic_multihot", "mixed", 8),
+]
+MORE = [("movietweetings", "row_wise", 1), ("synthetic_multihot", "row_wise", 3)]
+FLOAT32 = [("movietweetings", "row_wise", 1), ("synthetic_multihot", "mixed", 8)]
 
 
-def cases(of: dict[tuple[str, str], tuple[int, ...]]) -> list[tuple[str, str, int]]:
-    return [(data, plan, devices) for (data, plan), sizes in of.items() for devices in sizes]
-
-
-@pytest.mark.parametrize(("data", "plan", "devices"), cases(FLOAT64))
+@pytest.mark.parametrize(
+    ("data", "plan", "devices"), [*FLOAT64, *(pytest.param(*case, marks=pytest.mark.wide) for case in MORE)]
+)
 def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
     with jax.enable_x64(True):
         truth = oracle(data, np.float64)
@@ -76,7 +72,7 @@ def test_float64_equals_the_oracle(data: str, plan: str, devices: int) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("data", "plan", "devices"), cases(FLOAT32))
+@pytest.mark.parametrize(("data", "plan", "devices"), FLOAT32)
 def test_float32_losses_equal_the_oracle(data: str, plan: str, devices: int) -> None:
     truth = oracle(data, np.float32)
     compare(run_sharded(make(data), devices, plan_of(plan, data), np.float32), truth, loss_rtol=1e-5, atol=None)

@@ -20,31 +20,31 @@ pytestmark = pytest.mark.full
 
 ELSEWHERE = Path(recjax.__file__).parent  # a working folder whose folder `data` holds none
 
-NAMES = {
-    "brackets": "a[b]c",
+NAMES = {  # in threes: what may mean something at the beginning of a path comes first
+    "dash": "-x",
     "one bracket": "a[b",
     "backslash": "back\\slash",
-    "spaces": " in and around ",
-    "unicode": "Über",
-    "combining": "U\u0308ber",
-    "emoji": "\N{GRINNING FACE}",
-    "newline": "new\nline",
-    "tab": "tab\tulator",
-    "quotes": "'single' \"double\"",
-    "dash": "-x",
-    "percent": "per%41cent",
-    "hash": "ha#sh",
-    "question": "what?",
-    "star": "st*r",
-    "braces": "{a,b}",
     "variable": "$HOME",
+    "unicode": "Über",
     "formula": "$\\frac{$",  # to matplotlib
-    "colon": "s3:x",
-    "semicolon": "a;b",
-    "pipe": "a|b",
-    "equals": "a=b",
     "tilde": "~",
+    "newline": "new\nline",
+    "brackets": "a[b]c",
     "tilde of nobody": "~nobody-of-that-name",
+    "spaces": " in and around ",
+    "percent": "per%41cent",
+    "colon": "s3:x",
+    "combining": "U\u0308ber",
+    "star": "st*r",
+    "emoji": "\N{GRINNING FACE}",
+    "tab": "tab\tulator",
+    "question": "what?",
+    "quotes": "'single' \"double\"",
+    "semicolon": "a;b",
+    "hash": "ha#sh",
+    "braces": "{a,b}",
+    "equals": "a=b",
+    "pipe": "a|b",
     "three dots": "...",
     "longest": "n" * 255,
 }
@@ -76,14 +76,19 @@ def tried(preset, good, plain, given, real, tmp_path, monkeypatch, data=None):
     assert measures(real, good, tmp_path / "scores.csv") == plain[1]
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_of_run_folder_parent_and_data(preset, good, plain, tmp_path, monkeypatch, name):
-    real = tmp_path / "in" / name / name
+# The names of a parent folder, of the run's folder in it, and of the data's folder beside that.
+IN_THREES = [(*list(NAMES), "brackets")[n : n + 3] for n in range(0, len(NAMES), 3)]
+
+
+@pytest.mark.parametrize("names", IN_THREES, ids=", ".join)
+def test_names_of_parent_run_folder_and_data(preset, good, plain, tmp_path, monkeypatch, names):
+    parent, run, data = (NAMES[name] for name in names)
+    real = tmp_path / "in" / parent / run
     real.parent.mkdir(parents=True)
-    shutil.copytree(good, real.parent / "data")
+    shutil.copytree(good, real.parent / data)
     monkeypatch.chdir(tmp_path / "in")
-    tried(preset, good, plain, [f"--out=./{name}/{name}"], real, tmp_path, monkeypatch, data=f"./{name}/data")
-    assert os.listdir(tmp_path / "in") == [name]
+    tried(preset, good, plain, [f"--out=./{parent}/{run}"], real, tmp_path, monkeypatch, data=f"./{parent}/{data}")
+    assert os.listdir(tmp_path / "in") == [parent] and sorted(os.listdir(real.parent)) == sorted([run, data])
 
 
 LINKS = {

@@ -60,7 +60,7 @@ def test_nothing_but_padding_stays_behind(placement: str, how: dict[str, int], m
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", functools.partial(emulated, sent))
     for ragged in (False, True):
         placed = Placed.of(make(), trainer_of(make(), 4, plan(placement), ragged=ragged, **how))
-        ends.append(load(placed.trainer.export(placed.steps(placed.trainer.init_state()))))
+        ends.append(load(placed.trainer.export(placed.steps(placed.start()))))
         assert bool(sent) == ragged
     assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
     # Of ids, rows and gradients; and of ids and their weights.
@@ -74,7 +74,7 @@ def test_nothing_but_padding_stays_behind(placement: str, how: dict[str, int], m
 
 def test_it_is_one_collective_of_the_compilers_for_accelerators() -> None:
     placed = Placed.of(make(), trainer_of(make(), 4, plan("row_wise"), ragged=True))
-    traced = placed.trainer.step_program.trace(placed.trainer.init_state(), placed.inputs[0])
+    traced = placed.trainer.step_program.trace(placed.start(), placed.inputs[0])
     for platform in ("cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert text.count("ragged_all_to_all") >= 5

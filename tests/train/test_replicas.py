@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.problems import Placed, Problem, compare, mesh_of, problem, run_oracle, run_sharded, trainer_of
+from support.problems import Placed, Problem, compare, problem, run_oracle, run_sharded, trainer_of
 from support.routing import locate
 
 import recjax
@@ -21,12 +21,10 @@ from recjax.config.run import RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.bind import bind
-from recjax.embedding.buffers import initial_rows, initialise
-from recjax.embedding.collection import export_tables
+from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, Segment, make_plan
+from recjax.embedding.plan import Exchange, Plan, Segment
 from recjax.embedding.quantize import decode, encode
 from recjax.embedding.replica_groups import make_average
 from recjax.embedding.routing import capacity, host
@@ -35,8 +33,6 @@ from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.train import state as states
-from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
 from recjax.train.trainer import build_trainer
 from recjax.utils.lazy_arrays import load
@@ -57,29 +53,11 @@ def make(optimizer: Any = ADAGRAD, steps: int = 50, rows: tuple[int, ...] = (300
     return problem(source, model, optimizer, D, steps=steps, batch_size=B, tx=optax.sgd(0.1))
 
 
-@functools.cache
-def start(tables: Any, features: Any, dtype: Any) -> dict[str, Any]:
-    """New tables, made once on one device: to compile that for each mesh would take longer than its steps."""
-    bound = bind(make_plan("row_wise", tables), tables, features, 1)
-    return {"tables": load(export_tables(bound, *initialise(bound, mesh_of(1), 0, dtype)))}
-
-
-def _dense(problem: Problem, dtype: Any) -> dict[str, Any]:
-    dense, opt, _ = states._dense_part(problem.build(dtype), problem.tx, dtype)
-    return {"dense": states._named_leaves(dense), "opt": states._named_leaves(opt)}
-
-
 def built(
     problem: Problem, devices: int, replicas: int, plan: str | Plan = "row_wise", dtype: Any = np.float32, **how: Any
 ) -> Placed:
     """A problem on a mesh of replica groups."""
     return Placed.of(problem, trainer_of(problem, devices, plan, dtype, replicas=replicas, **how))
-
-
-def new(placed: Placed, problem: Problem) -> TrainState:
-    """The state before the first step."""
-    dtype = placed.trainer.dtype
-    return placed.trainer.restore(start(problem.tables, problem.features, dtype) | _dense(problem, dtype), 0)
 
 
 PLACED = ("column_wise", "data_parallel", "row_wise", "table_wise")
@@ -189,7 +167,7 @@ def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal()
     plan = Plan({f"sparse_{i}": (Segment("row_wise", exchange=exchange),) for i in range(4)})
     made = make(Sgd(0.1), 6)
     placed = built(made, 4, 4, plan)  # a group is one device: nothing else is encoded
-    state = placed.steps(new(placed, made))
+    state = placed.steps(placed.start())
     compiled = placed.trainer.step_program.lower(state, placed.inputs[0]).compile()
     kinds = {c.shapes[0][0] for c in collectives(compiled.as_text()) if c.phase == "replica_exchange"}
     assert kinds == {"u8", "s32"}
@@ -197,7 +175,7 @@ def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal()
         first, *others = [np.asarray(s.data) for s in array.addressable_shards]
         assert all(np.array_equal(first, other) for other in others)
     exact = built(make(Sgd(0.1), 6), 4, 4)
-    (truth,), (found,) = exact.steps(new(exact, made)).tables.values(), state.tables.values()
+    (truth,), (found,) = exact.steps(exact.start()).tables.values(), state.tables.values()
     assert 1e-7 < np.abs(np.asarray(truth) - np.asarray(found)).max() < 1e-2
 
 
@@ -210,7 +188,7 @@ def apart() -> Iterator[tuple[Problem, Placed, Any]]:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         made = make(Sgd(0.5), 15)
         placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
-        yield made, placed, load(placed.trainer.export(placed.steps(new(placed, made), last=6)))
+        yield made, placed, load(placed.trainer.export(placed.steps(placed.start(), last=6)))
 
 
 def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[Problem, Placed, Any]) -> None:
@@ -218,7 +196,7 @@ def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[
     made, placed, _ = apart
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         assert {c.batch.size for c in placed.routed} == {B, 500 % B}
-        average, state = make_average(placed.trainer.bound, placed.trainer.mesh), new(placed, made)
+        average, state = make_average(placed.trainer.bound, placed.trainer.mesh), placed.start()
         for i in range(15):
             state = placed.steps(state, i, i + 1)
             tables, slots = average(state.tables, state.slots, state.ok)
@@ -238,7 +216,7 @@ def test_each_group_learns_from_its_part_of_the_batch_alone() -> None:
         still = dataclasses.replace(make(steps=6), tx=optax.set_to_zero())
         made = still
         placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
-        saved = load(placed.trainer.export(placed.steps(new(placed, made))))["replicas"]
+        saved = load(placed.trainer.export(placed.steps(placed.start())))["replicas"]
         for group in range(2):
             local = placed.routed[0].local * 2
             batches = [between(b, group * local, min((group + 1) * local, b.size)) for b in still.batches]
@@ -317,7 +295,7 @@ def test_averages_in_fewer_bytes_are_means_of_what_was_sent(precision: Any) -> N
 def test_averages_and_distances_need_no_room_for_a_table() -> None:
     made = make(rows=(400_000, 37, 50, 41), steps=1)
     placed = built(made, 4, 2, independent=True)
-    state = new(placed, made)
+    state = placed.start()
     table = max(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.tables))
     average: Any = make_average(placed.trainer.bound, placed.trainer.mesh)
     memory = average.lower(state.tables, state.slots, state.ok).compile().memory_analysis()
@@ -352,8 +330,8 @@ def test_clipping_counts_the_rows_of_every_group(apart: tuple[Problem, Placed, A
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
 
         def moved(placed: Placed) -> Any:
-            after = load(placed.trainer.export(placed.steps(new(placed, made), last=1)))
-            return jax.tree.map(lambda a, b: a - b, load(placed.trainer.export(new(placed, made))), after)
+            after = load(placed.trainer.export(placed.steps(placed.start(), last=1)))
+            return jax.tree.map(lambda a, b: a - b, load(placed.trainer.export(placed.start())), after)
 
         whole = moved(free)
         # Learning rates of 0.5 and 0.1 show gradients, of which those of two groups' tables are doubled.

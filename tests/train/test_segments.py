@@ -172,7 +172,8 @@ def test_pooled_bits_equal_those_of_undivided_tables() -> None:
 
         specs = (state_specs(trainer.bound), P(BATCH_AXES))
         program = jax.jit(jax.shard_map(pooled, mesh=trainer.mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
-        found.append(program(trainer.init_state(), Placed.of(make(), trainer).inputs[0]))
+        placed = Placed.of(make(), trainer)
+        found.append(program(placed.start(), placed.inputs[0]))
     for other in found[1:]:
         for name, whole in found[0].items():
             # A sequence's capacity is the same, since it is that of the longest bag.
@@ -181,10 +182,8 @@ def test_pooled_bits_equal_those_of_undivided_tables() -> None:
 
 
 def test_two_runs_are_equal_to_the_bit() -> None:
-    ends = []
-    for _ in range(2):
-        placed = Placed.of(make(), trainer_of(make(), 3, split_plan(3, 1)))
-        ends.append(load(placed.trainer.export(placed.steps(placed.trainer.init_state()))))
+    placed = Placed.of(make(), trainer_of(make(), 3, split_plan(3, 1)))
+    ends = [load(placed.trainer.export(placed.steps(placed.start()))) for _ in range(2)]
     assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
 
 
@@ -194,7 +193,7 @@ def test_rows_in_any_slot_equal_the_oracle(devices: int, plan: int, how: dict[st
     problem = make()
     with jax.enable_x64(True):
         first = Placed.of(problem, trainer_of(problem, 2, split_plan(2, 0), np.float64))
-        half = load(first.trainer.export(first.steps(first.trainer.init_state(), last=2)))
+        half = load(first.trainer.export(first.steps(first.start(), last=2)))
         then = trainer_of(problem, devices, split_plan(devices, plan), np.float64, mapped=2, **how)
         placed = Placed.of(problem, then)
         state, losses = then.restore(half, 2), []

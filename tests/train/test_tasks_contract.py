@@ -16,19 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, run_oracle, run_sharded, trainer_of
+from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.config.schedule import Polynomial
 from recjax.config.tasks import Focal, Huber, LogLoss, Poisson, Softmax
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch, Label
-from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.stateful import BatchNorm, Dropout
-from recjax.train import state as states
 from recjax.train.step import StepOptions
 from recjax.train.tasks import Task
 from recjax.utils.lazy_arrays import load
@@ -106,19 +103,18 @@ def dropped(layer: int, step: Any, x: Any) -> Any:
     return jnp.stack(rows)
 
 
-def truth(params: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any, stateful: bool = True) -> Any:
+def truth(params: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
     x = dropped(0, step, jnp.concatenate([x, pooled["item"]], axis=1))
     h = x @ params["hidden.kernel.value"] + params["hidden.bias.value"]
-    if stateful:
-        counted = (w > 0).any(axis=1)[:, None]
-        n = counted.sum()
-        mean = (h * counted).sum(axis=0) / n
-        var = ((h - mean) ** 2 * counted).sum(axis=0) / n
-        h = (h - mean) / jnp.sqrt(var + EPSILON) * params["norm.scale.value"] + params["norm.bias.value"]
-        kept = {
-            "norm.mean.value": DECAY * kept["norm.mean.value"] + (1 - DECAY) * mean,
-            "norm.var.value": DECAY * kept["norm.var.value"] + (1 - DECAY) * var * n / (n - 1),
-        }
+    counted = (w > 0).any(axis=1)[:, None]
+    n = counted.sum()
+    mean = (h * counted).sum(axis=0) / n
+    var = ((h - mean) ** 2 * counted).sum(axis=0) / n
+    h = (h - mean) / jnp.sqrt(var + EPSILON) * params["norm.scale.value"] + params["norm.bias.value"]
+    kept = {
+        "norm.mean.value": DECAY * kept["norm.mean.value"] + (1 - DECAY) * mean,
+        "norm.var.value": DECAY * kept["norm.var.value"] + (1 - DECAY) * var * n / (n - 1),
+    }
     z = dropped(1, step, jnp.tanh(h)) @ params["out.kernel.value"] + params["out.bias.value"]
     p = 1 / (1 + jnp.exp(-z[:, 6]))
     p_t, a_t = jnp.where(y[:, 4] == 1, p, 1 - p), jnp.where(y[:, 4] == 1, 0.3, 0.7)
@@ -149,22 +145,14 @@ def make(stateful: bool = True) -> Problem:
         seed=SEED,
         options=StepOptions(clip_norm=1.0, schedule=SCHEDULE.factor, seed=SEED),
         tasks=tasks(),
-        truth=functools.partial(truth, stateful=stateful),
+        truth=truth,
     )
 
 
 @functools.cache
-def oracle(stateful: bool = True) -> Result:
+def oracle() -> Result:
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        return run_oracle(make(stateful), np.float64)
-
-
-@functools.cache
-def start(stateful: bool = True) -> dict[str, Any]:
-    problem, mesh = make(stateful), mesh_of(1)
-    bound = bind(make_plan("row_wise", problem.tables), problem.tables, problem.features, 1)
-    state = states.create(problem.build(np.float64), bound, mesh, problem.tx, problem.seed, np.float64)
-    return states.to_host(state, bound)
+        return run_oracle(make(), np.float64)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +160,7 @@ def start(stateful: bool = True) -> dict[str, Any]:
 )
 def test_tasks_with_batch_norm_and_dropout_equal_the_truth_on_any_mesh(devices: int, how: dict[str, Any]) -> None:
     with jax.enable_x64(True):
-        result = run_sharded(make(), devices, "row_wise", np.float64, start(), **how)
+        result = run_sharded(make(), devices, "row_wise", np.float64, **how)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
         assert {"norm.mean.value", "norm.var.value"} <= result.dense.keys()
 
@@ -180,7 +168,8 @@ def test_tasks_with_batch_norm_and_dropout_equal_the_truth_on_any_mesh(devices: 
 def test_parts_change_no_number_without_state() -> None:
     problem = dataclasses.replace(make(False), options=dataclasses.replace(make(False).options, accumulate=3))
     with jax.enable_x64(True):
-        compare(run_sharded(problem, 2, "row_wise", np.float64, start(False)), oracle(False), loss_rtol=1e-9, atol=1e-9)
+        parts, whole = (run_sharded(each, 2, "row_wise", np.float64) for each in (problem, make(False)))
+        compare(parts, whole, loss_rtol=1e-9, atol=1e-9)
 
 
 def test_parts_and_state_are_refused() -> None:
@@ -192,7 +181,7 @@ def test_parts_and_state_are_refused() -> None:
 def test_a_run_goes_on_elsewhere_as_if_it_had_stayed() -> None:
     with jax.enable_x64(True):
         here = Placed.of(make(), trainer_of(make(), 2, "row_wise", np.float64))
-        state = here.steps(here.trainer.restore(start(), 0), 0, 2)
+        state = here.steps(here.start(), 0, 2)
         saved = load(here.trainer.export(state))
         assert set(saved["module"]) == {"norm.mean.value", "norm.var.value"}
         there = Placed.of(make(), trainer_of(make(), 3, "table_wise", np.float64))
@@ -203,7 +192,7 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_stayed() -> None:
 def test_losses_of_the_tasks_are_told_and_nan_where_nothing_has_weight() -> None:
     with jax.enable_x64(True):
         placed = Placed.of(make(), trainer_of(make(), 3, "row_wise", np.float64))
-        state = placed.trainer.restore(start(), 0)
+        state = placed.start()
         for step, inputs in enumerate(placed.inputs[:2]):
             state, metrics = placed.trainer.train_step(state, inputs)
             each = np.asarray(metrics["losses"])
@@ -215,7 +204,7 @@ def test_losses_of_the_tasks_are_told_and_nan_where_nothing_has_weight() -> None
 def test_a_batch_without_any_weight_changes_nothing() -> None:
     with jax.enable_x64(True):
         placed = Placed.of(make(), trainer_of(make(), 2, "row_wise", np.float64))
-        before = placed.trainer.restore(start(), 0)
+        before = placed.start()
         bare = dataclasses.replace(placed.inputs[0], weights_B=placed.inputs[0].weights_B * 0)
         kept = load(placed.trainer.export(before))
         state, metrics = placed.trainer.train_step(before, bare)
