@@ -21,7 +21,7 @@ from recjax.train.run.open_run import open_run
 pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
 
 # 700 rows: two batches of 256, and a rest.
-TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
+TRAIN = ("seed=1", "mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")
 
 
 def write(path, made):

@@ -160,7 +160,7 @@ def test_from_a_file_to_scores_in_two_commands(tmp_path, monkeypatch):
     """And the run folder is good from another folder, when the file and the cache are gone."""
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    tables.write(tables.clicks(600, lists=False), tmp_path / "clicks.csv")
+    tables.write(tables.clicks(3000, lists=False), tmp_path / "clicks.csv")
     command = ("train", "table", "data.from=clicks.csv", "data.label=clicked", *SETTINGS)
     done = inside(*command, "--json")
     summary = done.result

@@ -154,7 +154,7 @@ def test_a_run_says_so_and_resumes(tmp_path):
     assert "patience=" not in done.err  # as it was asked for
     more = inside("train", *(str(a).replace("epochs=2", "epochs=3") for a in arguments))
     assert more.result["steps"] == 30 and "resuming" in more.err
-    assert inside("eval", tmp_path / "run", "--json").result["step"] == 30
+    assert inside("eval", tmp_path / "run", "--json").result["step"] == more.result["eval_step"]
     plain = inside("train", *arguments[:-3], "small.below_rows=640", "--json", "--out", tmp_path / "other")
     assert plain.result["steps"] == 4 and "small" not in plain.err  # the preset's two epochs of 512
 
