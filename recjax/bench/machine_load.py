@@ -12,7 +12,7 @@ class Others:
     """Watches from its making on. Linux only; elsewhere `share` is None."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        """Takes the processes `pids` (with this one, and their threads) as ours."""
+        """Takes the processes `pids`, this one, and those that they have started and waited for as ours."""
         self._pids = [os.getpid(), *pids]
         self._start = self._now()
 
@@ -31,7 +31,7 @@ class Others:
             own = 0
             for pid in self._pids:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                own += int(fields[11]) + int(fields[12])
+                own += sum(map(int, fields[11:15]))  # the last two: of children that have been waited for
         except (OSError, ValueError):
             return None
         return time.monotonic(), (user + nice + system + irq + softirq + steal) / tick, own / tick

@@ -197,6 +197,8 @@ def main():
     finally:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
+        for process in running.values():
+            process.wait()  # whose time is then ours
     print(load.to_text({"serve": lines, "seconds": options.seconds, "others_share": others.share()}))
     return None
 
