@@ -105,7 +105,7 @@ def _offer(
     if config.plan == "auto":
         found = answer(asked, plain_plan) or choose(asked, plain_plan, of, source)
         if isinstance(found, str):
-            return row | {"fits": False, "why": does_not_fit(of, source, machine, asked, found)}
+            return row | {"fits": False, "why": does_not_fit(of, source, machine, asked, plain_plan, found)}
         prediction, memory, plan = found.prediction, found.memory, _ways(found)
     else:
         exact = exact_sizes(asked.demand, plain_plan)

@@ -45,6 +45,7 @@ from recjax.utils.files import write_json, write_whole
 CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `origins.PLAN`
 # Changes that may make a plan fit: those that change no number, then those that do.
 _SAME_NUMBERS = ("train.dense=sharded", "train.accumulate=2", "train.accumulate=4", "train.accumulate=8")
+_SIZES = 4  # of caches that are tried
 _OTHER_NUMBERS = ("embedding.dtype=bfloat16", "embedding.optimizer=sgd", "train.batch_size={half}")
 
 
@@ -74,14 +75,19 @@ def plan_of(
         return plan, None, hot
     machine = open_machine(config.planner.machine)
     asked = question(config, source, machine, shape)
-    without = dataclasses.replace(config.embedding, hot=HotConfig())  # hot rows are added to the plan of either
-    plain = resolve_plan(dataclasses.replace(config, embedding=without), source, tables, features, shape)
+    plain = _plain(config, source, asked, shape)
     found = answer(asked, plain) or choose(asked, plain, config, source)
     if isinstance(found, str):
-        raise ConfigError(does_not_fit(config, source, machine, asked, found))
+        raise ConfigError(does_not_fit(config, source, machine, asked, plain, found))
     left = asked.budget_bytes - found.memory["total"]
     plan, hot = add_hot_rows(found.plan, config, source, tables, features, shape, left)
     return plan, dataclasses.replace(found, plan=plan), hot
+
+
+def _plain(config: RunConfig, source: BlockSource, asked: Question, shape: tuple[int, int, int]) -> Plan:
+    """The plain rule's plan, without hot rows: these are added to the plan that is chosen."""
+    without = dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, hot=HotConfig()))
+    return resolve_plan(without, source, asked.demand.tables, asked.demand.features, shape)
 
 
 def by_machine(config: RunConfig) -> bool:
@@ -139,7 +145,9 @@ def question(
     )
 
 
-def does_not_fit(config: RunConfig, source: BlockSource, machine: Machine, asked: Question, tiers: str) -> str:
+def does_not_fit(
+    config: RunConfig, source: BlockSource, machine: Machine, asked: Question, plain: Plan, tiers: str
+) -> str:
     """The message that no plan fits: how much is needed, and the cheapest change with which one would.
 
     Args:
@@ -147,6 +155,7 @@ def does_not_fit(config: RunConfig, source: BlockSource, machine: Machine, asked
       source: its data.
       machine: that the plan is for.
       asked: the question that has no answer.
+      plain: the plan of the plain rule.
       tiers: why rows on the host do not help.
     """
     least = min((smallest(asked, ways) for ways in by_thresholds(asked.demand)), key=lambda memory: memory["total"])
@@ -156,7 +165,7 @@ def does_not_fit(config: RunConfig, source: BlockSource, machine: Machine, asked
         f"no plan fits a device: the smallest needs {least['total'] / GIB:.3g} GiB ({parts}), and {given}, of which "
         f"{asked.budget_bytes / GIB:.3g} GiB can be used; {tiers.rstrip('.')}. "
     )
-    same, other = (_cheapest(config, source, machine, changes) for changes in _changes(config, asked))
+    same, other = (_cheapest(config, source, machine, changes) for changes in _changes(config, asked, plain))
     if same is not None:
         text += f"The cheapest change with which it fits is {same.change}: it changes no number, and {same.text}."
     if other is not None:
@@ -171,7 +180,7 @@ def smallest(asked: Question, ways: Assignment) -> dict[str, float]:
     return asked.memory(sizes(asked.demand, ways))
 
 
-def _changes(config: RunConfig, asked: Question) -> tuple[list[str], list[str]]:
+def _changes(config: RunConfig, asked: Question, plain: Plan) -> tuple[list[str], list[str]]:
     """Changes that change no number, and others."""
     devices, batch = math.prod(config.mesh.shape), config.train.batch_size
     hosts = config.mesh.hosts
@@ -179,26 +188,25 @@ def _changes(config: RunConfig, asked: Question) -> tuple[list[str], list[str]]:
     if hosts > 1:
         more = [f"{text} mesh.hosts={hosts * times}" for text, times in zip(more, (2, 4, 8, 16), strict=True)]
     if asked.cache_bytes:
-        left = max(room(asked, sizes(asked.demand, ways)) for ways in by_thresholds(asked.demand))
-        more += [f"tier.device_bytes={left}"] if left else []
+        left = {room(asked, sizes(asked.demand, ways)) for ways in by_thresholds(asked.demand)}
+        for size in sorted(left, reverse=True)[:_SIZES]:  # the largest that fits, since a larger cache misses less
+            if size and answer(dataclasses.replace(asked, cache_bytes=size), plain):
+                more.append(f"tier.device_bytes={size}")
+                break
     return [*_SAME_NUMBERS, *more], [text.format(half=batch // 2) for text in _OTHER_NUMBERS]
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class _Change:
     """A change with which a plan fits.
 
     Attributes:
-      sample_us: device time of a sample.
-      number: of the change, among those that were tried.
       change: the settings.
       ms: of a step.
       devices: how many there are then.
       bytes: that each of them needs.
     """
 
-    sample_us: float
-    number: int
     change: str
     ms: float
     devices: int
@@ -215,20 +223,22 @@ class _Change:
 
 def _cheapest(config: RunConfig, source: BlockSource, machine: Machine, changes: list[str]) -> _Change | None:
     """The change, of those with which a plan fits, whose samples take least device time."""
-    found: list[_Change] = []
+    estimated: list[tuple[float, int, RunConfig, Question]] = []
     for number, change in enumerate(changes):
         try:
             changed = settings.override(config, change.split())
             asked = question(changed, source, machine)
         except ConfigError:  # not for this model
             continue
-        planner = Planner(asked)
-        best = min(by_thresholds(asked.demand), key=planner.cost)
-        if (us := planner.cost(best)) < math.inf:
-            devices = math.prod(changed.mesh.shape)
-            sample_us = us * devices / changed.train.batch_size
-            found.append(_Change(sample_us, number, change, us / 1e3, devices, smallest(asked, best)["total"]))
-    return min(found, default=None)
+        us = min(map(Planner(asked).cost, by_thresholds(asked.demand)))
+        if us < math.inf:
+            estimated.append((us * math.prod(changed.mesh.shape) / changed.train.batch_size, number, changed, asked))
+    for _, number, changed, asked in sorted(estimated, key=lambda one: one[:2]):
+        shape = changed.mesh.shape
+        if found := answer(asked, _plain(changed, source, asked, shape)):  # an estimate may be too small
+            ms = found.prediction.step_us / 1e3
+            return _Change(changes[number], ms, math.prod(shape), found.memory["total"])
+    return None
 
 
 def keep(run: Path, config: RunConfig, chosen: Answer, mesh: Mesh) -> None:

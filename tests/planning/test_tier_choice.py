@@ -144,15 +144,17 @@ def test_where_rows_on_the_host_do_not_help_the_refusal_says_why(machine: Path, 
     assert "changes no number" in paragraph
 
 
-def test_a_cache_that_is_too_large_is_refused_with_one_that_fits(machine: Path) -> None:
+def test_a_cache_that_is_too_large_is_refused_with_the_largest_that_fits(machine: Path) -> None:
     rows = 10_000 * ROW / 2
-    tight = (cut(machine, 0.2), f"tier.device_bytes={int(0.4 * rows)}")
+    tight = cut(machine, 0.1)  # less than splitting the batch would need
     with pytest.raises(ConfigError, match=r"with which it fits is tier\.device_bytes=(\d+)") as refused:
-        chosen(config_of(machine, *tight))
+        chosen(config_of(machine, tight, f"tier.device_bytes={int(0.4 * rows)}"))
     size = int(str(refused.value).partition("tier.device_bytes=")[2].partition(":")[0])
-    assert 0.2 * rows - 4096 < size <= 0.2 * rows + 300 * 64  # all, or all but the copies of the small table
-    found = chosen(config_of(machine, tight[0], f"tier.device_bytes={size}"))
-    assert found.tier is None and found.memory["total"] <= (1 + 1e-9) * float(tight[0].partition("=")[2]) * GIB
+    assert 0.1 * rows - 4096 < size < 0.4 * rows
+    found = chosen(config_of(machine, tight, f"tier.device_bytes={size}"))
+    assert found.tier is None and found.memory["total"] <= (1 + 1e-9) * float(tight.partition("=")[2]) * GIB
+    with pytest.raises(ConfigError, match="no plan fits"):
+        chosen(config_of(machine, tight, f"tier.device_bytes={size + 8192}"))  # it is rounded to 4 KiB
 
 
 @pytest.mark.full
