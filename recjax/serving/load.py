@@ -28,6 +28,7 @@ from recjax.serving.example_rows import Examples
 from recjax.serving.requests import BadRequestError
 from recjax.serving.server import opened
 from recjax.serving.service import OverloadedError, Service, ServiceConfig
+from recjax.utils import garbage
 from recjax.utils.text import aligned
 
 Post = Callable[[bytes], Awaitable[int]]  # gives the HTTP status
@@ -109,7 +110,8 @@ def _over_http(folder: Path, service: Service, load: LoadConfig, config: Service
 
 async def _by_http(address: str, service: Service, load: LoadConfig) -> list[dict[str, Any]]:
     async with Http(address) as client:
-        return await _rates("HTTP", client.post, service, load)
+        with garbage.left_alone():
+            return await _rates("HTTP", client.post, service, load)
 
 
 class Http:

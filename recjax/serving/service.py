@@ -19,6 +19,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.serving import loader, outputs
 from recjax.serving.requests import RequestReader, Scorable, columns_of
 from recjax.serving.scoring import BATCHES, Scorer
+from recjax.utils import garbage
 
 _Waiting = tuple[Scorable, "asyncio.Future[np.ndarray]"]  # with what becomes its logits
 _THREADS = 2  # that read requests and write answers
@@ -155,7 +156,8 @@ class Service:
         self._closing = False
         task = asyncio.create_task(self._score_batches())
         try:
-            yield self
+            with garbage.left_alone():
+                yield self
         finally:
             self._closing = True
             self._wake.set()

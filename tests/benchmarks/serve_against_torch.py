@@ -29,6 +29,7 @@ from recjax.serving import load, loader, server
 from recjax.serving.example_rows import Examples
 from recjax.serving.scoring import Scorer
 from recjax.serving.service import Service, ServiceConfig
+from recjax.utils import garbage
 
 
 class Torch:
@@ -193,7 +194,8 @@ def main():
             running[way] = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ, text=True)
         for way, process in running.items():
             urls[way] = process.stdout.readline().strip().removeprefix("http://")
-        lines = asyncio.run(by_turns(urls, service, options))
+        with garbage.left_alone():
+            lines = asyncio.run(by_turns(urls, service, options))
     finally:
         for process in running.values():
             process.send_signal(signal.SIGTERM)

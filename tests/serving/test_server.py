@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import http.client
 import json
 import re
@@ -55,6 +56,7 @@ def run(exported, config, act):
     async def main():
         service = Service(exported, config)
         async with running(service) as app:
+            assert gc.get_freeze_count() > 10_000, "no pass of the collector over all there is while clients wait"
             return await act(service, lambda *of, **more: ask(app, *of, **more))
 
     return asyncio.run(main())

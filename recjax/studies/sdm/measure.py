@@ -19,6 +19,7 @@ from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.workload import Workload
 from recjax.tiers.reads import Reads
 from recjax.tiers.records import RecordFile
+from recjax.utils import garbage
 
 Start = Callable[[Sequence[Scorable]], Callable[[], object]]  # begins to answer requests, and gives what ends it
 _QUEUE = 1024  # records asked for at once, to keep the disk busy
@@ -60,15 +61,16 @@ def closed_loop(
     start: Start, asked: Sequence[Scorable], seconds: float, together: int = 1, batches: int = BATCHES
 ) -> float:
     """Requests a second, so many together, the next ones as soon as fewer than `batches` are under way."""
-    under_way = _Batches(start, batches)
-    began, done = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        first = done % (len(asked) - together + 1)
-        under_way.room()
-        under_way.add(asked[first : first + together])
-        done += together
-    under_way.close()
-    return done / (time.perf_counter() - began)
+    with garbage.left_alone():
+        under_way = _Batches(start, batches)
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            first = done % (len(asked) - together + 1)
+            under_way.room()
+            under_way.add(asked[first : first + together])
+            done += together
+        under_way.close()
+        return done / (time.perf_counter() - began)
 
 
 def open_loop(
@@ -91,18 +93,19 @@ def open_loop(
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1 / qps, max(20, int(qps * seconds)))).tolist()
     ends: list[tuple[int, Future[float]]] = []
-    under_way = _Batches(start, BATCHES)
-    began, first = time.perf_counter(), 0
-    while first < len(due):
-        under_way.room()
-        now = time.perf_counter() - began
-        if due[first] > now:
-            time.sleep(due[first] - now)
-            now = max(due[first], time.perf_counter() - began)
-        last = min(first + together, bisect.bisect_right(due, now, first))
-        ends.append((last - first, under_way.add([asked[number % len(asked)] for number in range(first, last)])))
-        first = last
-    under_way.close()
+    with garbage.left_alone():
+        under_way = _Batches(start, BATCHES)
+        began, first = time.perf_counter(), 0
+        while first < len(due):
+            under_way.room()
+            now = time.perf_counter() - began
+            if due[first] > now:
+                time.sleep(due[first] - now)
+                now = max(due[first], time.perf_counter() - began)
+            last = min(first + together, bisect.bisect_right(due, now, first))
+            ends.append((last - first, under_way.add([asked[number % len(asked)] for number in range(first, last)])))
+            first = last
+        under_way.close()
     answered = np.repeat([end.result() - began for _, end in ends], [count for count, _ in ends])
     p50, p95, p99 = (np.percentile(answered - due, [50, 95, 99]) * 1e3).tolist()
     shown = {"qps": qps, "requests": len(due), "together": len(due) / len(ends)}
