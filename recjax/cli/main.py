@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from recjax import __version__
-from recjax.cli import usage, verbs
+from recjax.cli import planning, usage, verbs
 from recjax.cli.program_cache import keep_programs
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.parallel import distributed, job, stopping, supervisor, watchdog
@@ -276,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("preset", help=preset)
     overrides(show)
 
-    plan = verb(names, "plan", verbs.plan, "print where every table goes, bytes per device, and why",
+    plan = verb(names, "plan", planning.plan, "print where every table goes, bytes per device, and why",
                 "plan movietweetings mesh.devices=4 --save plan.json")  # fmt: skip
     plan.add_argument("preset", help=preset)
     overrides(plan)
@@ -304,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
                       "offers.png; with planner.machine=FILE choice.json and choice.png")  # fmt: skip
     plan.set_defaults(tunables=True)
 
-    calibrate = verb(names, "calibrate", verbs.calibrate, "measure what this machine can do, for plan --predict",
+    calibrate = verb(names, "calibrate", planning.calibrate, "measure what this machine can do, for plan --predict",
                      "calibrate --out machine.json")  # fmt: skip
     calibrate.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
     calibrate.add_argument("--quick", action="store_true", help="few and small sizes, in seconds: to try it")

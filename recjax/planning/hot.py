@@ -23,7 +23,7 @@ import numpy as np
 
 from recjax.data.presence import Presence
 from recjax.embedding.plan import HOT, Plan, RowIds, Segment
-from recjax.embedding.routing.device import MANY_IDS
+from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.costs import Costs
@@ -295,10 +295,9 @@ def _machine(config: RunConfig) -> Machine | None:
 
 
 def _routes_on_host(config: RunConfig, machine: Machine | None, ids: float) -> bool:
-    """True if the host finds the distinct rows of batches of so many ids: see `recjax.train.routers.choose`."""
-    if config.train.routing == "auto" and machine and machine.platform != "cpu" and not config.embedding.hot.refresh:
-        return ids < MANY_IDS
-    return config.train.routing != "device"
+    """True if the host finds the distinct rows of batches of so many ids."""
+    platform = machine.platform if machine else "cpu"
+    return not device.routes(config.train.routing, platform, ids, not config.embedding.hot.refresh)
 
 
 def _sent_bytes(cold: float, hot: int, row_bytes: float, devices: int) -> float:

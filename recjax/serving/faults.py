@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from recjax.data.text.fields import Faults
 from recjax.errors import DataError
+from recjax.utils.text import nearest
 
 _NAMED = 3
 
 
-def missing_key(name: str, there: Iterable[str]) -> str:
+def missing_key(name: str, there: Collection[str]) -> str:
     """Returns the fault of a row that lacks a key, and has others."""
-    near = difflib.get_close_matches(name, there := list(there), n=1)
-    mend = f"Rename {near[0]!r}, or add {name!r}" if near else "Add it"
+    near = nearest(name, there)
+    mend = "Add it" if near is None else f"Rename {near!r}, or add {name!r}"
     has = ", ".join(there)[:200] or "none"
     return f"the key {name!r} is missing; the row has {has}. {mend}, with null where there is no value."
 

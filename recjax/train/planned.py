@@ -22,7 +22,7 @@ from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
-from recjax.embedding.routing.device import MANY_IDS
+from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
@@ -45,8 +45,8 @@ from recjax.utils.files import write_json, write_whole
 CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `origins.PLAN`
 # Changes that may make a plan fit: those that change no number, then those that do.
 _SAME_NUMBERS = ("train.dense=sharded", "train.accumulate=2", "train.accumulate=4", "train.accumulate=8")
-_SIZES = 4  # of caches that are tried
 _OTHER_NUMBERS = ("embedding.dtype=bfloat16", "embedding.optimizer=sgd", "train.batch_size={half}")
+_SIZES = 4  # of caches that are tried beside these
 
 
 def plan_of(
@@ -119,7 +119,7 @@ def question(
     tables, features = specs(config, source.schema)
     work, train = workload(config, source, tables, features, shape), config.train
     dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
-    on_device = train.routing == "device" or (train.routing == "auto" and machine.platform != "cpu" and ids >= MANY_IDS)
+    on_device = device.routes(train.routing, machine.platform, ids, not config.embedding.hot.refresh)
     host = HostWork(
         samples=train.batch_size,
         ids=math.ceil(ids),

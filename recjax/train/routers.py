@@ -154,9 +154,8 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
         choice = planned
     if choice == "auto":
         ids = config.train.batch_size * sum(f.bag or 1 for f in bound.features)
-        accelerated = mesh.devices.flat[0].platform != "cpu"
         static = not staged and not config.embedding.hot.refresh
-        choice = "device" if accelerated and ids >= device.MANY_IDS and static else "host"
+        choice = "device" if device.routes(choice, mesh.devices.flat[0].platform, ids, static) else "host"
     if choice == "device" and staged:
         raise ConfigError(
             "train.routing=device, but some tables have rows in places that the host alone knows. Set "

@@ -16,7 +16,12 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
     return lines
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Returns the one of the names that a misspelt one may stand for; None where none is near."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
 def did_you_mean(name: str, names: Iterable[str], quoted: bool = False) -> str:
     """Returns " Did you mean WORD?" with the nearest of the names, in quotes if asked; "" where none is near."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f" Did you mean {repr(near[0]) if quoted else near[0]}?" if near else ""
+    near = nearest(name, names)
+    return "" if near is None else f" Did you mean {repr(near) if quoted else near}?"

@@ -231,11 +231,11 @@ ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16]
   %same = f32[1,96,16]{2,1,0} transpose(%y), dimensions={1,0,2}
   ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}) tuple(%part, %order, %side, %same)
 }
-"""  # noqa: E501
+"""  # noqa: E501 (as XLA breaks no lines)
 
 
 def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its_way_through_memory():
-    """Of 96 rows 32 are cut out at the end: only these are read and taken to a power."""
+    """A slice at the end keeps 32 of 96 rows: only these are read and taken to a power."""
     nodes = nodes_of(SLICED)
     streamed, powers = nodes["part"].works
     assert streamed.kernel == "elementwise.bf16"

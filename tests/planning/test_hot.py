@@ -160,7 +160,7 @@ def test_as_many_as_pay() -> None:
 
 
 def test_a_data_sheet_says_nothing_of_the_host() -> None:
-    """What copies save there is in no curve: the reason says so, unless devices route, as they do many ids."""
+    """No curve says how much of a host's routing copies save. The reason says so, unless devices route: many ids."""
     presence = Presence({"t": Items(8, np.array([3]), np.array([1]), np.array([1]))}, 1, 4, 64, np.zeros(0))
     found, config, untold = by_hand([1.0] * 64), run("auto", machine="h100"), "does not say how long a host routes"
     assert untold in hot.choose(found, presence, config, 4).why

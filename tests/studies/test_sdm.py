@@ -130,7 +130,8 @@ def test_the_next_batch_starts_before_the_last_one_ends(batches: int) -> None:
 
         return finish
 
-    measure.closed_loop(start, [None] * 8, 0.05, 2, batches)  # type: ignore[list-item]
+    asked: list[Any] = [None] * 8
+    measure.closed_loop(start, asked, 0.05, 2, batches)
     assert max(under_way) == batches and started == ended == list(range(len(started)))
 
 

@@ -34,11 +34,24 @@ from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
-# Ids of a batch from which `train.routing=auto` has accelerators route: the host takes 10 to 40 ns for each.
-MANY_IDS = 2**18
+_MANY_IDS = 2**18  # of a batch, from which accelerators route by themselves: the host takes 10 to 40 ns for each
 
 Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
 Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows
+
+
+def routes(asked: str, platform: str, ids: float, static: bool = True) -> bool:
+    """Returns whether devices are to route.
+
+    Args:
+      asked: `train.routing`: "device", "host" or "auto".
+      platform: of the devices.
+      ids: of a batch.
+      static: whether rows stay where the compiled program has them; devices route nothing else by themselves.
+    """
+    if asked == "auto":
+        return static and platform != "cpu" and ids >= _MANY_IDS
+    return asked == "device"
 
 
 @jax.tree_util.register_dataclass

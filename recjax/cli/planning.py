@@ -1,0 +1,157 @@
+"""The verbs `plan` and `calibrate`: where tables go, how long a step will take, what a machine can do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from recjax.cli.verbs import write_result
+from recjax.errors import ConfigError
+from recjax.utils import log
+from recjax.utils.paths import expanded, located
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Prints where tables go."""
+    from recjax.config import presets
+    from recjax.embedding.bind import bind
+    from recjax.embedding.plan import is_file
+    from recjax.embedding.plan_report import describe_plan, plan_table
+    from recjax.planning.loads import describe_loads, loads_table
+    from recjax.planning.resolve import workload
+    from recjax.train import planned
+    from recjax.train.table_specs import specs
+
+    if options.memory_gib is not None and not options.compile:
+        raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
+    if options.measure and not options.predict:
+        raise ConfigError("--measure belongs to --predict: give that too.")
+    if options.machine and not (options.predict or options.devices or options.tiers):
+        raise ConfigError(
+            "--machine belongs to --predict, --devices or --tiers: give one of these too. With planner.machine=FILE "
+            "plan=auto chooses by a machine."
+        )
+    for name in ("step_ms", "samples_per_s"):
+        given = getattr(options, name)
+        if given is not None and not (options.tiers and 0 < given < float("inf")):
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --tiers, and is above 0.")
+    if options.target and not options.predict:
+        raise ConfigError("--target belongs to --predict: give that too.")
+    if options.price is not None and not options.devices:
+        raise ConfigError("--price belongs to --devices: give that too.")
+    config = presets.load(options.preset, options.overrides)
+    planned.require_asked(config)
+    planner_asked = config.planner.machine
+    if options.out and not (options.predict or options.devices or planner_asked):
+        raise ConfigError("--out belongs to --predict, --devices or planner.machine=FILE: give one of these too.")
+    if options.devices:
+        if options.predict or options.compile or options.save or options.tiers:
+            raise ConfigError("--devices compares numbers of devices, and --predict, --compile, --tiers and --save are "
+                              "about one plan: leave it or them out, and set mesh.devices.")  # fmt: skip
+        _offers(options, config)
+        return
+    source = config.data.open()
+    config = config.for_rows(int(source.row_counts("train").sum()))
+    tables, features = specs(config, source.schema)
+    plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape)
+    if options.save:
+        beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
+        saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
+        try:
+            expanded(options.save).write_text(saved.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
+            ) from error
+    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    replicas, hosts, each = config.mesh.shape
+    sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
+    described = describe_plan(plan, tables, features, *sizes)
+    bound = bind(plan, tables, features, hosts * each, hosts=hosts)
+    loads = describe_loads(workload(config, source, tables, features, config.mesh.shape), bound)
+    result, texts = described | {"loads": loads}, [plan_table(described), loads_table(loads)]
+    if chosen is not None:
+        found = planned.figures(chosen)
+        result, texts = result | {"chosen": found}, [*texts, planned.to_text(found)]
+        if options.out:
+            from recjax.planning.draw_choice import picture
+            from recjax.utils.files import write_json, write_whole
+
+            options.out.mkdir(parents=True, exist_ok=True)
+            write_json(options.out / "choice.json", found)
+            write_whole(options.out / "choice.png", picture(found))
+            texts.append(f"wrote choice.json and choice.png to {options.out}")
+    if hot is not None:
+        from recjax.planning.hot import describe_hot, hot_table
+
+        result["hot"] = describe_hot(hot)
+        texts.append(hot_table(result["hot"]))
+    if options.compile:
+        from recjax.bench import compile_report
+
+        found = compile_report.on_paper(config, options.memory_gib)
+        result, texts = result | {"compiled": found}, [*texts, compile_report.to_text(found)]
+    if options.predict:
+        from recjax.bench import prediction
+        from recjax.planning.machine import open_machine
+
+        machine = open_machine(options.machine or config.planner.machine or "machine.json")
+        foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
+        result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
+    if options.tiers:
+        from recjax.bench import tier_plan, tier_report
+        from recjax.planning.machine import open_machine
+
+        name = options.machine or config.planner.machine
+        tiers = tier_plan.tier_plan(
+            config, open_machine(name) if name else None, options.step_ms, options.samples_per_s
+        )
+        result, texts = result | {"tiers": tiers}, [*texts, tier_report.to_text(tiers)]
+    write_result(options, result, lambda: "\n\n".join(texts))
+
+
+def _offers(options: argparse.Namespace, config: Any) -> None:
+    """Prints what a run would be on several numbers of devices."""
+    from recjax.bench import offers
+    from recjax.planning.machine import open_machine
+    from recjax.utils.files import write_json, write_whole
+
+    machine = open_machine(options.machine or config.planner.machine or "machine.json")
+    result = offers.offers(config, machine, offers.read_devices(options.devices), options.price)
+    text = offers.to_text(result)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(options.out / "offers.json", result)
+        if (drawn := offers.picture(result)) is not None:
+            write_whole(options.out / "offers.png", drawn)
+            text += f"\n\nwrote offers.json and offers.png to {options.out}"
+    write_result(options, result, lambda: text)
+
+
+def calibrate(options: argparse.Namespace) -> None:
+    """Measures this machine."""
+    from recjax.bench.machine_load import Others
+    from recjax.parallel.mesh import MeshConfig, make_mesh
+    from recjax.planning import calibrate as calibration
+    from recjax.planning import report
+    from recjax.planning.machine import write
+
+    if options.out.is_dir() or not options.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")
+    platform: Any = options.platform
+    calibration.wait_for_each()
+    mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
+    others = Others([])
+    effort = calibration.QUICK if options.quick else calibration.FULL
+    machine = calibration.calibrate(mesh, effort, log.info, options.name)
+    if options.disk:
+        from recjax.tiers.host_rows import folder_of
+
+        machine = calibration.with_disk(machine, folder_of(options.disk))
+    machine = report.with_note(machine, others.share(), options.quick)
+    write(machine, options.out)
+    write_result(
+        options,
+        {"out": str(options.out), **report.figures(machine)},
+        lambda: f"{report.to_text(machine)}\n\nwrote {options.out}",
+    )
