@@ -196,17 +196,14 @@ def to_text(result: dict[str, Any]) -> str:
     rows = [["memory of a device", "GiB"], *([text, _gib(memory[name])] for name, text in _NAMES.items())]
     lines += [*aligned([*rows, ["all", _gib(memory["total"])]]), ""]
     if result["fits"] is not None:
-        lines += [_fits(result["memory_gib"], memory["total"] / 2**30), ""]
+        has, needs = result["memory_gib"], memory["total"] / 2**30
+        word = "fits" if result["fits"] else "does not fit"
+        lines += [f"{word} into {has:,g} GiB: {needs:,.3f} GiB are {needs / has:.2f} times that", ""]
     wire = [["collectives", "number", "devices", "padded MiB", "useful MiB", "padded / useful"]]
     for line in result["collectives"]:
         wire.append([named(line), str(line["count"]), str(line["group_size"]), *_sizes(line)])
     wire.append(["all, from a device in a step", "", "", *_sizes(result["sent"])])
     return "\n".join([*lines, *aligned(wire)])
-
-
-def _fits(has: float, needs: float) -> str:
-    word = "fits" if needs <= has else "does not fit"
-    return f"{word} into {has:,g} GiB: {needs:,.3f} GiB are {needs / has:.2f} times that"
 
 
 def _gib(size: float) -> str:

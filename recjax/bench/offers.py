@@ -24,19 +24,7 @@ from recjax.planning.resolve import resolve_plan
 from recjax.planning.tier_choice import choose
 from recjax.train.planned import does_not_fit, question
 from recjax.train.table_specs import specs
-from recjax.utils.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALETTE,
-    figure,
-    legend_below,
-    literal,
-    logarithmic,
-    plain,
-    png,
-)
+from recjax.utils import plots
 from recjax.utils.text import aligned
 
 
@@ -182,39 +170,37 @@ def picture(result: dict[str, Any]) -> bytes | None:
         return None
     names = [str(row["devices"]) for row in rows]
     priced = result["price"] is not None
-    with literal():
-        drawn = figure(4 * (3 + priced), 4.2)
+    with plots.literal():
+        drawn = plots.figure(4 * (3 + priced), 4.2)
         panels = drawn.subplots(1, 3 + priced)
         kind = "" if result["measured_machine"] else ", from data sheets"
         drawn.suptitle(f"predicted on {result['machine']}{kind}: {result['batch_size']:,} samples a step", fontsize=11)
         speed, time, memory = panels[:3]
         for panel in panels:
-            plain(panel)
+            plots.plain(panel)
             panel.set_xlabel("devices")
         first = rows[0]
         ideal = [first["samples_per_s"] * row["devices"] / first["devices"] / 1e6 for row in rows]
-        speed.plot(names, ideal, color=GREY, linestyle="--", label="if it scaled perfectly")
-        speed.plot(names, [row["samples_per_s"] / 1e6 for row in rows], color=BLUE, marker="o", label="predicted")
-        logarithmic(speed, ["y"])
+        speed.plot(names, ideal, color=plots.GREY, linestyle="--", label="if it scaled perfectly")
+        speed.plot(names, [row["samples_per_s"] / 1e6 for row in rows], color=plots.BLUE, marker="o", label="predicted")
+        plots.logarithmic(speed, ["y"])
         speed.set_ylabel("million samples a second")
         exposed = [row["exposed_ms"] for row in rows]
-        time.bar(names, [row["step_ms"] - row["exposed_ms"] for row in rows], color=BLUE, label="computing")
-        time.bar(names, exposed, bottom=[row["step_ms"] - row["exposed_ms"] for row in rows], color=ORANGE,
+        time.bar(names, [row["step_ms"] - row["exposed_ms"] for row in rows], color=plots.BLUE, label="computing")
+        time.bar(names, exposed, bottom=[row["step_ms"] - row["exposed_ms"] for row in rows], color=plots.ORANGE,
                  label="waiting for others")  # fmt: skip
         time.set_ylabel("ms a step")
-        below = [0.0] * len(rows)
-        for part, colour in (("tables", BLUE), ("dense", GREEN), ("batch", GREY), ("temporaries", ORANGE)):
-            sizes = [row["memory_gib"][part] for row in rows]
-            memory.bar(names, sizes, bottom=below, color=colour, label=part)
-            below = [a + b for a, b in zip(below, sizes, strict=True)]
+        colours = {"tables": plots.BLUE, "dense": plots.GREEN, "batch": plots.GREY, "temporaries": plots.ORANGE}
+        sizes = {part: [row["memory_gib"][part] for row in rows] for part in colours}
+        plots.stacked(memory, names, sizes, colours.values(), upright=True)
         usable = rows[0]["usable_gib"]
-        if usable < 3 * max(below):
-            memory.axhline(usable, color=PALETTE[5], linestyle="--", label="what can be used")
+        if usable < 3 * max(map(sum, zip(*sizes.values(), strict=True))):
+            memory.axhline(usable, color=plots.PALETTE[5], linestyle="--", label="what can be used")
         memory.set_ylabel("GiB a device")
         for panel in panels[:3]:
-            legend_below(panel)
+            plots.legend_below(panel)
         if priced:
             cost = panels[3]
-            cost.bar(names, [row["cost_per_million"] for row in rows], color=GREEN)
+            cost.bar(names, [row["cost_per_million"] for row in rows], color=plots.GREEN)
             cost.set_ylabel("cost per million samples")
-        return png(drawn)
+        return plots.png(drawn)

@@ -29,6 +29,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
+from recjax.utils import processor
 from recjax.utils.lazy_arrays import as_lazy
 
 KERNELS = {"torchrec": "fbgemm", "torch": "torch"}  # what --against names -> the peer's tables
@@ -172,7 +173,7 @@ def _write(trainer: Trainer, state: states.TrainState, kernel: str, folder: Path
     spec = {
         "kernel": kernel,
         "device": "cuda" if on_gpu else "cpu",
-        "threads": threads(),
+        "threads": processor.cores(),
         "batch_size": config.train.batch_size,
         "model": {"kind": model.kind, "bottom": model.bottom, "top": model.top}
         | ({"cross_layers": model.cross_layers} if isinstance(model, DCNv2Config) else {}),
@@ -216,8 +217,3 @@ def _write_weights(trainer: Trainer, state: states.TrainState, tables: tuple[Tab
         name = path.removesuffix(".value").replace(".layers.", ".")
         dense[name.replace("kernel", "weight")] = value.T if name.endswith("kernel") else value
     np.savez(folder / "dense.npz", **dense)
-
-
-def threads() -> int:
-    """Cores that this process may use, which both sides get."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

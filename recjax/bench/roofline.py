@@ -12,11 +12,10 @@ from recjax.comms.compiled import collectives, members
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.host import Routing
 from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
+from recjax.planning.work import DENSE_CALLS
 
 # What a ring sends, in units of (N - 1) / N of the result.
 _RING = {"all-reduce": lambda size: 2, "reduce-scatter": lambda size: size}
-# Calls of recjax.kernels.dense: where among the operands and results stand one of [B, ...] and one of [K, N].
-_DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
 
 
 def matmul_flops(jaxpr: Any) -> int:
@@ -32,8 +31,8 @@ def matmul_flops(jaxpr: Any) -> int:
             (contracted, _), _ = eqn.params["dimension_numbers"]
             shape = eqn.invars[0].aval.shape
             total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[i] for i in contracted)
-        if eqn.primitive.name == "ffi_call" and eqn.params["target_name"] in _DENSE:
-            batch, kernel = _DENSE[eqn.params["target_name"]]
+        if eqn.primitive.name == "ffi_call" and eqn.params["target_name"] in DENSE_CALLS:
+            batch, kernel = DENSE_CALLS[eqn.params["target_name"]]
             shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
             total += 2 * shapes[batch][0] * math.prod(shapes[kernel])
         turns = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1

@@ -15,14 +15,14 @@ from jax.interpreters import partial_eval
 from recjax import kernels
 from recjax.bench import breakdown, machine, overlap, roofline
 from recjax.bench.machine_load import Others
-from recjax.bench.peer import Peer, require_known, threads
+from recjax.bench.peer import Peer, require_known
 from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
 from recjax.config.run import ComputeDtype, RunConfig
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
-from recjax.utils import log
+from recjax.utils import log, processor
 
 CHECKED = 5  # first steps whose losses must agree with the peer's
 TOLERANCE = 1e-3  # relative; float32 sums of another order give about 1e-6
@@ -226,7 +226,7 @@ def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, 
         "batch_size": config.train.batch_size,
         "devices": trainer.mesh.devices.size,
         "device": trainer.mesh.devices.flat[0].device_kind,
-        "threads": threads(),
+        "threads": processor.cores(),
         "steps_per_round": options.steps,
         "cpu_share_of_others": busy,
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "kernels": kernels.variant()},

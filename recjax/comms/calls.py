@@ -33,11 +33,11 @@ class Call:
 
     def sent(self) -> dict[int, float]:
         """Rank -> useful bytes that leave it; of reductions and gathers those that a ring sends."""
-        return {rank: _to_others(event, event.sends or event.receives, rank) for rank, event in self.events.items()}
+        return {rank: sent_and_received(event, rank)[0] for rank, event in self.events.items()}
 
     def received(self) -> dict[int, float]:
         """Rank -> useful bytes that come to it, likewise."""
-        return {rank: _to_others(event, event.receives or event.sends, rank) for rank, event in self.events.items()}
+        return {rank: sent_and_received(event, rank)[1] for rank, event in self.events.items()}
 
     def waiting_ns(self) -> dict[int, int] | None:
         """Rank -> how long it waited for the one that came last; None unless all ranks have times."""
@@ -52,13 +52,24 @@ class Call:
         return None if waiting is None else min(waiting, key=lambda rank: (waiting[rank], rank))
 
 
-def _to_others(event: Event, way: Sequence[int], rank: int) -> float:
+def sent_and_received(event: Event, rank: int) -> tuple[float, float]:
+    """Useful bytes that leave a rank, and that come to it; of reductions and gathers those that a ring sends."""
     n = len(event.group)
-    if event.kind == "all_to_all" and way:
-        return float(sum(b for to, b in zip(event.group, way, strict=True) if to != rank))
-    if event.kind == "all_to_all":
-        return event.in_bytes * (n - 1) / n
-    return event.useful_bytes * bus_factor(event.kind, n)
+    if event.kind != "all_to_all":
+        moved = event.useful_bytes * bus_factor(event.kind, n)
+    elif event.sends or event.receives:
+        ways = (event.sends or event.receives, event.receives or event.sends)
+        there, back = (sum(b for to, b in zip(event.group, way, strict=True) if to != rank) for way in ways)
+        return float(there), float(back)
+    else:
+        moved = event.in_bytes * (n - 1) / n
+    return moved, moved
+
+
+def waiting_of(trace: Trace) -> dict[tuple[int, int], int]:
+    """(rank, id of an event) -> how long it waited there for the one that came last, in ns, where that is known."""
+    waits = ((call, call.waiting_ns() or {}) for call in calls(trace))
+    return {(rank, call.events[rank].id): ns for call, of in waits for rank, ns in of.items()}
 
 
 def calls(trace: Trace) -> list[Call]:

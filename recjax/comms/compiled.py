@@ -1,4 +1,4 @@
-"""Reads the collectives out of a compiled program's text (optimised HLO)."""
+"""Reads the collectives out of a compiled program's text (optimised HLO), and which of them wait for which."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from recjax.utils.hlo import Array, bodies
 
 # jax.named_scope names that mark where in the step an instruction comes from
 PHASES = (
@@ -98,6 +100,43 @@ def collectives(hlo: str | None) -> list[Collective]:
     return [collective for _, collective in sorted(found, key=lambda one: one[0])]
 
 
+def dependencies(hlo: str) -> dict[str, tuple[str, ...]]:
+    """For each collective of a program those that it waits for, without those that follow from others.
+
+    A collective within a loop or a called computation is taken for the operation that calls it.
+
+    Args:
+      hlo: text of an optimised program, as for `collectives`.
+
+    Returns:
+      Name -> names, in the order of the text.
+    """
+    order = {c.name: place for place, c in enumerate(collectives(hlo))}
+    computations, first = bodies(hlo)
+    inside = {computation: [line.name for line in lines] for computation, lines in computations.items()}
+    refers = {line.name: line.names(metadata=False) for lines in computations.values() for line in lines}
+
+    def called(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+        """Collectives within what an instruction calls."""
+        own = [name] if name in order else []
+        for other in refers.get(name, ()):
+            if other in inside and other not in seen:
+                own += [c for member in inside[other] for c in called(member, seen | {other})]
+        return own
+
+    reach: dict[str, frozenset[str]] = {}  # instruction -> all collectives that are done once its result is there
+    found: dict[str, tuple[str, ...]] = {}
+    for name in inside.get(first, ()):  # in the text an instruction comes after its operands
+        waits = frozenset(c for other in refers[name] for c in reach.get(other, ()))
+        own = frozenset(called(name))
+        for collective in own:
+            implied = frozenset(c for other in waits for c in reach[other] if c != other)
+            found[collective] = tuple(sorted(waits - implied, key=order.__getitem__))
+            reach[collective] = waits | {collective}
+        reach[name] = waits | own
+    return found
+
+
 def _fusions(lines: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
     """Computation within a fusion -> line and name of those that begin what it does; none if they carry it on."""
     found: dict[str, list[tuple[int, str, bool]]] = {}
@@ -119,7 +158,7 @@ def _collective(line: str) -> Collective | None:
             if kind != "all-reduce" or elements[0].startswith("("):  # which may also give its results alone
                 result = elements[1]  # of (operands, results, context...)
         shapes = tuple((d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result))
-        total = sum(_bytes(dtype, dims) for dtype, dims in shapes)
+        sizes = [Array(*shape).bytes for shape in shapes]
         scope = re.search(r'op_name="([^"]*)"', rest)
         groups = _GROUPS.search(rest)
         text = groups.group(1) if groups else ""
@@ -127,11 +166,11 @@ def _collective(line: str) -> Collective | None:
             name,
             kind,
             phase_of(scope.group(1) if scope else ""),
-            total,
+            sum(sizes),
             shapes,
             text,
             len(members(text, 0)[0]),
-            _phases(scope.group(1) if scope else "", [_bytes(*shape) for shape in shapes]),
+            _phases(scope.group(1) if scope else "", sizes),
         )
     return None
 
@@ -146,11 +185,6 @@ def _elements(text: str) -> list[str]:
         else:
             elements[-1] += character
     return elements
-
-
-def _bytes(dtype: str, dims: tuple[int, ...]) -> int:
-    digits = re.search(r"\d+", dtype)  # the bits of one item: f32, bf16, s4, f8e4m3fn
-    return -(-math.prod(dims) * (int(digits.group()) if digits else 8) // 8)
 
 
 def phase_of(scope: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDEST = len(plots.PALETTE)  # traces that a picture can still tell apart
-_COLORS = {"exposed": plots.ORANGE, "hidden": "#e6b89c", "computing": plots.BLUE, "idle": "#dddddd"}
-_PARTS = {
-    "exposed": "exposed communication",
-    "hidden": "communication beside computing",
-    "computing": "computing alone",
-    "idle": "neither",
+# Of the parts of a step's time: see `time_parts`.
+TIME_COLOURS = {
+    "exposed communication": plots.ORANGE,
+    "communication beside computing": "#e6b89c",
+    "computing alone": plots.BLUE,
+    "neither": "#dddddd",
 }
 _HATCHES = ("", "////", "....", "xxxx", "||||", "----")  # of kinds, where colours are those of traces
 _MARKERS = "osD^vP*X<>"
@@ -80,16 +81,13 @@ def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
 
 def _draw_phases(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     at = range(len(found))
-    left = [0.0] * len(found)
     most = max((sum(c["padded_bytes"] for c in one["collectives"]) for one in found), default=0.0)
     unit = max(n for n in range(3) if n == 0 or most >= 1024**n)
-    for key in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"]):
-        lengths = [
-            sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key) / 1024**unit
-            for one in found
-        ]
-        panel.barh(at, lengths, 0.6, left=left, label=f"{key[0] or 'elsewhere'} ({key[1]})")
-        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    parts = {
+        f"{phase or 'elsewhere'} ({kind})": [phase_bytes(one, phase, kind) / 1024**unit for one in found]
+        for phase, kind in dict.fromkeys((c["phase"], c["kind"]) for one in found for c in one["collectives"])
+    }
+    plots.stacked(panel, at, parts, itertools.cycle(plots.PALETTE), height=0.6)
     panel.set_yticks(list(at), names, fontsize=7)
     panel.set_ylim(len(found), -1)
     panel.set(title="bytes by phase", xlabel=f"{('bytes', 'KiB', 'MiB')[unit]} of a rank in a step")
@@ -120,22 +118,28 @@ def _draw_times(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
         panel.text(0.5, 0.5, "no times were measured", ha="center", transform=panel.transAxes)
         panel.set_axis_off()
         return
-    left = [0.0] * len(timed)
-    for what, color in _COLORS.items():
-        lengths = [_part(t, what) for _, t in timed]
-        panel.barh(range(len(timed)), lengths, left=left, color=color, label=_PARTS[what])
-        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    parts = {what: [time_parts(t)[what] for _, t in timed] for what in TIME_COLOURS}
+    plots.stacked(panel, range(len(timed)), parts, TIME_COLOURS.values())
     panel.set_yticks(range(len(timed)), [name for name, _ in timed], fontsize=7)
-    panel.set_xlabel("ms, mean of ranks and steps")
-    panel.set_ylim(len(timed), -1)
+    panel.set(xlabel="ms, mean of ranks and steps", ylim=(len(timed), -1))
     _legend(panel)
 
 
-def _part(time: Mapping[str, Any], what: str) -> float:
+def phase_bytes(one: Mapping[str, Any], phase: str, kind: str) -> float:
+    """Bytes of a trace's collectives of a kind in a phase, of a rank in a step, padding included."""
+    return float(sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == (phase, kind)))
+
+
+def time_parts(time: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a step's time, ms, which add up to the step."""
     hidden = time["communication_ms"] - time["exposed_ms"]
-    alone = time["computing_ms"] - hidden
     rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
-    return float({"exposed": time["exposed_ms"], "hidden": hidden, "computing": alone, "idle": max(0.0, rest)}[what])
+    return {
+        "computing alone": time["computing_ms"] - hidden,
+        "communication beside computing": hidden,
+        "exposed communication": time["exposed_ms"],
+        "neither": max(0.0, rest),
+    }
 
 
 def _legend(panel: Axes, handles: Sequence[Any] | None = None) -> None:

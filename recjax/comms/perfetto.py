@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from recjax.comms.calls import calls
+from recjax.comms.calls import waiting_of
 from recjax.comms.trace import COMPUTE, Trace
 from recjax.errors import DataError
 
@@ -19,12 +19,7 @@ def write(trace: Trace) -> dict[str, bytes]:
     Raises:
       DataError: nothing in the trace was measured.
     """
-    waiting_ns = {
-        (rank, event.id): waiting[rank]
-        for call in calls(trace)
-        if (waiting := call.waiting_ns()) is not None
-        for rank, event in call.events.items()
-    }
+    waiting_ns = waiting_of(trace)
     found: list[dict[str, Any]] = []
     for rank, events in trace.ranks.items():
         free: list[int] = []  # until when each thread of collectives is taken
@@ -32,11 +27,10 @@ def write(trace: Trace) -> dict[str, bytes]:
             if event.start_ns is None or event.end_ns is None:
                 continue
             thread = _COMPUTING
+            args: dict[str, Any] = {"step": event.step}
             if event.kind != COMPUTE:
                 thread = next((t for t, until in enumerate(free) if until <= event.start_ns), len(free)) + 1
                 free[thread - 1 : thread] = [event.end_ns]
-            args: dict[str, Any] = {"step": event.step}
-            if event.kind != COMPUTE:
                 waits = waiting_ns.get((rank, event.id))
                 args |= {"phase": event.phase, "scope": event.scope, "name": event.name, "ranks": len(event.group),
                          "bytes": event.padded_bytes, "useful_bytes": event.useful_bytes,

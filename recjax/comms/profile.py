@@ -93,11 +93,7 @@ def timelines(
     ordered = [run for _, run in sorted(zip(first, found.values(), strict=True), key=lambda one: one[0])][-runs:]
     zero = sorted(first)[-runs]
     return {
-        (rank, number): tuple(Span(s.name, s.start - zero, s.end - zero) for s in sorted(spans, key=_start))
+        (rank, number): tuple(Span(s.name, s.start - zero, s.end - zero) for s in sorted(spans, key=lambda s: s.start))
         for number, run in enumerate(ordered)
         for rank, spans in run.items()
     }
-
-
-def _start(span: Span) -> int:
-    return span.start

@@ -92,19 +92,8 @@ def slots(trace: Trace) -> list[Slot]:
                 gap_ns[rank] = sum(gaps[rank].get(dep, 0) for dep in event.deps)
                 behind[rank][event.id] = {len(found)}
             one = next(iter(events.values()))
-            found.append(
-                Slot(
-                    one.kind,
-                    one.phase,
-                    one.name,
-                    one.step,
-                    one.dtype,
-                    tuple(groups),
-                    events,
-                    tuple(sorted(deps)),
-                    gap_ns,
-                )
-            )
+            head = (one.kind, one.phase, one.name, one.step, one.dtype)
+            found.append(Slot(*head, tuple(groups), events, tuple(sorted(deps)), gap_ns))
     return found
 
 

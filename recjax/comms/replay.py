@@ -54,22 +54,6 @@ def ranks_mesh(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.array(devices), (RANKS,))
 
 
-def replay(slots: Sequence[Slot], mesh: Mesh, repeats: int, splits: Splits = "padded", gaps: bool = False) -> Times:
-    """Runs slots `repeats` times, and `WARM` times before.
-
-    Args:
-      slots: as for `Prepared`, and so are the others but `repeats`.
-      mesh: likewise.
-      repeats: how often.
-      splits: likewise.
-      gaps: likewise.
-
-    Raises:
-      ConfigError, DataError: as `Prepared`.
-    """
-    return measure([Prepared(slots, mesh, splits, gaps)], [repeats])[0]
-
-
 class Prepared:
     """Slots that are compiled."""
 
@@ -203,17 +187,9 @@ def _program(
 
     body.__name__ = name
     specs = (P(RANKS),) * len(arrays)
-    step = jax.jit(_named(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(RANKS), check_vma=False), body))
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(RANKS), check_vma=False))
     hlo = step.lower(*arrays).compile().as_text() or ""
     return lambda: step(*arrays), _instructions(hlo)
-
-
-def _named(mapped: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arrays: jax.Array) -> Any:
-        return mapped(*arrays)
-
-    call.__name__ = like.__name__
-    return call
 
 
 def _instructions(hlo: str) -> dict[int, list[str]]:
@@ -339,9 +315,7 @@ def _ragged(slot: Slot, groups: list[list[int]], dtype: Any, ranks: int) -> _Sha
             sizes[rank, 1] = [-(-b // item) for b in event.receives]
             sizes[rank, 2] = np.cumsum(sizes[rank, 0]) - sizes[rank, 0]
         for place, rank in enumerate(group):  # on each peer it lands after what comes from ranks before this one
-            for at, peer in enumerate(group):
-                sizes[rank, 3, at] = sum(sizes[other, 0, at] for other in group[:place])
-                del peer
+            sizes[rank, 3] = sizes[list(group[:place]), 0].sum(axis=0)
     length, result = (max(1, int(sizes[:, side].sum(axis=1).max())) for side in (0, 1))
     return _Shape(groups, dtype, length, sizes, result)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recjax.comms import show_calls
 from recjax.comms.draw import picture
 from recjax.comms.statistics import labels
 from recjax.utils import html
@@ -21,7 +20,7 @@ def to_text(found: Sequence[Mapping[str, Any]], calls: bool = False) -> str:
     for name, one in zip(labels(found), found, strict=True):
         parts.append("\n".join([_headline(name, one), "", *aligned(_lines(one), left=(0, 1)), "", *_below(one)]))
         if calls:
-            tables = (aligned(show_calls.lines(one), left=(1, 2)), aligned(show_calls.ranks(one), left=(4,)))
+            tables = (aligned(call_lines(one), left=(1, 2)), aligned(rank_lines(one), left=(4,)))
             parts += ["\n".join(lines) for lines in tables]
     return "\n\n".join(parts)
 
@@ -84,7 +83,56 @@ def _below(one: Mapping[str, Any]) -> list[str]:
         f"a step takes {t['step_ms']:.3f} ms on a rank: communication {t['communication_ms']:.3f} ms "
         f"({t['share']:.1%}), of which {t['exposed_ms']:.3f} ms ({t['exposed_share']:.1%} of the step) are exposed, "
         f"nothing being computed; computing {t['computing_ms']:.3f} ms",
-        *show_calls.stragglers(one),
+        *stragglers(one),
+    ]
+
+
+def call_lines(one: Mapping[str, Any], most: int | None = None) -> list[list[str]]:
+    """A table of calls, with its head.
+
+    Args:
+      one: of `statistics.figures`.
+      most: rows at most, the steps' first ones; None for all.
+    """
+    rows = [["step", "phase", "collective", "ranks", "sent", "by rank", "received", "by rank", "last rank", "late us",
+             "waiting us", "transfer us"]]  # fmt: skip
+    for call in one["calls"][:most]:
+        row = [str(call["step"]), call["phase"] or "-", call["kind"], str(call["ranks"])]
+        for way in ("sent", "received"):
+            row += [f"{call[way]['imbalance']:.3f}", str(call[way]["most_rank"])]
+        t = call["time"]
+        row += [str(t["last_rank"]), *(_us(t[k]) for k in ("late_us", "waiting_us", "transfer_us"))] if t else ["-"] * 4
+        rows.append(row)
+    if most is not None and len(one["calls"]) > most:
+        rows.append(["...", f"{len(one['calls']) - most:,} more", *[""] * (len(rows[0]) - 2)])
+    return rows
+
+
+def rank_lines(one: Mapping[str, Any]) -> list[list[str]]:
+    """A table of ranks, with its head."""
+    rows = [["rank", "sent", "received", "last in", "mostly in", "waiting ms", "transfer ms", "kept others ms"]]
+    for of in one["by_rank"]:
+        row = [str(of["rank"]), size_text(of["sent_bytes"]), size_text(of["received_bytes"])]
+        if of["calls"]:
+            row += [f"{of['last']} of {of['calls']}", next(iter(of["last_phases"]), "-")]
+            row += [f"{of[key]:.3f}" for key in ("waiting_ms", "transfer_ms", "kept_waiting_ms")]
+        rows.append(row + ["-"] * (len(rows[0]) - len(row)))
+    return rows
+
+
+def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
+    """Ranks that came last most, in which phases, and how the time of collectives splits; nothing without times."""
+    timed = [of for of in one["by_rank"] if of["calls"]]
+    if not timed or len(timed) < 2:
+        return []
+    waiting, transfer = (sum(of[key] for of in timed) / len(timed) for key in ("waiting_ms", "transfer_ms"))
+    worst = max(timed, key=lambda of: of["kept_waiting_ms"])
+    phases = ", ".join(f"{phase} {count}" for phase, count in list(worst["last_phases"].items())[:4])
+    return [
+        f"a rank's collectives take {waiting + transfer:.3f} ms: {waiting:.3f} ms it waits for the one that comes "
+        f"last, {transfer:.3f} ms are transfer",
+        f"last to come: rank {worst['rank']} in {worst['last']} of {worst['calls']} calls ({phases or 'none'}); the "
+        f"others waited {worst['kept_waiting_ms']:.3f} ms a step for it",
     ]
 
 
@@ -183,7 +231,7 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
     for name, one in zip(labels(found), found, strict=True):
         parts += [html.heading(name), html.paragraph(_headline(name, one)), _table(_lines(one))]
         parts += [*map(html.paragraph, _below(one)), _picture([one])]
-        for title, rows in (("Ranks", show_calls.ranks(one)), ("Calls", show_calls.lines(one, MOST_CALLS))):
+        for title, rows in (("Ranks", rank_lines(one)), ("Calls", call_lines(one, MOST_CALLS))):
             parts += [html.heading(title, 3), _table(rows)]
     return html.page("Communication", parts)
 

@@ -134,17 +134,11 @@ def _of_calls(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def moved_bytes(event: Event, rank: int) -> float:
-    """Useful bytes that leave a rank or come to it, whichever are more; of other collectives those that a ring sends.
+    """Useful bytes that leave a rank or come to it, whichever are more.
 
     The larger one of both is what a rank's link is busy with (both ways go at a time).
     """
-    n = len(event.group)
-    if event.kind == "all_to_all" and (event.sends or event.receives):
-        ways = (event.sends or event.receives, event.receives or event.sends)
-        return max(sum(b for to, b in zip(event.group, way, strict=True) if to != rank) for way in ways)
-    if event.kind == "all_to_all":
-        return event.in_bytes * (n - 1) / n
-    return event.useful_bytes * bus_factor(event.kind, n)
+    return max(calls.sent_and_received(event, rank))
 
 
 def _by_rank(trace: Trace, members: Iterable[tuple[int, Event]], value: Any) -> list[float]:

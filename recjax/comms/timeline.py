@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recjax.comms.calls import calls
+from recjax.comms.calls import waiting_of
 from recjax.comms.trace import COMPUTE, Event, Trace
 from recjax.errors import ConfigError, DataError
 from recjax.utils import plots
@@ -58,9 +58,7 @@ def timeline(trace: Trace, label: str, step: int | None = None) -> bytes:
     if by_rank is None:
         known = ", ".join(map(str, list(spans_of(trace))[:12])) or "none"
         raise ConfigError(f"--step {step}: the trace has no times of it on all ranks. There are: {known}.")
-    waits = {
-        (rank, call.events[rank].id): ns for call in calls(trace) for rank, ns in (call.waiting_ns() or {}).items()
-    }
+    waits = waiting_of(trace)
     shown = sorted(by_rank)[:MOST_RANKS]
     zero = min(e.start_ns or 0 for rank in shown for e in by_rank[rank])
     phases = list(dict.fromkeys(e.phase or e.kind for r in shown for e in by_rank[r] if e.kind != COMPUTE))
@@ -78,8 +76,7 @@ def timeline(trace: Trace, label: str, step: int | None = None) -> bytes:
             panel.barh(row - 0.2, waited, 0.36, left=left, color=to_rgba(color, _WAITING), linewidth=0)
             panel.barh(row - 0.2, width - waited, 0.36, left=left + waited, color=color, linewidth=0)
     panel.set_yticks(range(len(shown)), [f"rank {rank}" for rank in shown], fontsize=8)
-    panel.set_ylim(len(shown) - 0.4, -0.6)
-    panel.set_xlabel("ms")
+    panel.set(ylim=(len(shown) - 0.4, -0.6), xlabel="ms")
     more = f", the first {len(shown)} of {len(by_rank)} ranks" if len(shown) < len(by_rank) else ""
     panel.set_title(f"{label}: step {step}{more}; pale: waiting for the rank that came last", fontsize=10)
     handles = [Patch(color=plots.BLUE, label="computing"), *(Patch(color=c, label=p) for p, c in colors.items())]

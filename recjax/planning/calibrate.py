@@ -26,12 +26,12 @@ from jax.sharding import Mesh
 
 from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
-from recjax.planning import errors
 from recjax.planning.cases import Case, Run, kernel_cases, runner
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
 from recjax.tiers.disk_speed import disk_rates
+from recjax.utils import processor
 
 Tell = Callable[[str], None]
 _RUNS = 20  # of a case in a pass, at most; 2 at least
@@ -122,7 +122,7 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
       name: of the machine; "" names it after its processor.
     """
     began = time.monotonic()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores, name_of_cpu = processor.cores(), processor.processor()
     device = mesh.devices.flat[0]
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
@@ -134,9 +134,10 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(
-        name or _processor() or device.device_kind,
+        name or name_of_cpu or device.device_kind,
         True,
-        {"cpu": _processor() or "unknown", "device": device.device_kind, "versions": _versions(),
+        {"cpu": name_of_cpu or "unknown", "device": device.device_kind,
+         "versions": f"Python {platform.python_version()}, JAX {jax.__version__}",
          "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
         "cpu" if device.platform == "cpu" else "tpu" if device.platform == "tpu" else "gpu",
         cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates, _overheads(overheads), {},
@@ -346,21 +347,7 @@ def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut 
         if kernel == "transcendental":
             predicted_us += costs.of(of_sizes("elementwise", {"bytes": 8 * point.sizes["elements"]})).us
         pairs.append((predicted_us, point.us))
-    return errors.of_pairs(pairs) if pairs else None
-
-
-def _versions() -> str:
-    return f"Python {platform.python_version()}, JAX {jax.__version__}"
-
-
-def _processor() -> str:
-    """The name of the processor, "" where the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
+    return HeldOut.of(pairs) if pairs else None
 
 
 def _last_cache_bytes() -> int | None:

@@ -105,22 +105,25 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
     yield _Class("gather", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25, 2**28)), held,
                  ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather, _fits)  # fmt: skip
-    yield _Class("gather.fused", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
-                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _gather_fused, _fits)  # fmt: skip
-    yield _Class("scatter.add", lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
-                 ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], _scatter_add, _fits)  # fmt: skip
+    for kernel, look_up in (("gather.fused", _gather_fused), ("scatter.add", _scatter_add)):
+        yield _Class(kernel, lookup, ((256, 4096, 65_536, 2**20), (4, 64, 512), (2**16, 2**21, 2**25)), held[:2],
+                     ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], look_up, _fits)  # fmt: skip
     yield _Class("scatter.sorted", lookup, ((256, 4096, 65_536), (4, 64, 512), (2**18, 2**21, 2**25, 2**28)), held,
                  ((256, 4096), (64, 512), (2**18, 2**24)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
     yield _Class("sort", ("keys", "operands"), ((2**8, 2**12, 2**16, 2**18), (1, 2)), ((20_000, 2),),
                  ((2**8, 2**14), (1, 2)), ((2000, 2),), _sort)  # fmt: skip
     passes, few_bytes = tuple(2**e for e in range(8, 28, 3)), (2**10, 2**16, 2**22)
     middle, quick_middle = ((3000,), (100_000,), (5_000_000,)), ((100_000,),)
-    for kernel, make in (("elementwise", _elementwise), ("elementwise.bf16", _elementwise_bf16), ("copy", _copy),
+    for kernel, make in (("elementwise", _pass(lambda x: x * 1.5 + 1, 8)),
+                         ("elementwise.bf16", _pass(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), 6)),
+                         # columns of rows, as they are cut
+                         ("copy", _pass(lambda x: jax.lax.slice_in_dim(x, 16, 32, axis=1), 8 * 16, 3 * 16)),
                          ("copy.joined", _copy_joined), ("copy.transposed", _copy_transposed),
-                         ("reduce.rows", _reduce_rows), ("reduce.columns", _reduce_columns)):  # fmt: skip
+                         ("reduce.rows", _pass(lambda x: x.sum(axis=1), 256, 64)),
+                         ("reduce.columns", _pass(lambda x: x.sum(axis=0), 256, 64))):  # fmt: skip
         yield _Class(kernel, ("bytes",), (passes,), middle, (few_bytes,), quick_middle, make)
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 22, 3)),), ((50_000,),),
-                 ((2**8, 2**16),), (), _transcendental)  # fmt: skip
+                 ((2**8, 2**16),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
 
 
 def _affordable(m: int, n: int, k: int) -> bool:
@@ -135,15 +138,12 @@ def _has_rows(rows: int, row_bytes: int, table_bytes: int) -> bool:
     return rows * row_bytes <= table_bytes
 
 
-def _dtype(name: str) -> Any:
-    return {"f32": jnp.float32, "bf16": jnp.bfloat16, "f64": jnp.float64}[name]
-
-
 @functools.lru_cache(maxsize=64)
 def _values(shape: tuple[int, ...], dtype: str = "f32") -> jax.Array:
     """Values that are neither zero nor alike; kept, since cases share them."""
     count = math.prod(shape)
-    return ((jnp.arange(count, dtype=jnp.float32) % 251) / 251 + 0.5).astype(_dtype(dtype)).reshape(shape)
+    values = (jnp.arange(count, dtype=jnp.float32) % 251) / 251 + 0.5
+    return values.astype({"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]).reshape(shape)
 
 
 def _ids(rows: int, of: int) -> np.ndarray:
@@ -240,18 +240,9 @@ def _sort(keys: int, operands: int) -> Run:
     return runner(lambda *given: jax.lax.sort(given, num_keys=1), *given)
 
 
-def _elementwise(moved: int) -> Run:
-    return runner(lambda x: x * 1.5 + 1, _values((max(1, moved // 8),)))
-
-
-def _elementwise_bf16(moved: int) -> Run:
-    return runner(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), _values((max(1, moved // 6),)))
-
-
-def _copy(moved: int) -> Run:
-    """Columns of rows, as they are cut."""
-    D = 16
-    return runner(lambda x: jax.lax.slice_in_dim(x, D, 2 * D, axis=1), _values((max(1, moved // (8 * D)), 3 * D)))
+def _pass(function: Callable[[jax.Array], jax.Array], each: int, *columns: int) -> Callable[[int], Run]:
+    """From a size, in bytes or elements, to a pass over values, or rows of so many columns: one for each `each`."""
+    return lambda size: runner(function, _values((max(1, size // each), *columns)))
 
 
 def _copy_joined(moved: int) -> Run:
@@ -265,15 +256,3 @@ def _copy_transposed(moved: int) -> Run:
     count = max(8, moved // 8)
     columns = max(8, count // 4096)
     return runner(lambda x: jnp.copy(x.T), _values((count // columns, columns)))
-
-
-def _reduce_rows(moved: int) -> Run:
-    return runner(lambda x: x.sum(axis=1), _values((max(1, moved // 256), 64)))
-
-
-def _reduce_columns(moved: int) -> Run:
-    return runner(lambda x: x.sum(axis=0), _values((max(1, moved // 256), 64)))
-
-
-def _transcendental(elements: int) -> Run:
-    return runner(lambda x: jnp.exp(x), _values((elements,)))

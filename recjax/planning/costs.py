@@ -16,7 +16,6 @@ the algorithm and the bytes that a rank's link carries (ring; direct for all-to-
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -82,13 +81,15 @@ class Costs:
         return self._grid(stage, kernel).at(sizes)
 
     def _grid(self, name: str, kernel: Kernel) -> _Grid:
-        found = self._grids.get(name)
-        if found is None:
-            roofline = functools.partial(_from_sizes, name, self.machine)
+        if name not in self._grids:
             base = name.partition(".")[0]
             places = ("devices",) if base in COLLECTIVES else ("table_bytes",)
-            self._grids[name] = found = _Grid(SIZES[base], kernel.points, roofline, places)
-        return found
+            self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
+        return self._grids[name]
+
+    def _roofline_us(self, kernel: str, sizes: Mapping[str, float]) -> float:
+        """The roofline's time of a kernel of which only the sizes are known, us."""
+        return max(roofline_us(of_sizes(kernel, sizes), self.machine), 1e-9)
 
 
 class _Grid:
@@ -140,11 +141,6 @@ class _Grid:
                 log_us += weight * self._log_us[place]
                 cores += weight * self._cores[place]
         return Cost(math.exp(log_us + beyond), cores)
-
-
-def _from_sizes(kernel: str, machine: Machine, sizes: Mapping[str, float]) -> float:
-    """The roofline's time of a kernel of which only the sizes are known, us."""
-    return max(roofline_us(of_sizes(kernel, sizes), machine), 1e-9)
 
 
 def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:

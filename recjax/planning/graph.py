@@ -131,9 +131,7 @@ class _Reader:
             branches = [self.graph(self._program.computations[branch]) for branch in instruction.branches()]
             least = min(branches, key=lambda graph: (_bytes(graph), len(graph.nodes)))
             return Node(name, opcode, part, "loop", (), needed, 1, least)
-        if opcode in FREE:
-            return None
-        if 'custom_call_target="AllocateBuffer"' in instruction.attributes:
+        if opcode in FREE or 'custom_call_target="AllocateBuffer"' in instruction.attributes:
             return None
         found = works(instruction, inside, self._program)
         if opcode == "custom-call" and not found[0].flops:

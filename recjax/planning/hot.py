@@ -125,7 +125,8 @@ def choose(
         why = f"embedding.hot.rows={hot.rows}"
         more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
         return Choice(_by_table(found, count), (), "", why + more)
-    on_host = _routes_on_host(config, machine, float(found.found_M.sum()) + found.other_ids)
+    platform, ids = machine.platform if machine else "cpu", float(found.found_M.sum()) + found.other_ids
+    on_host = not device.routes(config.train.routing, platform, ids, not hot.refresh)
     work = (found, devices, machine, on_host)
     counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
     curve = tuple(estimate(count, *work) for count in counts)
@@ -292,12 +293,6 @@ def _machine(config: RunConfig) -> Machine | None:
     """The machine by which the number of rows is chosen, if it is and there is one."""
     name = config.embedding.hot.machine or config.planner.machine
     return open_machine(name) if config.embedding.hot.rows == "auto" and name else None
-
-
-def _routes_on_host(config: RunConfig, machine: Machine | None, ids: float) -> bool:
-    """True if the host finds the distinct rows of batches of so many ids."""
-    platform = machine.platform if machine else "cpu"
-    return not device.routes(config.train.routing, platform, ids, not config.embedding.hot.refresh)
 
 
 def _sent_bytes(cold: float, hot: int, row_bytes: float, devices: int) -> float:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from recjax.embedding.bind import bind
@@ -110,14 +110,19 @@ def allowed(demand: Demand, table: TableSpec) -> tuple[Way, ...]:
     return ("copy", *found)
 
 
-def plain_ways(demand: Demand) -> Assignment:
-    """Ways of the plain rule: copies of small tables, else rows."""
+def _ways(demand: Demand, copied: int, pooled: Collection[str]) -> Assignment:
+    """Tables of at most so many bytes as copies, those that are named pooled, others as rows; where they may go so."""
     found: dict[str, Way] = {}
     for table in demand.tables:
         ways = allowed(demand, table)
-        small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
-        found[table.name] = "copy" if small and "copy" in ways else "rows" if "rows" in ways else ways[-1]
+        wanted: Way = "copy" if table.rows * table.dim * 4 <= copied else "pooled" if table.name in pooled else "rows"
+        found[table.name] = wanted if wanted in ways else "rows" if "rows" in ways else ways[-1]
     return found
+
+
+def plain_ways(demand: Demand) -> Assignment:
+    """Ways of the plain rule: copies of small tables, else rows."""
+    return _ways(demand, AUTO_REPLICATE_BYTES, ())
 
 
 def by_thresholds(demand: Demand) -> Iterator[Assignment]:
@@ -129,14 +134,7 @@ def by_thresholds(demand: Demand) -> Iterator[Assignment]:
         fewer[table.name] = rows / vectors if vectors else math.inf
     for copied in _COPIED_BYTES:
         for least in _FEWER:
-            found: dict[str, Way] = {}
-            for table in demand.tables:
-                ways = allowed(demand, table)
-                wanted: Way = "pooled" if fewer[table.name] > least else "rows"
-                if table.rows * table.dim * 4 <= copied:
-                    wanted = "copy"
-                found[table.name] = wanted if wanted in ways else "rows" if "rows" in ways else ways[-1]
-            yield found
+            yield _ways(demand, copied, {name for name, times in fewer.items() if times > least})
 
 
 def classes(demand: Demand) -> list[list[TableSpec]]:

@@ -49,9 +49,9 @@ class DenseSizes:
 class _Writer:
     """Appends nodes, each after those that it waits for."""
 
-    def __init__(self, sizes: StepSizes, shared: bool, per_host: int) -> None:
+    def __init__(self, sizes: StepSizes, shared: bool) -> None:
         self.nodes: list[Node] = []
-        self.sizes, self.shared, self.per_host = sizes, shared, per_host
+        self.sizes, self.shared = sizes, shared
 
     def kernel(self, name: str, part: str, works: Sequence[Work], after: Sequence[int], launches: int = 1) -> int:
         """Adds kernels that run one after the other."""
@@ -94,7 +94,7 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
       dense: of the dense part.
       shared: whether devices compute on the cores of their host.
     """
-    write = _Writer(sizes, shared, sizes.devices // sizes.hosts)
+    write = _Writer(sizes, shared)
     if not sizes.host_routes:
         entries = sizes.ids + sum(sizes.lists)
         works = [sort(max(2.0, entries), 2, 8 * entries), _pass("elementwise", 40 * entries)]
@@ -189,9 +189,7 @@ def _pooled_forward(write: _Writer, v: Vectors) -> int:
         works = [_rows_gather(ids, g.buffer.value_bytes, g.buffer.rows), _add(ids, row_bytes, N * sizes.samples),
                  _pass("elementwise", 24 * ids)]  # fmt: skip
         summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=26))
-    vectors = (
-        N * sizes.samples * v.vector_bytes
-    )  # of all devices: set to zero, and put in the order in which they leave
+    vectors = N * sizes.samples * v.vector_bytes  # of all devices: set to zero, and put in the order they leave in
     placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * vectors)], summed, launches=2)
     return write.all_to_all("pooled_exchange", vectors, [placed])
 
@@ -235,9 +233,8 @@ def _product(m: int, n: int, k: int, layout: str, dense: DenseSizes) -> Work:
 def _pairs(dense: DenseSizes, b: int, layout: str) -> Work:
     vectors, dim = dense.pairs or (0, 0)
     moved = (2.0 * b * vectors * dim + b * vectors * vectors) * (2 if dense.dtype == "bf16" else 4)
-    if layout == "nn":
-        return matmul(vectors, dim, vectors, b, dense.dtype, layout, moved)
-    return matmul(vectors, vectors, dim, b, dense.dtype, layout, moved)
+    n, k = (dim, vectors) if layout == "nn" else (vectors, dim)
+    return matmul(vectors, n, k, b, dense.dtype, layout, moved)
 
 
 def _copies_back(write: _Writer, sizes: StepSizes, backward: int) -> list[int]:

@@ -157,19 +157,14 @@ class StepSizes:
     host_routes: bool = True
 
     @property
-    def buffer_bytes(self) -> float:
-        """Bytes of all buffers and slots that a device allocates."""
-        return self.spread_bytes + self.copied_bytes
-
-    @property
     def spread_bytes(self) -> float:
-        """Bytes of those whose rows are spread over devices."""
+        """Bytes of the buffers and slots that a device allocates for rows that are spread over devices."""
         own = sum(g.buffer.bytes for v in self.vectors for g in v.groups)
         return own + sum(g.buffer.bytes for g in self.rows)
 
     @property
     def copied_bytes(self) -> float:
-        """Bytes of those that every device holds alike."""
+        """The same for tables that every device holds alike."""
         return sum(g.buffer.bytes for g in self.copies)
 
     @property

@@ -85,11 +85,6 @@ class Cache:
     ahead: float
 
     @property
-    def hit_rate(self) -> float:
-        """Share of the rows that batches name which are there."""
-        return 1 - self.misses / self.classes.named
-
-    @property
     def misses(self) -> float:
         """Rows that a batch names which are not there, the mean."""
         return _later(self.classes, self.within)
@@ -118,7 +113,7 @@ class Cache:
 
         if slots >= classes.rows:
             return math.inf
-        return max(self.within, self.within - self.ahead + _solve(held, slots))
+        return max(self.within, self.within - self.ahead + solve(held, slots))
 
     def reads(self, slots: float) -> float:
         """Rows that a batch names which are neither here nor in such a memory: the disk's reads of a step."""
@@ -129,7 +124,7 @@ def cache(classes: Classes, slots: float, ahead: float) -> Cache:
     """A cache of some rows that sees so many batches ahead; `math.inf`: all (Belady)."""
     if slots >= classes.rows:
         return Cache(classes, math.inf, 0.0)
-    within = _solve(lambda steps: _there(classes, steps, min(ahead, steps - 1)), slots, 1.0)
+    within = solve(lambda steps: _there(classes, steps, min(ahead, steps - 1)), slots, 1.0)
     return Cache(classes, within, max(0.0, min(ahead, within - 1)))
 
 
@@ -150,7 +145,7 @@ def _there(classes: Classes, within: float, ahead: float) -> float:
     return float((classes.rows_K * (1 - _power(classes.q_K, within) * (1 + max(0.0, ahead) * classes.q_K))).sum())
 
 
-def _solve(held: Callable[[float], float], slots: float, low: float = 0.0) -> float:
+def solve(held: Callable[[float], float], slots: float, low: float = 0.0) -> float:
     """The number of steps at which a growing function is `slots`; infinite if it never is."""
     high = max(1.0, 2 * low)
     while held(high) < slots:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -207,8 +206,3 @@ class _Owner:
             in_memory = int(np.count_nonzero(self._clock.slot_of[places_K[behind]] >= 0))
         counts = [int(cached.sum()), in_memory, int(behind.sum()) - in_memory]
         return np.array([*counts, last - first - sum(counts)])
-
-
-def stream(bound: BoundPlan, batches: Iterator[Batch]) -> Iterator[Homes]:
-    """Homes of batches, one after the other."""
-    return map(functools.partial(homes_of, bound), batches)

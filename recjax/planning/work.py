@@ -31,7 +31,7 @@ _UPDATES = ("scatter", "dynamic-update-slice")
 _WHOLE = ("dot", "sort", "reduce-window", "custom-call", "convolution", "fusion", "call")  # ask for all of an operand
 _BY_SHARE = ("reduce", "concatenate", "pad", "gather")  # as much of an operand as of the result
 # Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
-_DENSE = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
+DENSE_CALLS = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
 _NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
@@ -218,7 +218,7 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
     if 'custom_call_target="__cublas$' in instruction.attributes:
         return _library_product(operands[0].arrays[0], operands[1].arrays[0], instruction)
     target = re.search(r'custom_call_target="(\w+)"', instruction.attributes)
-    places = _DENSE.get(target.group(1)) if target else None
+    places = DENSE_CALLS.get(target.group(1)) if target else None
     if places is None:
         return None
     arrays = [o.arrays[0] for o in operands] + list(instruction.arrays)

@@ -56,26 +56,21 @@ class Schedule:
     sender_waits: bool = False
 
 
-def _ring_pass(n: int, steps: int) -> Schedule:
-    step = (Send(np.roll(np.arange(n), -1), 1 / n),)
-    return Schedule((step,) * steps if n > 1 else ())
+Algorithm = Callable[[Sequence[int]], Schedule | tuple[Schedule, ...]]  # from a shape
 
 
-def _ring_reduce_scatter(shape: Sequence[int]) -> Schedule:
-    return _ring_pass(math.prod(shape), math.prod(shape) - 1)
+def _ring(steps: Callable[[int], int]) -> Algorithm:
+    """Every rank sends a block to the next one, in so many steps of n ranks."""
+
+    def made(shape: Sequence[int]) -> Schedule:
+        n = math.prod(shape)
+        step = (Send(np.roll(np.arange(n), -1), 1 / n),)
+        return Schedule((step,) * steps(n) if n > 1 else ())
+
+    return made
 
 
-def _ring_all_reduce(shape: Sequence[int]) -> Schedule:
-    return _ring_pass(math.prod(shape), 2 * (math.prod(shape) - 1))
-
-
-def _ring_all_to_all(shape: Sequence[int]) -> Schedule:
-    """Every block goes on by one rank at a time until it is where it belongs: N(N-1)/2 steps."""
-    n = math.prod(shape)
-    return _ring_pass(n, n * (n - 1) // 2)
-
-
-def _direct(shape: Sequence[int], share: float | None = None) -> Step:
+def _direct(shape: Sequence[int], times: int = 1) -> Schedule:
     """To every other rank at once: to the next first, then to the one after it, in every dimension by its own offset.
 
     So at any moment all ranks send to different ones.
@@ -87,15 +82,7 @@ def _direct(shape: Sequence[int], share: float | None = None) -> Step:
     for offset in range(1, n):
         to = sum(((ranks // s % size + offset // s) % size) * s for s, size in zip(strides, shape, strict=True))
         sends.append(Send(np.asarray(to), 1 / n))
-    return tuple(sends)
-
-
-def _direct_exchange(shape: Sequence[int]) -> Schedule:
-    return Schedule((_direct(shape),) if math.prod(shape) > 1 else ())
-
-
-def _direct_all_reduce(shape: Sequence[int]) -> Schedule:
-    return Schedule((_direct(shape),) * 2 if math.prod(shape) > 1 else ())
+    return Schedule((tuple(sends),) * times if n > 1 else ())
 
 
 def _halving(shape: Sequence[int]) -> tuple[Step, ...]:
@@ -106,14 +93,6 @@ def _halving(shape: Sequence[int]) -> tuple[Step, ...]:
             f"halving_doubling pairs ranks and needs a power of two of them, not {n}. Take ring or direct."
         )
     return tuple((Send(np.arange(n) ^ (1 << i - 1), 2.0**-i),) for i in range(1, n.bit_length()))
-
-
-def _halving_reduce_scatter(shape: Sequence[int]) -> Schedule:
-    return Schedule(_halving(shape))
-
-
-def _doubling_all_gather(shape: Sequence[int]) -> Schedule:
-    return Schedule(_halving(shape)[::-1])
 
 
 def _halving_doubling(shape: Sequence[int]) -> Schedule:
@@ -161,17 +140,16 @@ def _tree_levels(parents: np.ndarray) -> tuple[list[Step], list[Step]]:
     return up, down
 
 
-def _tree_all_reduce(parents: np.ndarray) -> Schedule:
-    up, down = _tree_levels(parents)
-    return Schedule((*up, *down), starts_with_delay=False)
+def _tree(*ways: Sequence[Step]) -> Schedule:
+    return Schedule(tuple(step for way in ways for step in way), starts_with_delay=False)
 
 
 def _tree_broadcast(shape: Sequence[int]) -> Schedule:
-    return Schedule(tuple(_tree_levels(tree_parents(math.prod(shape)))[1]), starts_with_delay=False)
+    return _tree(_tree_levels(tree_parents(math.prod(shape)))[1])
 
 
 def _tree_reduce(shape: Sequence[int]) -> Schedule:
-    return Schedule(tuple(_tree_levels(tree_parents(math.prod(shape)))[0]), starts_with_delay=False)
+    return _tree(_tree_levels(tree_parents(math.prod(shape)))[0])
 
 
 def _one(n: int, sender: int, receiver: int) -> Send:
@@ -218,24 +196,29 @@ def _double_binary_tree(shape: Sequence[int]) -> tuple[Schedule, ...]:
     moved = (n - 1 - np.arange(n)) if n % 2 == 0 else np.roll(np.arange(n), -1)  # old rank -> new rank
     second = np.full(n, -1)
     second[moved] = np.where(first >= 0, moved[first], -1)
-    return _tree_all_reduce(first), _tree_all_reduce(second)
+    return _tree(*_tree_levels(first)), _tree(*_tree_levels(second))
 
 
 # collective -> algorithm -> schedules of a shape; several are taken by the chunks in turn
-ALGORITHMS: dict[str, dict[str, Callable[[Sequence[int]], Schedule | tuple[Schedule, ...]]]] = {
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
-        "ring": _ring_all_reduce,
-        "direct": _direct_all_reduce,
+        "ring": _ring(lambda n: 2 * (n - 1)),
+        "direct": lambda shape: _direct(shape, 2),
         "double_binary_tree": _double_binary_tree,
         "halving_doubling": _halving_doubling,
     },
     "reduce_scatter": {
-        "ring": _ring_reduce_scatter,
-        "direct": _direct_exchange,
-        "halving_doubling": _halving_reduce_scatter,
+        "ring": _ring(lambda n: n - 1),
+        "direct": _direct,
+        "halving_doubling": lambda shape: Schedule(_halving(shape)),
     },
-    "all_gather": {"ring": _ring_reduce_scatter, "direct": _direct_exchange, "halving_doubling": _doubling_all_gather},
-    "all_to_all": {"direct": _direct_exchange, "ring": _ring_all_to_all},
+    "all_gather": {
+        "ring": _ring(lambda n: n - 1),
+        "direct": _direct,
+        "halving_doubling": lambda shape: Schedule(_halving(shape)[::-1]),
+    },
+    # in a ring every block goes on by one rank at a time until it is where it belongs
+    "all_to_all": {"direct": _direct, "ring": _ring(lambda n: n * (n - 1) // 2)},
     "broadcast": {"tree": _tree_broadcast, "ring": _chain_broadcast, "direct": _direct_broadcast},
     "reduce": {"tree": _tree_reduce, "ring": _chain_reduce, "direct": _direct_reduce},
     "send_recv": {"direct": _first_to_last, "ring": _all_to_next},

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from recjax.simulate.system import Played
 from recjax.utils.files import write_whole
-from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png
+from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png, stacked
 from recjax.utils.units import time_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _RANKS = 16  # whose operations the trace shows at most
 _KINDS = ("compute", "all_reduce", "all_to_all", "all_gather", "reduce_scatter", "exposed", "broadcast", "reduce",
           "send_recv")  # fmt: skip
 COLOURS = dict(zip(_KINDS, PALETTE, strict=False))
-
-
-def save(drawn: Figure, path: Path) -> None:
-    """Writes a figure as PNG."""
-    write_whole(path, png(drawn))
 
 
 def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
@@ -46,18 +38,17 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     if late.any():
         layers.bar(places, late, bottom=compute, color=GREY, label="lateness")
     layers.bar(places, exposed, bottom=compute + late, color=COLOURS["exposed"], label="exposed communication")
-    layers.set_ylabel("time of a layer, us")
-    layers.set_ylim(bottom=0)
+    layers.set(ylabel="time of a layer, us", ylim=(0, None))
     legend_beside(layers)
     kinds = dict.fromkeys(c["collective"] for layer in found["layers"] for c in layer["collectives"])
-    below = np.zeros(len(names))
-    for kind in kinds:
-        sums = [
-            [c["raw_latency_ns"] for c in layer["collectives"] if c["collective"] == kind] for layer in found["layers"]
+    latencies = {
+        kind: [
+            sum(c["raw_latency_ns"] for c in layer["collectives"] if c["collective"] == kind) / 1e3
+            for layer in found["layers"]
         ]
-        height = np.array([sum(values) for values in sums]) / 1e3
-        raw.bar(places, height, bottom=below, color=COLOURS[kind], label=kind)
-        below += height
+        for kind in kinds
+    }
+    stacked(raw, list(places), latencies, [COLOURS[kind] for kind in kinds], upright=True)
     raw.set_ylabel("raw latency, us")
     if kinds:
         legend_beside(raw)
@@ -76,7 +67,7 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     line.spines[["top", "right"]].set_visible(False)
     line.invert_yaxis()
     line.set_xlabel("time, us")
-    save(drawn, path)
+    write_whole(path, png(drawn))
 
 
 def spans(result: Played, actor: int) -> list[tuple[int, int, float, float]]:

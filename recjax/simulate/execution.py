@@ -195,7 +195,7 @@ class _Execution:
                 )
             size = 1.0 if operation.splits else operation.bytes
             programs = tuple(self.network.program(s, groups, size * phase.share / chunks) for s in phase.schedules)
-            labels = max(Run(program, 0, 0, _ignore).labels for program in programs)
+            labels = max(Run(program, 0, 0, lambda actor, time: None).labels for program in programs)
             plans.append(_Plan(phase.dims if not operation.ranks else operation.ranks, programs, label, labels))
             label += labels * chunks
         return plans, label
@@ -339,7 +339,3 @@ def _exchange(splits: tuple[tuple[float, ...], ...]) -> Schedule:
         part = sizes[ranks, to]
         sends.append(Send(np.where(part > 0, to, -1), part))
     return Schedule((tuple(sends),))
-
-
-def _ignore(actor: int, time: int) -> None:
-    """For a run that is only measured."""

@@ -54,7 +54,7 @@ class Network:
     Attributes:
       actors: how many.
       latency: ticks of each link.
-      stands_for: ranks that each actor is.
+      stands_for: ranks that each actor is, and links of the topology that each link is.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -122,22 +122,14 @@ class Network:
         """Time that so many bytes keep each of the links busy."""
         return tuple(round(size_bytes * TICKS_PER_S / self.bandwidth[link]) for link in links)
 
-    def link_name(self, link: int) -> str:
-        """For people."""
-        return self.topology.link_name(link)
-
-    def link_kind(self, link: int) -> tuple[int, str]:
-        """Its dimension, and what it is there, for people."""
-        return self.topology.link_kind(link)
+    def one_of(self, link: int) -> int:
+        """A link of the topology that this one is, or stands for."""
+        return link
 
     def switch(self, link: int) -> tuple[int, int] | None:
         """The switch that a link leaves and how many of its ports the link stands for; None if it leaves a rank."""
         found = self.topology.switch(link)
         return None if found is None else (found[0], 1)
-
-    def ranks_of(self, link: int) -> int:
-        """Number of links of the topology that this one stands for."""
-        return 1
 
 
 class Quotient(Network):
@@ -207,21 +199,13 @@ class Quotient(Network):
             raise NotSymmetricError("links that see the same in one collective do not in another")
         return int(known[0])
 
-    def link_name(self, link: int) -> str:
-        """Name of one link of the class."""
-        return self.topology.link_name(self._first[link])
-
-    def link_kind(self, link: int) -> tuple[int, str]:
-        """Kind of one link of the class."""
-        return self.topology.link_kind(self._first[link])
+    def one_of(self, link: int) -> int:
+        """One link of the class."""
+        return self._first[link]
 
     def switch(self, link: int) -> tuple[int, int] | None:
         """A switch of the class, of which the link is all ports."""
         return self.topology.switch(self._first[link])
-
-    def ranks_of(self, link: int) -> int:
-        """Number of ranks."""
-        return self.topology.size
 
 
 def _everywhere(send: Send, groups: np.ndarray, size: int) -> Send:

@@ -204,20 +204,21 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def links(result: Result) -> list[dict[str, Any]]:
     """Shares of time in which links of each dimension and kind are busy: those that carried anything."""
-    kinds: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
+    kinds: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    each = result.network.stands_for
     for link, size in result.bytes_on.items():
         busy = size / result.network.bandwidth[link] * 1e9 / result.time_ns if result.time_ns else 0.0
-        kinds.setdefault(result.network.link_kind(link), []).append((size, busy, result.network.ranks_of(link)))
+        kinds.setdefault(result.topology.link_kind(result.network.one_of(link)), []).append((size, busy))
     found = []
     for (dimension, kind), used in sorted(kinds.items()):
-        count = sum(n for *_, n in used)
+        count = len(used) * each
         found.append({
             "dimension": dimension,
             "links": kind,
             "count": count,
-            "bytes": sum(size * n for size, _, n in used),
-            "mean_utilisation": sum(busy * n for _, busy, n in used) / count,
-            "most_utilisation": max(busy for _, busy, _ in used),
+            "bytes": sum(size * each for size, _ in used),
+            "mean_utilisation": sum(busy * each for _, busy in used) / count,
+            "most_utilisation": max(busy for _, busy in used),
         })  # fmt: skip
     return found
 
@@ -237,10 +238,10 @@ def busiest_link(result: Result) -> dict[str, Any] | None:
     most = max(busy.values())
     alike = [link for link, share in busy.items() if share > most * (1 - 1e-9)]
     return {
-        "link": result.network.link_name(alike[0]),
+        "link": result.topology.link_name(result.network.one_of(alike[0])),
         "bytes": result.bytes_on[alike[0]],
         "utilisation": most,
-        "links_alike": sum(result.network.ranks_of(link) for link in alike),
+        "links_alike": len(alike) * result.network.stands_for,
     }
 
 
@@ -256,7 +257,7 @@ def link_text(link: dict[str, Any] | None) -> str:
 
 def bytes_on_links(result: Result) -> float:
     """Bytes that all links together carried; a message counts once on each link that it crosses."""
-    return sum(size * result.network.ranks_of(link) for link, size in result.bytes_on.items())
+    return sum(size * result.network.stands_for for size in result.bytes_on.values())
 
 
 def how(result: Result) -> dict[str, Any]:

@@ -19,20 +19,16 @@ class Finished:
     Args:
       folder: of the study, made if need be.
       setup: JSON values that all results depend on.
-      fresh: whether to forget what is there.
 
     Raises:
       ConfigError: the folder holds parts that were made with another setup.
       DataError: a line other than the last is damaged.
     """
 
-    def __init__(self, folder: Path, setup: Mapping[str, Any], fresh: bool = False) -> None:
+    def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / RECORDS
         setup = json.loads(json.dumps(jsonable(dict(setup))))
-        if fresh:
-            self._path.unlink(missing_ok=True)
-            (folder / SETUP).unlink(missing_ok=True)
         then = json.loads((folder / SETUP).read_text(encoding="utf-8")) if (folder / SETUP).is_file() else setup
         if differing := sorted(key for key in {*setup, *then} if then.get(key) != setup.get(key)):
             raise ConfigError(

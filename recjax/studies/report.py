@@ -22,9 +22,9 @@ from typing import Any
 from recjax import __version__
 from recjax.utils import html
 from recjax.utils.files import write_json, write_whole
+from recjax.utils.processor import processor
 from recjax.utils.text import aligned
 
-SAME, NOT_SAME, OPEN = "yes", "no", "-"
 _HEAD = ("figure", "quantity", "source", "recjax", "same", "why")
 _WIDTHS = (14, 30, 22, 34, 4, 44)  # of the columns on a terminal, characters
 
@@ -51,7 +51,7 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """The row as texts, in the order of the table's columns."""
-        same = OPEN if self.same is None else SAME if self.same else NOT_SAME
+        same = "-" if self.same is None else "yes" if self.same else "no"
         return (self.figure, self.quantity, self.source, self.ours, same, self.why)
 
 
@@ -140,7 +140,7 @@ def provenance(began: float, **more: Any) -> dict[str, Any]:
         "command": command,
         "recjax": __version__,
         "commit": _commit(),
-        "machine": _processor(),
+        "machine": processor() or platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - began, 1),
@@ -159,15 +159,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def write(report: Report, result: Mapping[str, Any], out: Path) -> list[str]:
@@ -199,6 +190,11 @@ def to_json(report: Report) -> dict[str, Any]:
     rows = [dataclasses.asdict(row) for row in report.rows]
     return {"title": report.title, "source": report.source, "about": dict(report.about), "rows": rows,
             "assumptions": list(report.assumptions)}  # fmt: skip
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a cell of a table; "-" for none."""
+    return "-" if share is None else f"{100 * share:.{digits}f}%"
 
 
 def counted(rows: Sequence[Row]) -> str:

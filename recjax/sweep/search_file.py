@@ -25,7 +25,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,6 @@ class Dimension:
         if self.whole:
             return written(trial.suggest_int(self.key, self.low, self.high, step=self.step or 1, log=self.log))
         return written(trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log))
-
-    def text(self, params: Mapping[str, Any]) -> str:
-        """Its value in a trial's params, as `suggest` gave it."""
-        return written(params[self.key])
 
     @property
     def samples(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from typing import Any
 
 from recjax.errors import ConfigError, RecjaxError
 from recjax.parallel.stopping import handling
+from recjax.settings.values import written
 from recjax.sweep.file import Run, direction
 from recjax.sweep.report import measure
 from recjax.sweep.run import Signals, result, train_apart
@@ -170,7 +171,8 @@ class Study:
             return
         if result(run)["status"] != "done":
             log.info(f"{label} {run.command}")
-        follower = _Follower(trial, search.sort, run.config.train.batch_size, self._reported(trial))
+        reported = set(self._study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        follower = _Follower(trial, search.sort, run.config.train.batch_size, reported)
         # The child holds the lock too: if this process is killed, nobody else trains in that folder meanwhile.
         why = train_apart(run, label, signals, follower, keep=(lock,))
         done = result(run)
@@ -184,9 +186,6 @@ class Study:
         elif not signals.taken:  # else it stays under way, for the next call
             missing = f"it has no {search.sort}: the data have no validation split, or no such label"
             self._fail(trial, label, missing if done["status"] == "done" else why or "it ended without a result")
-
-    def _reported(self, trial: Any) -> set[int]:
-        return set(self._study.get_trials(deepcopy=False)[trial.number].intermediate_values)
 
     def _fail(self, trial: Any, label: str, why: str) -> None:
         trial.set_user_attr("error", why)
@@ -209,9 +208,10 @@ class Study:
         """
         found = []
         for trial in self._study.get_trials(deepcopy=False):
-            if set(trial.params) != {dimension.key for dimension in self._search.dimensions}:
+            keys = [dimension.key for dimension in self._search.dimensions]
+            if set(trial.params) != set(keys):
                 continue  # its process died before it had values
-            swept = {dimension.key: dimension.text(trial.params) for dimension in self._search.dimensions}
+            swept = {key: written(trial.params[key]) for key in keys}  # as `Dimension.suggest` gave them
             error = trial.user_attrs.get("error")
             try:
                 run = self._search.run(trial.number, swept)
@@ -222,15 +222,10 @@ class Study:
             status = {"PRUNED": "pruned", "FAIL": "failed"}.get(trial.state.name, row["status"])
             if row["status"] != "done" and trial.intermediate_values:
                 seen = max(trial.intermediate_values)
-                row = _with(row, self._search.sort, trial.intermediate_values[seen])
-                row["steps"] = seen // run.config.train.batch_size
+                split, _, name = self._search.sort.partition(".")
+                row |= {split: {name: trial.intermediate_values[seen]}, "steps": seen // run.config.train.batch_size}
             found.append(row | {"status": status} | ({} if error is None else {"error": error}))
         return found
-
-
-def _with(row: dict[str, Any], sort: str, value: float) -> dict[str, Any]:
-    split, _, name = sort.partition(".")
-    return row | {split: {name: value}}
 
 
 class _Follower:

@@ -57,7 +57,7 @@ def _timed(events: tuple[Event, ...], profile: Profile, zero: int) -> tuple[Even
     joined = Timeline(tuple(sorted(spans, key=lambda span: span.start))).joined(named, 0, 0)
     by_name = {event.name: calls[number] for number, event in enumerate(named)}
     found: list[Event] = []
-    step = next((calls[-1].step for _ in calls[-1:]), 0)
+    step = calls[-1].step if calls else 0
     for event in reversed(joined):  # computing is of the step of the collective that follows
         if event.kind != COMPUTE:
             step = by_name[event.name].step

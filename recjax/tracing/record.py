@@ -23,8 +23,7 @@ from recjax import settings
 from recjax.bench import compile_report
 from recjax.bench.breakdown import scopes
 from recjax.comms import profile
-from recjax.comms.compiled import Collective, collectives, members
-from recjax.comms.dependencies import dependencies
+from recjax.comms.compiled import Collective, collectives, dependencies, members
 from recjax.comms.trace import ITEM_BYTES, JOINED, Event, Trace, checked
 from recjax.config.run import RunConfig
 from recjax.embedding.routing import host
@@ -313,8 +312,8 @@ def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[
     event = Event(id, kind, phase, scope, collective.name, 0, dtype, group, in_bytes, out_bytes, deps=deps)
     if kind != "all_reduce" or len(collective.shapes) == 1:
         return event
-    item = {name: ITEM_BYTES[of] for name, of in _DTYPES.items()}
-    sizes = tuple(int(np.prod(dims, dtype=np.int64)) * item.get(name, 1) for name, dims in collective.shapes)
+    items = (ITEM_BYTES.get(_DTYPES.get(name, ""), 1) for name, _ in collective.shapes)
+    sizes = tuple(math.prod(dims) * item for item, (_, dims) in zip(items, collective.shapes, strict=True))
     return dataclasses.replace(event, parts=sizes)
 
 

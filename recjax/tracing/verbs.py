@@ -313,7 +313,8 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
     except DeviceError as error:
         raise DeviceError(f"{error} Or replay fewer of the trace's ranks with --shrink.") from error
     distributed.note(f"replaying {len(found)} collectives of {given.world} ranks, {options.repeats} times")
-    times = replays.replay(found, mesh, options.repeats, options.splits, options.gaps)
+    prepared = replays.Prepared(found, mesh, options.splits, options.gaps)
+    (times,) = replays.measure([prepared], [options.repeats])
     device = mesh.devices.flat[0].device_kind
     about = {"label": given.about["label"], "ranks": given.world, "device": device, "repeats": options.repeats}
     about |= {"splits": options.splits, "gaps": options.gaps, "missing": missing, "left_out": dropped}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -71,6 +71,32 @@ def whole_numbers(panel: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     panel.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+
+
+def stacked(
+    panel: Axes,
+    at: Sequence[Any],
+    parts: Mapping[str, Sequence[float]],
+    colours: Iterable[str],
+    upright: bool = False,
+    **how: Any,
+) -> None:
+    """Bars at some places, whose parts stand one after the other.
+
+    Args:
+      panel: to draw on.
+      at: where: numbers or names.
+      parts: label -> of each bar.
+      colours: of the parts.
+      upright: whether bars go upwards, and not to the right.
+      how: further arguments of matplotlib's `bar` or `barh`.
+    """
+    bars, start = (panel.bar, "bottom") if upright else (panel.barh, "left")
+    ends = [0.0] * len(at)
+    for (label, lengths), colour in zip(parts.items(), colours, strict=False):
+        own: dict[str, Any] = {start: ends, "color": colour, "label": label}
+        bars(at, lengths, **own, **how)
+        ends = [a + b for a, b in zip(ends, lengths, strict=True)]
 
 
 def legend_below(panel: Axes, columns: int = 2, size: float = 8, handles: Sequence[Any] | None = None) -> None:

@@ -4,8 +4,7 @@ import textwrap
 
 from recjax.bench.overlap import flights
 from recjax.bench.report import flights as table
-from recjax.comms.compiled import collectives
-from recjax.comms.dependencies import dependencies
+from recjax.comms.compiled import collectives, dependencies
 from recjax.comms.profile import Span
 from recjax.comms.trace import COMPUTE, Event
 from recjax.planning.graph import read_graph

@@ -9,8 +9,7 @@ import pytest
 from support.traces import ALL, HALVES, by_hand
 
 from recjax.comms import replay as replays
-from recjax.comms.compiled import collectives, members
-from recjax.comms.dependencies import dependencies
+from recjax.comms.compiled import collectives, dependencies, members
 from recjax.comms.microbenchmark import chain, fit, sweep
 from recjax.comms.program import shrink, slots
 from recjax.comms.replay_report import figures
@@ -73,7 +72,7 @@ def mesh(ranks: int):
 
 def test_replay_measures_every_slot_on_every_rank():
     found = slots(by_hand())
-    times = replays.replay(found, mesh(4), 3, gaps=True)
+    (times,) = replays.measure([replays.Prepared(found, mesh(4), gaps=True)], [3])
     assert len(times.wall_ns) == 3 and min(times.wall_ns) > 0
     assert [ns.shape for ns in times.slots] == [(3, 4)] * 5
     assert all((ns > 0).all() for ns in times.slots)
@@ -112,7 +111,7 @@ def test_what_runs(monkeypatch):
 def test_ragged_all_to_alls_compile_for_accelerators_and_not_here():
     found = slots(by_hand())
     with pytest.raises(ConfigError, match="no ragged all-to-all on CPU"):
-        replays.replay(found, mesh(4), 1, splits="ragged")
+        replays.Prepared(found, mesh(4), splits="ragged")
     shape = replays._Shape.of(found[0], 4, "ragged")
     # rank 2 sends 16, 24, 32, 40 bytes to the ranks, where ranks 0 and 1 sent 8 (0 + p) and 8 (1 + p) before it
     assert shape.sizes[2].tolist() == [[4, 6, 8, 10], [4, 6, 8, 10], [0, 4, 10, 18], [2, 6, 10, 14]]
@@ -231,5 +230,5 @@ def test_computing_takes_its_time():
         Event(1, "all_reduce", dtype="float32", group=group, in_bytes=8, out_bytes=8, deps=(0,)),
     )
     found = slots(Trace(2, dict.fromkeys(group, events)))
-    with_gaps = replays.replay(found, mesh(2), 2, gaps=True).wall_ns
-    assert np.median(with_gaps) > 10e6
+    (times,) = replays.measure([replays.Prepared(found, mesh(2), gaps=True)], [2])
+    assert np.median(times.wall_ns) > 10e6

@@ -7,7 +7,7 @@ from support.traces import by_hand
 
 from recjax.comms import show
 from recjax.comms.calls import imbalance
-from recjax.comms.dependencies import dependencies
+from recjax.comms.compiled import dependencies
 from recjax.comms.draw import picture
 from recjax.comms.statistics import figures, labels, ordered
 from recjax.comms.trace import COMPUTE, Event, Trace

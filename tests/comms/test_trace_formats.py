@@ -118,7 +118,7 @@ def test_phases_of_a_joined_collective_are_kept(tmp_path, format):
 
 def test_waits_stand_before_what_needs_them_and_come_once():
     events = by_hand().ranks[0]
-    order = [what if isinstance(what, int) else what.kind for what in with_waits(events)]
+    order = [event.id if waits else event.kind for event, waits in with_waits(events)]
     assert order == ["all_to_all", "all_reduce", "all_gather", 2, "reduce_scatter", 4, 5, "all_reduce", 3, 7]
 
 

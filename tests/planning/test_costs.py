@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.machines import MACHINE, scaled
 
 from recjax.planning.costs import Costs, of_sizes
-from recjax.planning.errors import of_pairs
-from recjax.planning.machine import Kernel, Point, Quantity, open_machine
+from recjax.planning.machine import HeldOut, Kernel, Point, Quantity, open_machine
 from recjax.planning.work import Work, gather, matmul
 
 
@@ -133,10 +132,10 @@ def test_a_machine_twice_as_fast_takes_half_the_time(name, work):
 
 
 def test_errors_are_ratios_and_the_geometric_mean_of_relative_errors():
-    found = of_pairs([(2.0, 1.0), (1.0, 2.0), (1.5, 1.5)])
+    found = HeldOut.of([(2.0, 1.0), (1.0, 2.0), (1.5, 1.5)])
     assert found.points == 3
     assert found.ratio_mean == pytest.approx(4 ** (1 / 3)) and found.ratio_p50 == 2.0
-    assert of_pairs([(1.1, 1.0), (1.4, 1.0)]).gmae == pytest.approx((0.1 * 0.4) ** 0.5)
+    assert HeldOut.of([(1.1, 1.0), (1.4, 1.0)]).gmae == pytest.approx((0.1 * 0.4) ** 0.5)
     assert found.gmae < 0.01  # one lucky hit
 
 

@@ -11,7 +11,7 @@ from support.machines import MACHINE
 from recjax.errors import ConfigError
 from recjax.planning.machine import write
 from recjax.studies.finished import RECORDS, Finished
-from recjax.studies.foresight import campaign, cases, findings, measure, published, study
+from recjax.studies.foresight import cases, findings, measure, published, study
 from recjax.studies.foresight.analysis import Found, errors, kendall_tau, rankings, signs
 
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
@@ -90,13 +90,13 @@ def faked(monkeypatch):
 
 def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, faked):
     all_cases = cases.cases(TINY.configs, 0, 0, 0, (), "", 0)
-    assert campaign.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None)
+    assert study.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None)
     assert len(faked) == 3 * 3  # a prediction and two passes of each
     lines = (tmp_path / RECORDS).read_text().splitlines()
     (tmp_path / RECORDS).write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while writing
     kept = Finished(tmp_path, {"seed": 0})
     assert len(kept.results) == 8
-    assert campaign.run(kept, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(faked) == 10
+    assert study.run(kept, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(faked) == 10
     with pytest.raises(ConfigError, match="other settings"):
         Finished(tmp_path, {"seed": 1})
 

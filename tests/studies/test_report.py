@@ -102,4 +102,3 @@ def test_finished_parts_are_not_made_again(tmp_path):
     path.write_text("{\n" + path.read_text())
     with pytest.raises(DataError, match=f"{RECORDS}:1"):
         Finished(tmp_path, {"seed": 1})
-    assert Finished(tmp_path, {"seed": 2}, fresh=True).results == {}

@@ -70,9 +70,6 @@ def test_power_by_hand() -> None:
     assert found["saved"] == pytest.approx(1 - 2310 / 5500)
     assert power.power(power.Host("exact", 240, 1), 288_000)["hosts"] == 1200
     assert [round(power.saved(each)["saved"], 2) for each in power.PAPER] == [0.20, 0.05, 0.29]
-    assert power.dram_saved(1000, 150) == 0.85
-    with pytest.raises(ConfigError, match="host 'z': qps and power must be above 0"):
-        power.Host("z", 0, 1)
 
 
 def test_who_waits_for_another_is_timed_from_when_it_came() -> None:

@@ -82,7 +82,6 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
     by_id = {node.values["id"]: node for node in nodes}
     groups: dict[Any, tuple[int, ...]] = {}
     waited = Waited()
-    requests: dict[Any, int] = {}
     events: list[Event] = []
     steps: list[int | None] = []
     for node in nodes:
@@ -100,10 +99,8 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
         if kind == "init":
             continue
         if kind == "wait":
-            if request in requests:
-                waited.wait(requests[request], node.place)
+            waited.wait(request, node.place)
             continue
-        requests[request] = len(events)
         group = groups.get(pg[0] if isinstance(pg, tuple) and pg else pg) or tuple(range(world))
         phase, scope, found_step = _around(node, by_id)
         steps.append(found_step)
@@ -111,7 +108,7 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
         if kind in ("send", "recv"):
             head = dataclasses.replace(head, group=_pair(values[3 - shift], group, rank, node))
         sizes = {} if kind == "barrier" else _sizes(node, values, kind, len(group))
-        events.append(dataclasses.replace(head, deps=waited.issue(head.id), **sizes))
+        events.append(dataclasses.replace(head, deps=waited.issue(head.id, request), **sizes))
     step = next((number for number in steps if number is not None), 0)
     for place, number in enumerate(steps):
         step = step if number is None else number
@@ -242,20 +239,18 @@ def write(trace: Trace) -> dict[str, bytes]:
             _written(_THREAD, _ROOT, "[pytorch|profiler|execution_trace|thread]"),
             _written(3, _THREAD, "## process_group:init ##", [(json.dumps(described), [], "String")]),
         ]
-        by_id = {event.id: event for event in events}
         in_step, step = _THREAD, -1 if any(event.step for event in events) else 0
-        for what in with_waits(events):
-            event = by_id[what] if isinstance(what, int) else what
-            if not isinstance(what, int) and event.step != step:
+        for event, waits in with_waits(events):
+            if not waits and event.step != step:
                 in_step, step = len(nodes) + 1, event.step
                 nodes.append(_written(in_step, _THREAD, f"ProfilerStep#{step}"))
             parent = in_step
-            if not isinstance(what, int) and event.phase:
+            if not waits and event.phase:
                 parent = len(nodes) + 1
                 label = f"{event.phase}: {event.scope}" if event.scope else event.phase
                 nodes.append(_written(parent, in_step, f"## {label} ##"))
             pg = described[numbers[event.group]]
-            nodes.append(_communication(len(nodes) + 1, parent, event, pg, rank, isinstance(what, int)))
+            nodes.append(_communication(len(nodes) + 1, parent, event, pg, rank, waits))
         whole = {"schema": SCHEMAS[-1], "pid": rank + 1, "time": "", "start_ts": 0, "nodes": nodes}
         files[f"rank-{rank}.json"] = json.dumps(whole).encode()
     return files

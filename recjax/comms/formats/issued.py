@@ -7,6 +7,7 @@ waits for that. So what is issued after a wait depends on it, which may be more 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from recjax.comms.trace import COMPUTE, Event
 from recjax.errors import DataError
@@ -14,13 +15,14 @@ from recjax.errors import DataError
 MOST = 4096  # operations that one may wait for
 
 
-def with_waits(events: Sequence[Event]) -> Iterator[Event | int]:
-    """The collectives of a rank, and where to wait for which: the id of an earlier one. In the end all are waited for.
+def with_waits(events: Sequence[Event]) -> Iterator[tuple[Event, bool]]:
+    """The collectives of a rank, each with False where it is issued and with True where it is waited for.
 
-    Waits for a time of computing are left out, with what that waited for put in its place.
+    In the end all are waited for. Waits for a time of computing are left out, with what that waited for put in its
+    place.
     """
     behind: dict[int, tuple[int, ...]] = {}  # id of a compute event -> collectives that it waits for
-    pending: dict[int, None] = {}
+    pending: dict[int, Event] = {}
     for event in events:
         deps = dict.fromkeys(d for dep in event.deps for d in behind.get(dep, (dep,)))
         if event.kind == COMPUTE:
@@ -28,11 +30,10 @@ def with_waits(events: Sequence[Event]) -> Iterator[Event | int]:
             continue
         for dep in deps:
             if dep in pending:
-                del pending[dep]
-                yield dep
-        yield event
-        pending[event.id] = None
-    yield from pending
+                yield pending.pop(dep), True
+        yield event, False
+        pending[event.id] = event
+    yield from ((event, True) for event in pending.values())
 
 
 class Waited:
@@ -40,19 +41,20 @@ class Waited:
 
     def __init__(self) -> None:
         """Nothing so far."""
-        self.deps: dict[int, tuple[int, ...]] = {}
+        self.issued: dict[Any, tuple[int, tuple[int, ...]]] = {}  # request -> id and dependencies
         self.front: dict[int, None] = {}
 
-    def issue(self, id: int) -> tuple[int, ...]:
-        """Dependencies of an operation that is issued now."""
-        self.deps[id] = tuple(sorted(self.front))
-        return self.deps[id]
+    def issue(self, id: int, request: Any) -> tuple[int, ...]:
+        """Dependencies of an operation that is issued now; `request` is its name in a wait."""
+        self.issued[request] = id, tuple(sorted(self.front))
+        return self.issued[request][1]
 
-    def wait(self, id: int, place: str) -> None:
+    def wait(self, request: Any, place: str) -> None:
         """The thread waited for an operation; what that depended on is implied. One not known is of an earlier time."""
-        if id not in self.deps:
+        if request not in self.issued:
             return
-        for implied in self.deps[id]:
+        id, deps = self.issued[request]
+        for implied in deps:
             self.front.pop(implied, None)
         self.front[id] = None
         if len(self.front) > MOST:

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
+from recjax.comms.trace import COLLECTIVES, ITEM_BYTES
 from recjax.errors import DataError
 
 # By their letters alone, in any case; a name may go on after these (alltoallv, _allgather_base).
-_KINDS = {
-    "alltoall": "all_to_all",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "collectivepermute": "collective_permute",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-}
-_DTYPES = {
-    "bool": "bool",
+_KINDS = {kind.replace("_", ""): kind for kind in COLLECTIVES}
+_DTYPES = {name: name for name in ITEM_BYTES} | {
     "byte": "uint8",
     "unsigned char": "uint8",
-    "uint8": "uint8",
     "char": "int8",
     "signed char": "int8",
-    "int8": "int8",
     "short": "int16",
-    "int16": "int16",
-    "uint16": "uint16",
     "half": "float16",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
     "int": "int32",
-    "int32": "int32",
-    "uint32": "uint32",
     "float": "float32",
-    "float32": "float32",
     "long": "int64",
     "long int": "int64",
-    "int64": "int64",
-    "uint64": "uint64",
     "double": "float64",
-    "float64": "float64",
 }
 # What these formats call our types; those that they lack go as one of equal size.
 _WRITTEN = {

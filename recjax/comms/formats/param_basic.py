@@ -36,11 +36,8 @@ def write(trace: Trace) -> dict[str, bytes]:
     ]
     files = {}
     for rank, events in trace.ranks.items():
-        by_id = {event.id: event for event in events}
         lines = list(start)
-        for what in with_waits(events):
-            waits = isinstance(what, int)
-            event = by_id[what] if isinstance(what, int) else what
+        for event, waits in with_waits(events):
             pg = {"req": event.id, "pg_id": numbers[event.group], "world_size": len(event.group)}
             lines.append({"comms": "wait", **pg} if waits else {**_operation(event), **pg})
         files[f"{rank}.json"] = ("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n").encode()
@@ -86,13 +83,12 @@ def read(files: Mapping[int, Path]) -> Trace:
 def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, ...]:
     groups: dict[Any, tuple[int, ...]] = {}
     waited = Waited()
-    requests: dict[Any, int] = {}
     events: list[Event] = []
     for number, values in enumerate(lines):
         line = Fields(values, f"{path}, operation {number}")
         if "comms" not in line.values and "compute" in line.values:
             name = line.text("compute")
-            events.append(Event(len(events), COMPUTE, name=name, deps=waited.issue(len(events))))
+            events.append(Event(len(events), COMPUTE, name=name, deps=waited.issue(len(events), None)))
             continue
         kind = kind_of(line.text("comms"), line.place)
         pg = line.values.get("pg_id")
@@ -103,12 +99,10 @@ def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, 
             continue
         request = _request(line)
         if kind == "wait":
-            if request in requests:
-                waited.wait(requests[request], line.place)
+            waited.wait(request, line.place)
             continue
-        requests[request] = len(events)
         group = groups.get(pg) or tuple(range(line.whole("world_size", world)))
-        events.append(_event(line, kind, len(events), group, waited))
+        events.append(_event(line, kind, len(events), group, waited.issue(len(events), request)))
     return tuple(events)
 
 
@@ -122,10 +116,10 @@ def _request(line: Fields) -> Any:
     return value, line.values.get("pg_id") if isinstance(value, tuple) else None
 
 
-def _event(line: Fields, kind: str, id: int, group: tuple[int, ...], waited: Waited) -> Event:
+def _event(line: Fields, kind: str, id: int, group: tuple[int, ...], deps: tuple[int, ...]) -> Event:
     marks = [m for m in line.items("markers", []) if isinstance(m, str)] + ["", ""]
     steps = [int(found[1]) for mark in marks[2:] if (found := _STEP.fullmatch(mark))]
-    head = Event(id, kind, marks[0], marks[1], step=steps[0] if steps else 0, group=group, deps=waited.issue(id))
+    head = Event(id, kind, marks[0], marks[1], step=steps[0] if steps else 0, group=group, deps=deps)
     start: dict[str, Any] = {"start_ns": line.maybe_whole("startTime_ns")}
     if kind == "barrier":
         return dataclasses.replace(head, **start)

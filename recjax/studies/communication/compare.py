@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from recjax.studies.communication.draw import (
-    KINDS,
-    VARIATIONS,
-    label,
-    of_variation,
-    parts,
-    phase_title,
-    size_rows,
-)
+from recjax.comms.draw import time_parts
+from recjax.studies.communication.draw import KINDS, VARIATIONS, label, of_variation, phase_title, size_rows
 from recjax.studies.communication.shape import BASE, PIECE
 from recjax.studies.foresight import published
 from recjax.studies.report import Picture, Report, Row, Section, Table
@@ -238,7 +231,7 @@ def _time_table(cases: Mapping[str, Any]) -> Table:
              "exposed, ms"]]  # fmt: skip
     for name, one in cases.items():
         t = one["time"]
-        of = parts(t)
+        of = time_parts(t)
         rows.append([name, f"{t['step_ms']:.2f}", f"{t['share']:.1%}", f"{t['exposed_share']:.1%}",
                      *(f"{of[key]:.2f}" for key in ("computing alone", "communication beside computing",
                                                     "exposed communication"))])  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from recjax.comms.draw import TIME_COLOURS, phase_bytes, time_parts
 from recjax.studies.communication.shape import BASE
 from recjax.studies.report import Picture
 from recjax.utils import plots
@@ -93,28 +95,35 @@ def _sizes(cases: Mapping[str, Any], kind: str) -> bytes:
 
 
 def _bytes(cases: Mapping[str, Any]) -> bytes:
-    keys = list(dict.fromkeys((c["phase"], c["kind"]) for one in cases.values() for c in one["collectives"]))
-    keys = [k for k in keys if max(_of(one, k) for one in cases.values()) >= 2**10]
-    figure = plots.figure(11, 1.6 + 0.4 * len(cases))
+    keys = dict.fromkeys((c["phase"], c["kind"]) for one in cases.values() for c in one["collectives"])
+    mib = {
+        f"{phase} ({kind})": [phase_bytes(one, phase, kind) / 2**20 for one in cases.values()]
+        for phase, kind in keys
+        if max(phase_bytes(one, phase, kind) for one in cases.values()) >= 2**10
+    }
+    colours = itertools.cycle(plots.PALETTE)
+    return _stacked(list(cases), mib, colours, 11, "MiB of a rank in a step, padding included")
+
+
+def _time(cases: Mapping[str, Any]) -> bytes:
+    times = [time_parts(one["time"]) for one in cases.values()]
+    ms = {part: [of[part] for of in times] for part in times[0]}
+    return _stacked(list(cases), ms, [TIME_COLOURS[part] for part in ms], 10, "ms a step")
+
+
+def _stacked(
+    names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Iterable[str], width: float, label: str
+) -> bytes:
+    """A picture with a bar for each case, the first at the top."""
+    figure = plots.figure(width, 1.6 + 0.4 * len(names))
     panel = figure.subplots()
     plots.plain(panel, "x")
-    names = list(cases)
-    left = [0.0] * len(names)
-    for place, key in enumerate(keys):
-        mib = [_of(cases[name], key) / 2**20 for name in names]
-        panel.barh(range(len(names)), mib, 0.65, left=left, color=plots.PALETTE[place % len(plots.PALETTE)],
-                   label=f"{key[0]} ({key[1]})")  # fmt: skip
-        left = [a + b for a, b in zip(left, mib, strict=True)]
+    plots.stacked(panel, range(len(names)), parts, colours, height=0.65)
     panel.set_yticks(range(len(names)), names, fontsize=9)
     panel.invert_yaxis()
-    panel.set_xlabel("MiB of a rank in a step, padding included")
-    panel.set_xlim(left=0)
+    panel.set(xlabel=label, xlim=(0, None))
     plots.legend_of_all(figure, panel)
     return plots.png(figure)
-
-
-def _of(one: Mapping[str, Any], key: tuple[str, str]) -> float:
-    return float(sum(c["padded_bytes"] for c in one["collectives"] if (c["phase"], c["kind"]) == key))
 
 
 def _ranks(cases: Mapping[str, Any]) -> bytes:
@@ -141,37 +150,6 @@ def _ranks(cases: Mapping[str, Any]) -> bytes:
                 panel.set_xlabel("ranks, the one with the most bytes first")
             plots.whole_numbers(panel)
     return plots.png(figure)
-
-
-def _time(cases: Mapping[str, Any]) -> bytes:
-    figure = plots.figure(10, 1.6 + 0.4 * len(cases))
-    panel = figure.subplots()
-    plots.plain(panel, "x")
-    names = list(cases)
-    left = [0.0] * len(names)
-    colours = {"computing alone": plots.BLUE, "communication beside computing": "#e6b89c",
-               "exposed communication": plots.ORANGE, "neither": "#dddddd"}  # fmt: skip
-    for part, colour in colours.items():
-        ms = [parts(cases[name]["time"])[part] for name in names]
-        panel.barh(range(len(names)), ms, 0.65, left=left, color=colour, label=part)
-        left = [a + b for a, b in zip(left, ms, strict=True)]
-    panel.set_yticks(range(len(names)), names, fontsize=9)
-    panel.invert_yaxis()
-    panel.set_xlabel("ms a step")
-    plots.legend_of_all(figure, panel)
-    return plots.png(figure)
-
-
-def parts(time: Mapping[str, float]) -> dict[str, float]:
-    """The parts of a step's time, ms, which add up to the step."""
-    hidden = time["communication_ms"] - time["exposed_ms"]
-    rest = time["step_ms"] - time["exposed_ms"] - time["computing_ms"]
-    return {
-        "computing alone": time["computing_ms"] - hidden,
-        "communication beside computing": hidden,
-        "exposed communication": time["exposed_ms"],
-        "neither": max(0.0, rest),
-    }
 
 
 def phase_title(phase: str) -> str:

@@ -121,8 +121,8 @@ def config(size: Size, ranks: int, case: Case, folder: Path, platform: str = "au
     return settings.override(made, [*common, *case.overrides])
 
 
-def cut_plan(dims: dict[str, int], ranks: int, piece: int = PIECE) -> Plan:
-    """Tables cut by columns into even pieces of at most `piece`, each whole on one device, as TorchRec's column-wise.
+def cut_plan(dims: dict[str, int], ranks: int) -> Plan:
+    """Tables cut by columns into even pieces of at most `PIECE`, each whole on one device, as TorchRec's column-wise.
 
     The widest pieces first, each to the device that has the fewest columns: vectors travel, one for each sample, so
     columns are what a device sends.
@@ -130,11 +130,10 @@ def cut_plan(dims: dict[str, int], ranks: int, piece: int = PIECE) -> Plan:
     Args:
       dims: table -> D.
       ranks: devices.
-      piece: columns of a piece at most.
     """
     pieces = []
     for table, dim in dims.items():
-        count = -(-dim // piece)
+        count = -(-dim // PIECE)
         bounds = [dim * n // count for n in range(count + 1)]
         pieces += [(table, first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
     loads = [(0, device) for device in range(ranks)]

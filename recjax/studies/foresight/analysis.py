@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from recjax.planning.errors import of_pairs
+from recjax.planning.machine import HeldOut
 
-VARIANTS = ("step_ms", "kernels_ms", "no_overhead_ms", "sketch_ms", "cpu_ms")
+VARIANTS = {"step_ms": "full prediction", "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads",
+            "sketch_ms": "from sizes alone", "cpu_ms": "CPU time"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
             if pairs:
                 worst = max(max(p / m, m / p) for p, m in pairs)
                 low = sum(p < m for p, m in pairs) / len(pairs)
-                of[variant] = dataclasses.asdict(of_pairs(pairs)) | {"worst": worst, "low": low}
+                of[variant] = dataclasses.asdict(HeldOut.of(pairs)) | {"worst": worst, "low": low}
         of["repeat"] = float(np.exp(np.mean([math.log(one.repeat) for one in own])))
     return result
 

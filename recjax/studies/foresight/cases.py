@@ -66,14 +66,13 @@ class Case:
     config: RunConfig
 
 
-def configs(count: int, devices: int, seed: int, platform: Any = "auto") -> Iterator[RunConfig]:
+def configs(count: int, devices: int, seed: int) -> Iterator[RunConfig]:
     """Yields random DLRM and DCN-v2 models: B, tables, D, bags, layers, dtype.
 
     Args:
       count: how many.
       devices: that they train on.
       seed: of the draws; the first of more are the same.
-      platform: of the devices.
     """
     for number in range(count):
         rng = np.random.default_rng([seed, number])
@@ -98,14 +97,20 @@ def configs(count: int, devices: int, seed: int, platform: Any = "auto") -> Iter
             )
         most = min(_MOST_FLOP / 6 / max(values, 1), _MOST_BYTES / (tables * bag * dim * 4))
         batch = max(256, min(batch, 2 ** int(math.log2(max(most, 256)))))
-        yield RunConfig(
-            data=ZipfStream(rows, ids_per_bag=(bag,), distinct_blocks=8),
-            model=model,
-            embedding=EmbeddingConfig(dim=dim, optimizer=RowWiseAdagrad(0.01)),
-            train=TrainConfig(batch_size=batch, optimizer=DenseAdagrad(0.01), shuffle=False),
-            mesh=MeshConfig(devices, platform),
-            compute_dtype=dtype,  # type: ignore[arg-type]
-        )
+        made = _config(rows, (bag,), dim, model, batch, MeshConfig(devices))
+        yield dataclasses.replace(made, compute_dtype=dtype)  # type: ignore[arg-type]
+
+
+def _config(
+    rows: tuple[int, ...], bags: tuple[int, ...], dim: int, model: DLRMConfig | DCNv2Config, batch: int, on: MeshConfig
+) -> RunConfig:
+    return RunConfig(
+        data=ZipfStream(rows, ids_per_bag=bags, distinct_blocks=8),
+        model=model,
+        embedding=EmbeddingConfig(dim=dim, optimizer=RowWiseAdagrad(0.01)),
+        train=TrainConfig(batch_size=batch, optimizer=DenseAdagrad(0.01), shuffle=False),
+        mesh=on,
+    )
 
 
 def workloads(devices: int, platform: Any = "auto") -> Iterator[tuple[str, RunConfig]]:
@@ -118,16 +123,7 @@ def workloads(devices: int, platform: Any = "auto") -> Iterator[tuple[str, RunCo
         "mixed bags": ((100, 1000, 10_000, 100_000, 100_000, 500_000), (1, 1, 1, 1, 30, 30), 64, 1024),
     }
     for name, (rows, bags, dim, batch) in shapes.items():
-        yield (
-            name,
-            RunConfig(
-                data=ZipfStream(rows, ids_per_bag=bags, distinct_blocks=8),
-                model=DLRMConfig((64, dim), (64, 1)),
-                embedding=EmbeddingConfig(dim=dim, optimizer=RowWiseAdagrad(0.01)),
-                train=TrainConfig(batch_size=batch, optimizer=DenseAdagrad(0.01), shuffle=False),
-                mesh=MeshConfig(devices, platform),
-            ),
-        )
+        yield name, _config(rows, bags, dim, DLRMConfig((64, dim), (64, 1)), batch, MeshConfig(devices, platform))
 
 
 def cases(

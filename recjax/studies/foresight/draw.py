@@ -7,20 +7,7 @@ from typing import Any
 
 from recjax.studies.foresight.analysis import Found
 from recjax.studies.report import Picture
-from recjax.utils.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALETTE,
-    figure,
-    legend_below,
-    legend_of_all,
-    literal,
-    logarithmic,
-    plain,
-    png,
-)
+from recjax.utils import plots
 
 ERRORS, PLANS = "errors.png", "plans.png"
 
@@ -38,62 +25,62 @@ def pictures(result: dict[str, Any], found: Sequence[Found]) -> list[Picture]:
 
 
 def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
-    with literal():
-        drawn = figure(11, 5)
+    with plots.literal():
+        drawn = plots.figure(11, 5)
         scatter, bars = drawn.subplots(1, 2, width_ratios=(1, 1.2))
-        plain(scatter, "both")
+        plots.plain(scatter, "both")
         times = [one.measured() for one in found]
         low, high = 0.5 * min(times), 2 * max(times)
         scatter.fill_between([low, high], [low / 1.2, high / 1.2], [low * 1.2, high * 1.2], color="#eeeeee",
                              label="within 20%")  # fmt: skip
-        scatter.plot([low, high], [low, high], color=GREY, linewidth=1, label="as measured")
-        for devices, colour in zip(sorted({one.devices for one in found}), PALETTE, strict=False):
+        scatter.plot([low, high], [low, high], color=plots.GREY, linewidth=1, label="as measured")
+        for devices, colour in zip(sorted({one.devices for one in found}), plots.PALETTE, strict=False):
             own = [one for one in found if one.devices == devices]
             name = f"{devices} device{'s' if devices > 1 else ''}"
             scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=18,
                             color=colour, label=name, zorder=3)  # fmt: skip
-        logarithmic(scatter, ["x", "y"])
+        plots.logarithmic(scatter, ["x", "y"])
         scatter.set(xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step")
         scatter.set_title("each point is a random model", fontsize=10)
-        legend_below(scatter)
+        plots.legend_below(scatter)
         names = {"step_ms": "full prediction", "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
-                 "sketch_ms": "from sizes alone\\n(what the planner sees)",
-                 "cpu_ms": "CPU time, predicted\\nagainst measured"}  # fmt: skip
-        names = {key: name.replace("\\n", "\n") for key, name in names.items()}
+                 "sketch_ms": "from sizes alone\n(what the planner sees)",
+                 "cpu_ms": "CPU time, predicted\nagainst measured"}  # fmt: skip
         of = result["errors"]
         width = 0.8 / max(1, len(of))
         for place, (devices, variants) in enumerate(of.items()):
             keys = [key for key in names if key in variants]
             heights = [100 * (variants[key]["ratio_mean"] - 1) for key in keys]
             at = [list(names).index(key) + place * width for key in keys]
-            drawn_bars = bars.barh(at, heights, height=width, color=PALETTE[place],
+            drawn_bars = bars.barh(at, heights, height=width, color=plots.PALETTE[place],
                                    label=f"{devices} device{'s' if devices != '1' else ''}")  # fmt: skip
             bars.bar_label(drawn_bars, [f" {height:.0f}%" for height in heights], fontsize=8)
         bars.set_yticks([n + width * (len(of) - 1) / 2 for n in range(len(names))], list(names.values()), fontsize=8)
         bars.invert_yaxis()
-        plain(bars, "x")
+        plots.plain(bars, "x")
         bars.set_xlabel("off by this much in the geometric mean, %")
         bars.set_title("what is left out costs", fontsize=10)
-        legend_below(bars, 4)
+        plots.legend_below(bars, 4)
         drawn.suptitle(result["about"]["caveat"] or "predicted and measured on this machine", fontsize=10)
-        return png(drawn)
+        return plots.png(drawn)
 
 
 def _plans(rankings: Sequence[dict[str, Any]]) -> bytes:
-    with literal():
+    with plots.literal():
         tall = max(len(row["plans"]) for row in rankings)
-        drawn = figure(12, 1 + len(rankings) * (0.6 + 0.24 * tall))
+        drawn = plots.figure(12, 1 + len(rankings) * (0.6 + 0.24 * tall))
         panels = drawn.subplots(len(rankings), 1, squeeze=False)[:, 0]
         for panel, row in zip(panels, rankings, strict=True):
             names = [plan["plan"] for plan in row["plans"]]
-            plain(panel, "x")
-            colours = {"planner": GREEN, "auto": GREY}
+            plots.plain(panel, "x")
+            colours = {"planner": plots.GREEN, "auto": plots.GREY}
             panel.barh(names, [plan["measured_ms"] for plan in row["plans"]],
-                       color=[colours.get(name, BLUE) for name in names])  # fmt: skip
-            for words, colour in (("measured", BLUE), ("of the planner", GREEN), ("of the plain rule", GREY)):
+                       color=[colours.get(name, plots.BLUE) for name in names])  # fmt: skip
+            legend = {"measured": plots.BLUE, "of the planner": plots.GREEN, "of the plain rule": plots.GREY}
+            for words, colour in legend.items():
                 panel.barh([names[0]], [0], color=colour, label=words)
-            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "o", color=ORANGE, label="predicted",
-                       markersize=5)  # fmt: skip
+            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "o", color=plots.ORANGE,
+                       label="predicted", markersize=5)  # fmt: skip
             panel.invert_yaxis()
             panel.tick_params(axis="y", labelsize=7)
             panel.set_title(
@@ -101,5 +88,5 @@ def _plans(rankings: Sequence[dict[str, Any]]) -> bytes:
                 fontsize=9, loc="left",
             )  # fmt: skip
             panel.set_xlabel("ms a step")
-        legend_of_all(drawn, panels[0])
-        return png(drawn)
+        plots.legend_of_all(drawn, panels[0])
+        return plots.png(drawn)

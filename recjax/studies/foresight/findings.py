@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recjax.studies.foresight import published
+from recjax.studies.foresight.analysis import VARIANTS
 from recjax.studies.foresight.draw import ERRORS, PLANS
 from recjax.studies.report import Picture, Report, Row, Section, Table
-
-_VARIANTS = {"step_ms": "full prediction", "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads",
-             "sketch_ms": "from sizes alone", "cpu_ms": "CPU time"}  # fmt: skip
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
@@ -102,7 +100,7 @@ def _signs(signs: Mapping[str, Any]) -> list[Row]:
 def _error_rows(errors: Mapping[str, Any]) -> list[list[str]]:
     table = [["devices", "prediction", "cases", "ratio, mean", "p50", "p90", "worst", "GMAE", "too short"]]
     for devices, variants in errors.items():
-        for key, name in _VARIANTS.items():
+        for key, name in VARIANTS.items():
             if key in variants:
                 of = variants[key]
                 ratios = [f"{of[ratio]:.3f}" for ratio in ("ratio_mean", "ratio_p50", "ratio_p90", "worst")]

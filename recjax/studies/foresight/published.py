@@ -42,8 +42,8 @@ def model_a() -> dict[str, Any]:
     config = presets.load("bench_model_a", ["mesh.devices=128", "mesh.hosts=16", f"planner.memory_gib={_MEMORY_GIB}"])
     source = config.data.open()
     v100 = open_machine("v100")
-    fast = _with_network(v100, 12.5e9)
-    half = _with_half(fast)
+    fast = _with(v100, "network", Quantity(12.5e9, "B/s", "assumption: 100 Gb/s a GPU"))
+    half = _with(fast, "flops_bf16", Quantity(125e12, "FLOP/s", "V100 data sheet: tensor cores, in float16"))
     rows: list[dict[str, Any]] = []
     mflop = 0.0
     for what, machine, overrides in (
@@ -92,14 +92,6 @@ def rows(figure: str, found: Sequence[dict[str, Any]]) -> list[Row]:
         compared.append(Row(figure, "samples/s", f"{speed:,.0f}", f"{fast:,.0f} (predicted)",
                             abs(fast / speed - 1) <= 0.25, "likewise"))  # fmt: skip
     return compared
-
-
-def _with_network(machine: Machine, bytes_per_s: float) -> Machine:
-    return _with(machine, "network", Quantity(bytes_per_s, "B/s", "assumption: 100 Gb/s a GPU"))
-
-
-def _with_half(machine: Machine) -> Machine:
-    return _with(machine, "flops_bf16", Quantity(125e12, "FLOP/s", "V100 data sheet: tensor cores, in float16"))
 
 
 def _with(machine: Machine, name: str, quantity: Quantity) -> Machine:

@@ -16,10 +16,10 @@ def pictures(result: dict[str, Any]) -> list[Picture]:
         made = [Picture("presence.png", "Items by the number of batches that they are in, and the look-ups that the "
                         "most present ones take.", _presence(result)),
                 Picture("bytes.png", "Bytes that a device sends for the tables in a step.",
-                        _arms(result, "bytes sent a step, MiB", _bytes))]  # fmt: skip
+                        _arms(result, "bytes sent a step, MiB", lambda of: of["bytes"]["padded"] / 2**20))]  # fmt: skip
         if "times" in result["arms"][0]:
             made.append(Picture("cpu.png", "CPU time of a step, routing included.",
-                                _arms(result, "CPU time of a step, ms", _cpu)))  # fmt: skip
+                                _arms(result, "CPU time of a step, ms", lambda of: of["times"]["cpu_ms"])))  # fmt: skip
     return made
 
 
@@ -33,26 +33,16 @@ def _presence(result: dict[str, Any]) -> bytes:
     left.bar(batches, list(found["histogram"].values()), color=plots.BLUE, width=1.0)
     plots.logarithmic(left, ["y"])
     plots.whole_numbers(left)
-    left.set_xlabel(f"batches of {found['batches']} that an item is in")
-    left.set_ylabel("items")
+    left.set(xlabel=f"batches of {found['batches']} that an item is in", ylabel="items")
     counts = np.array(list(found["histogram"].values()))
     at_least = np.cumsum(counts[::-1])[::-1] / counts.sum()
     plots.plain(right, grid="both")
     right.plot(100 * at_least, [100 * share for share in found["accesses"].values()], color=plots.ORANGE)
     plots.logarithmic(right, ["x"])
-    right.set_xlabel("items, % of those seen, the most present first")
-    right.set_ylabel("look-ups that they take, %")
+    right.set(xlabel="items, % of those seen, the most present first", ylabel="look-ups that they take, %")
     right.set_ylim(0, 101)
     figure.suptitle(_title(result), fontsize=10)
     return plots.png(figure)
-
-
-def _bytes(of: dict[str, Any]) -> float:
-    return float(of["bytes"]["padded"]) / 2**20
-
-
-def _cpu(of: dict[str, Any]) -> float:
-    return float(of["times"]["cpu_ms"])
 
 
 def _arms(result: dict[str, Any], unit: str, measure: Any) -> bytes:

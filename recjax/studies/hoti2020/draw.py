@@ -48,9 +48,9 @@ def _bars(panel: Any, labels: Sequence[str], title: str, rotation: int = 0) -> N
     plain(panel)
 
 
-def _grouped(panel: Any, groups: dict[str, Any], width: float = 0.8) -> list[Any]:
+def _grouped(panel: Any, groups: dict[str, Any]) -> list[Any]:
     """Bars side by side, one of each group at every place; returns those of each group."""
-    one = width / len(groups)
+    one = 0.8 / len(groups)
     places = [np.arange(len(heights)) + (i - (len(groups) - 1) / 2) * one for i, heights in enumerate(groups.values())]
     return [panel.bar(at, heights, one, label=name, color=colour)
             for at, (name, heights), colour in zip(places, groups.items(), PALETTE, strict=False)]  # fmt: skip
@@ -95,9 +95,7 @@ def _flops(found: dict[str, Any]) -> Any:
     panel.plot(list(of), list(of.values()), marker="o", markersize=4, color=BLUE, label="slowest over fastest system")
     panel.axhline(3, color=GREY, linestyle=":", linewidth=1, label="stated: 3x")
     panel.axvline(60, color=GREY, linestyle="--", linewidth=1, label="stated: 60 TFLOP/s")
-    panel.set_xlabel("reached TFLOP/s of a GPU")
-    panel.set_ylabel("ratio of times of two iterations")
-    panel.set_ylim(bottom=0)
+    panel.set(xlabel="reached TFLOP/s of a GPU", ylabel="ratio of times of two iterations", ylim=(0, None))
     plain(panel)
     legend_of_all(drawn, panel)
     return drawn
@@ -145,8 +143,7 @@ def _curves(panel: Any, lines: dict[str, dict[float, float]], x_label: str, y_la
         panel.plot(list(points), list(points.values()), marker=marker, markersize=4, label=name, color=colour)
     panel.set_xscale("log", base=base)
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
+    panel.set(xlabel=x_label, ylabel=y_label)
     plain(panel)
 
 

@@ -204,17 +204,10 @@ def _lone_all_reduce(runs: Runs) -> list[dict[str, Any]]:
     for all_reduce in (TREE, DIRECT):
         for count in sorted({1, min(runs.chunks, 1024 if runs.full else 16)}):
             for size in (2.0**e for e in range(14, 29)):
+                how: dict[str, Any] = {"chunks": count, "tcp": None, "copy_latency_ns": 0.0}
+                one = _all_reduce(size)
                 aware, blind = (
-                    runs.alone(
-                        setting,
-                        _all_reduce(size),
-                        all_reduce,
-                        chunks=count,
-                        congestion=c,
-                        tcp=None,
-                        copy_latency_ns=0.0,
-                    )["time_ns"]
-                    for c in (True, False)
+                    runs.alone(setting, one, all_reduce, congestion=c, **how)["time_ns"] for c in (True, False)
                 )
                 rows.append({"system": setting.name, "all_reduce": all_reduce, "chunks": count, "bytes": size,
                              "time_ns": aware, "analytical_ns": blind, "ratio": aware / blind})  # fmt: skip

@@ -224,7 +224,8 @@ def _text(series: list[float]) -> str:
 def _nodes(curves: Curves) -> list[Row]:
     """Figures 13 and 14."""
     rows = []
-    for figure, name in zip(("figure 13", "figure 14"), _shaped(curves), strict=True):
+    shaped = [name for name, arm in curves.arms.items() if arm["shape"]]
+    for figure, name in zip(("figure 13", "figure 14"), shaped, strict=True):
         first, second = (curves.last(name, f"accuracy_{g}") for g in range(2))
         apart = Spread(tuple(abs(a - b) for a, b in zip(first.values, second.values, strict=True)))
         shape = curves.arms[name]["shape"]
@@ -233,10 +234,6 @@ def _nodes(curves: Curves) -> list[Row]:
         rows.append(_unstated(figure, f"test accuracy of node 0, {what}", first.text()))
         rows.append(_unstated(figure, f"test accuracy of node 1, {what}", second.text(), why))
     return rows
-
-
-def _shaped(curves: Curves) -> list[str]:
-    return [name for name, arm in curves.arms.items() if arm["shape"]]
 
 
 def _left_open(result: Mapping[str, Any], curves: Curves) -> list[Row]:

@@ -93,7 +93,7 @@ def time_series(trainer: Trainer, steps: int) -> list[float]:
     raise AssertionError("a training has no end")
 
 
-def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> dict[str, float]:
+def sync_bytes(bound: BoundPlan, needs: dict[str, int]) -> dict[str, float]:
     """Bytes that the fullest device sends to other groups for one synchronisation of the tables, by method.
 
     "rows PRECISION": the exact exchange of row gradients in every step: each owner sends its K distinct rows' slots and
@@ -104,8 +104,8 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
     Args:
       bound: the bound plan, of synchronous groups.
       needs: `RoutedBatch.required_capacities` of a batch.
-      item_bytes: of a table's or a slot's element.
     """
+    item_bytes = 4  # of a table's or a slot's element
     G, total = bound.replicas, dict.fromkeys([f"{w} {p}" for w in ("rows", "tables") for p in PRECISIONS], 0.0)
     ring = 2 * (G - 1) / G
     for group in bound.groups:
@@ -124,16 +124,16 @@ def sync_bytes(bound: BoundPlan, needs: dict[str, int], item_bytes: int = 4) -> 
     return total
 
 
-def needs_of(trainer: Trainer, batches: int = 8) -> dict[str, int]:
+def needs_of(trainer: Trainer) -> dict[str, int]:
     """The largest `RoutedBatch.required_capacities` of the first batches of a training."""
-    first = itertools.islice(trainer.routed_batches(), batches)
+    first = itertools.islice(trainer.routed_batches(), 8)
     return functools.reduce(capacity.largest, (batch.routed.required_capacities for batch in first), {})
 
 
-def table_bytes(bound: BoundPlan, item_bytes: int = 4) -> int:
-    """Bytes of weights and slots of all tables, once."""
+def table_bytes(bound: BoundPlan) -> int:
+    """Bytes of float32 weights and slots of all tables, once."""
     total = 0
     for group in bound.groups:
         slots = sum(math.prod(slot.shape) for slot in group.optimizer.slots(group.dim).values())
-        total += sum(segment.band.size for segment in group.segments) * (group.dim + slots) * item_bytes
+        total += sum(segment.band.size for segment in group.segments) * (group.dim + slots) * 4
     return total

@@ -13,7 +13,9 @@ from recjax.studies.report import Picture
 from recjax.utils import plots
 
 _STYLES = ("-", "--", ":", "-.")
+# Of the parts of an iteration, which stand one after the other.
 _STACK = ("#4878a8", "#a3c1dd", "#2f7d4f", "#d1662c", "#e6b89c", "#332288", "#cccccc", "#eeeeee")
+_COLOURS = dict(zip((*PARTS, "other", "idle"), _STACK, strict=True))
 _KEYS = {"groups": "groups", "batch of a group": "batch", "columns D": "dim"}
 Line = tuple[str, str, str]  # name of an arm, measure, label
 
@@ -136,8 +138,7 @@ def _series(series: Sequence[Mapping[str, Any]]) -> Picture:
             axis.plot(np.arange(1, len(of["ms"]) + 1), of["ms"], color=plots.BLUE, lw=0.9)
             beyond = sum(ms > top for ms in of["ms"])
             axis.set_title(_called(of) + (f"; {beyond} beyond the scale" if beyond else ""), fontsize=9, loc="left")
-            axis.set_ylabel("ms")
-            axis.set_ylim(0, top)
+            axis.set(ylabel="ms", ylim=(0, top))
         axes[-1].set_xlabel("iteration")
         plots.whole_numbers(axes[-1])
         return Picture("series.png", "Figures 7 and 8: the time of each iteration.", plots.png(figure))
@@ -148,20 +149,12 @@ def _parts(series: Sequence[Mapping[str, Any]]) -> Picture:
         figure = plots.figure(8.4, 0.45 * len(series) + 1.7)
         axis = figure.subplots()
         plots.plain(axis, grid="x")
-        _stack(axis.barh, [_called(of) for of in series], [of["parts"] for of in series], "left")
+        parts = {part: [of["parts"][part] for of in series] for part in _COLOURS}
+        plots.stacked(axis, [_called(of) for of in series], parts, _COLOURS.values())
         axis.invert_yaxis()
         axis.set_xlabel("ms of an iteration, mean of a profile")
         plots.legend_of_all(figure, axis)
         return Picture("parts.png", "Figures 9 and 10: the parts of an iteration.", plots.png(figure))
-
-
-def _stack(bars: Any, names: Sequence[Any], times: Sequence[Mapping[str, float]], ends: str, **how: Any) -> None:
-    """Bars of the parts of iterations, one part after the other."""
-    ended = [0.0] * len(times)
-    for part, colour in zip((*PARTS, "other", "idle"), _STACK, strict=True):
-        ms = [of[part] for of in times]
-        bars(names, ms, **{ends: ended}, color=colour, label=part, **how)
-        ended = [a + b for a, b in zip(ended, ms, strict=True)]
 
 
 def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
@@ -174,10 +167,7 @@ def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
             share = 100 * np.arange(1, len(of["ms"]) + 1) / len(of["ms"])
             axis.step(np.sort(of["ms"]), share, _STYLES[i % 4], where="post", color=plots.PALETTE[i], lw=1.4,
                       label=_called(of))  # fmt: skip
-        axis.set_xlim(0, top)
-        axis.set_ylim(0, 101)
-        axis.set_xlabel("ms of an iteration")
-        axis.set_ylabel("iterations that take no longer, %")
+        axis.set(xlim=(0, top), ylim=(0, 101), xlabel="ms of an iteration", ylabel="iterations that take no longer, %")
         plots.legend_below(axis, 1)
         return Picture("distribution.png", "Figures 11 and 12: how iterations' times are spread.", plots.png(figure))
 
@@ -192,11 +182,11 @@ def _varied(result: Mapping[str, Any]) -> Picture:
             if what != "groups":  # the middle belongs to each
                 cases += [c for c in result["times"] if c["varied"] == "groups" and c["groups"] == 2]
             cases.sort(key=lambda c: (c[_KEYS[what]], c["sync"]))
-            _stack(axis.bar, range(len(cases)), [c["ms"] for c in cases], "bottom", width=0.7)
+            parts = {part: [c["ms"][part] for c in cases] for part in _COLOURS}
+            plots.stacked(axis, range(len(cases)), parts, _COLOURS.values(), upright=True, width=0.7)
             short = {"never": "own", "exact": "exact"}
             axis.set_xticks(range(len(cases)), [f"{c[_KEYS[what]]}\n{short[c['sync']]}" for c in cases], fontsize=8)
-            axis.set_xlabel(f"{what}; tables own to each group, or exact")
-            axis.set_ylabel("ms of an iteration")
+            axis.set(xlabel=f"{what}; tables own to each group, or exact", ylabel="ms of an iteration")
         plots.legend_of_all(figure, axis)
         text = "Parts of an iteration with one device a group: groups, batch and columns varied."
         return Picture("times.png", text, plots.png(figure))

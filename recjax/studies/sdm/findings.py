@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recjax.studies.report import Picture, Report, Row, Section, Table
+from recjax.studies.report import Picture, Report, Row, Section, Table, percent
 from recjax.studies.sdm import power
 from recjax.studies.sdm.study import LOADED, TOGETHER
 from recjax.utils import plots
@@ -47,9 +47,9 @@ def rows(result: dict[str, Any]) -> list[Row]:
             "row cache",
             f"hits, {off['share']:.0%} of the rows in memory",
             "over 90%",
-            _percent(off["hit_rate"]),
+            percent(off["hit_rate"]),
             off["hit_rate"] > 0.9,
-            f"here the law of ids is chosen; its offline curve says {_percent(off['offline_hit_rate'])}",
+            f"here the law of ids is chosen; its offline curve says {percent(off['offline_hit_rate'])}",
         ),
         Row(
             "sub-block reads",
@@ -63,7 +63,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
             "pooled cache",
             "bags found; rows still read",
             "fewer reads",
-            f"{_percent(on['bag_hit_rate'])}; {on['misses_per_request']:.1f} of {off['misses_per_request']:.1f}",
+            f"{percent(on['bag_hit_rate'])}; {on['misses_per_request']:.1f} of {off['misses_per_request']:.1f}",
             on["misses_per_request"] < off["misses_per_request"],
             "users come again with the same bags; as many rows are cached as without, and bags beside them",
         ),
@@ -79,15 +79,11 @@ def rows(result: dict[str, Any]) -> list[Row]:
             "power",
             "saved, least and most",
             "5% and 29%",
-            f"{_percent(least, 0)} and {_percent(most, 0)}",
+            f"{percent(least, 0)} and {percent(most, 0)}",
             round(least, 2) == 0.05 and round(most, 2) == 0.29,
             "their inputs, our arithmetic; see below",
         ),
     ]
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f}%"
 
 
 def _sweep(result: dict[str, Any]) -> Section:
@@ -98,8 +94,8 @@ def _sweep(result: dict[str, Any]) -> Section:
     for line in lines:
         seen = line["open"]
         table.append((
-            _percent(line["share"], 0), _percent(line["dram_saved"], 0), _percent(line["hit_rate"]),
-            _percent(line["offline_hit_rate"]), f"{line['closed_qps']:.0f}", f"{line['cpu_ms']:.2f}",
+            percent(line["share"], 0), percent(line["dram_saved"], 0), percent(line["hit_rate"]),
+            percent(line["offline_hit_rate"]), f"{line['closed_qps']:.0f}", f"{line['cpu_ms']:.2f}",
             f"{line['bound_qps']:.0f}", f"{seen['qps']:.0f}", 
             *(f"{seen[name]:.1f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
         ))  # fmt: skip
@@ -126,8 +122,7 @@ def _picture(lines: list[dict[str, Any]]) -> Picture:
         left.set_ylabel("hits, %")
         plots.legend_of_all(figure, left)
         right.plot(shares, [line["closed_qps"] for line in lines], "o-", color=plots.ORANGE)
-        right.set_ylabel("requests/s")
-        right.set_ylim(bottom=0)
+        right.set(ylabel="requests/s", ylim=(0, None))
         png = plots.png(figure)
     return Picture("cache.png", "Hits, and requests a second, over the size of the cache.", png)
 
@@ -145,8 +140,8 @@ def _pooled(result: dict[str, Any]) -> Section:
     for line in result["pooled"]:
         bags = line["bag_hit_rate"]
         table.append((
-            _percent(line["share"], 0), _percent(line["pooled_share"], 0), _percent(line["hit_rate"]),
-            "-" if bags is None else _percent(bags), f"{line['misses_per_request']:.1f}", *_speed(line),
+            percent(line["share"], 0), percent(line["pooled_share"], 0), percent(line["hit_rate"]),
+            percent(bags), f"{line['misses_per_request']:.1f}", *_speed(line),
         ))  # fmt: skip
     note = "Memory of both caches as shares of the tables; the first two lines take the same, the third twice that."
     return Section("Bags from a cache", (note,), [Table("", table)])
@@ -162,7 +157,7 @@ def _power(result: dict[str, Any]) -> Section:
     table = [("deployment", "without", "with", "saved")]
     for found in result["power"]:
         ways = [found[way]["arithmetic"] for way in ("without", "with")]
-        table.append((found["name"], *ways, _percent(found["saved"])))
+        table.append((found["name"], *ways, percent(found["saved"])))
     inputs: Lines = [("deployment", "host", "requests/s", "power", "others for each", "power of these")]
     for scenario in power.PAPER:
         inputs += [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from recjax.planning.tier_model import solve
+
 
 def clock_hit_rate(presence: np.ndarray, slots: int) -> float:
     """Share of the rows that requests ask for which a cache of whole rows holds already, once it has run for long.
@@ -28,10 +30,5 @@ def clock_hit_rate(presence: np.ndarray, slots: int) -> float:
         log_x = np.log(q * tau) + q * tau
         return 1 / (1 + np.exp(-log_x))
 
-    low, high = 1e-9, 1.0
-    while there(high).sum() < slots:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if there(middle).sum() < slots else (low, middle)
-    return float((q * there(low)).sum() / q.sum())
+    tau = solve(lambda tau: float(there(tau).sum()), slots, 1e-9)
+    return float((q * there(tau)).sum() / q.sum())

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-from recjax.errors import ConfigError
-
 
 @dataclasses.dataclass(frozen=True)
 class Host:
@@ -27,10 +25,6 @@ class Host:
     power: float
     helpers: float = 0.0
     helper_power: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.qps > 0 and self.power > 0 and self.helpers >= 0 and self.helper_power >= 0):
-            raise ConfigError(f"host {self.name!r}: qps and power must be above 0, and no number below 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +59,6 @@ def saved(scenario: Scenario) -> dict[str, Any]:
     without, with_ = power(scenario.without, scenario.qps), power(scenario.with_, scenario.qps)
     return {"name": scenario.name, "qps": scenario.qps, "without": without, "with": with_,
             "saved": 1 - with_["power"] / without["power"]}  # fmt: skip
-
-
-def dram_saved(table_bytes: int, cache_bytes: int) -> float:
-    """Share of the memory for tables that their caches leave free."""
-    return 1 - cache_bytes / table_bytes
 
 
 # The deployments of the paper, power in units of its largest host. M1: two sockets with all in memory, or one socket

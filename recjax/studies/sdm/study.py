@@ -78,7 +78,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     memory = bench.scorer(loader.load(folders[1], verify=False))
     plain = loader.load(folders[0], cache_bytes=1)
     pooled = loader.load(folders[0], cache_bytes=1, pooled_bytes=1)
-    found: dict[str, Any] = {"size": workload.about(), **_compared(memory, plain, pooled, bench)}
+    found: dict[str, Any] = {"size": dataclasses.asdict(options.size), **_compared(memory, plain, pooled, bench)}
     found["table_bytes"] = bench.table_bytes(plain)
     say("measuring the bounds: the disk, and the processor with all rows in the cache")
     files = [folders[0] / plain.manifest["tables"][name]["file"] for name in plain.stores.files]
@@ -213,10 +213,7 @@ class Bench:
             "bag_hit_rate": count["bags_hit"] / bags if bags else None,
             "misses_per_request": misses,
             "bytes_read_per_request": read,
-            "dram_saved": power.dram_saved(
-                self.table_bytes(model),
-                len(model.stores.files) * (rows_bytes + bags_bytes),
-            ),
+            "dram_saved": 1 - len(model.stores.files) * (rows_bytes + bags_bytes) / self.table_bytes(model),
         }
         asked = self._fresh()
         if not qps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -124,7 +123,3 @@ class Workload:
         for table in range(size.tables, size.tables + ITEM_TABLES):
             bags[f"sparse_{table}"] = Bags(self._rng.integers(0, ITEM_ROWS, (n, 1), np.int32), None, None)
         return Scorable(self._rng.normal(size=(n, 4)).astype(np.float32), bags, 1)
-
-    def about(self) -> dict[str, Any]:
-        """Its size as JSON values."""
-        return dataclasses.asdict(self.size)

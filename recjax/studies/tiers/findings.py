@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recjax.studies.report import Picture, Report, Row, Section, Table
+from recjax.studies.report import Picture, Report, Row, Section, Table, percent
 from recjax.studies.tiers.study import NODES, RULES
 from recjax.utils import plots
 
@@ -52,7 +52,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
             ))  # fmt: skip
     least = min(result["hits"], key=lambda one: one["share"])
     rules = least["rules"]
-    lru, ahead, belady = (_percent(rules[name]["counted"]) for name in ("LRU", "16 batches in sight", "Belady"))
+    lru, ahead, belady = (percent(rules[name]["counted"]) for name in ("LRU", "16 batches in sight", "Belady"))
     found.append(Row(
         "prefetching", f"hits, {least['share']:.0%} of the rows: LRU / 16 batches in sight / Belady", "not stated",
         f"{lru} / {ahead} / {belady}", None, "what is read ahead is exact: no row is fetched that is not asked for",
@@ -77,14 +77,10 @@ def _at(nodes: list[dict[str, Any]], model: str, rate: float) -> list[dict[str, 
     return [one for one in nodes if one["name"] == model and one["samples_per_s"] == rate]
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}%"
-
-
 def _curves(hits: list[dict[str, Any]]) -> Section:
     lines: Lines = [("cache", "slots", *(f"{name}, {kind}" for name in RULES for kind in ("counted", "model")))]
     for one in hits:
-        cells = [_percent(one["rules"][name][kind]) for name in RULES for kind in ("counted", "model")]
+        cells = [percent(one["rules"][name][kind]) for name in RULES for kind in ("counted", "model")]
         lines.append((f"{one['share']:.0%}", f"{one['slots']:,}", *cells))
     notes = (
         "Counted: batches of a training go through its directories, half of them to fill the caches, with so many "
@@ -105,8 +101,7 @@ def _picture(hits: list[dict[str, Any]]) -> Picture:
                       color=color, linewidth=1)  # fmt: skip
             axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some], "o",
                       color=color, label=name)  # fmt: skip
-        axes.set_xlabel("rows that the cache holds, %")
-        axes.set_ylabel("hits, %")
+        axes.set(xlabel="rows that the cache holds, %", ylabel="hits, %")
         plots.legend_of_all(figure, axes)
         png = plots.png(figure)
     return Picture("hits.png", "Hits by each rule: points are counted, lines the closed form.", png)
@@ -131,9 +126,7 @@ def _times(times: list[dict[str, Any]]) -> Section:
         plots.plain(axes, grid="both")
         some = [one for one in times if not one["disk"]]
         axes.plot([100 * one["share"] for one in some], [one["ratio"] for one in some], "o-", color=plots.BLUE)
-        axes.set_xlabel("rows on the devices, %")
-        axes.set_ylabel("step, times that with all of them")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="rows on the devices, %", ylabel="step, times that with all of them", ylim=(0, None))
         png = plots.png(figure)
     picture = Picture("times.png", "The step over the share of the rows that fit on the devices.", png)
     return Section("Steps over the budget", notes, [Table("", lines)], [picture])

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -116,14 +116,6 @@ class Contestant:
         if self.trainer.tier is not None:
             self.trainer.tier.close()
 
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Closes it."""
-        self.close()
-
 
 def by_turns(
     arms: Sequence[Arm], config: RunConfig, warm: int, rounds: int, steps: int
@@ -145,7 +137,7 @@ def by_turns(
     for number in range(blocks):  # drawn before, not while others are timed
         source.read("train", number)
     with contextlib.ExitStack() as stack:
-        contestants = [stack.enter_context(Contestant(arm, config, source)) for arm in arms]
+        contestants = [stack.enter_context(contextlib.closing(Contestant(arm, config, source))) for arm in arms]
         for one in contestants:
             one.turn(max(1, warm))
         found: list[list[dict[str, float]]] = [[] for _ in arms]
