@@ -15,7 +15,18 @@ import numpy as np
 import optax
 import pytest
 from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
-from support.problems import ON_ONE_HOST, Placed, Problem, Result, compare, problem, run_oracle, run_sharded, trainer_of
+from support.problems import (
+    ON_ONE_HOST,
+    Placed,
+    Problem,
+    Result,
+    compare,
+    problem,
+    run_oracle,
+    run_sharded,
+    to_host,
+    trainer_of,
+)
 
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
@@ -23,7 +34,6 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.layers import Precision, dense
 from recjax.parallel.mesh import Share
-from recjax.train import state as states
 from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 
 pytestmark = [pytest.mark.gpu, pytest.mark.full, pytest.mark.fresh_compile]
@@ -85,7 +95,7 @@ def bits(placed: Placed, first: int = 0, start: Any = None) -> tuple[bytes, Any]
     """The bits of all that a training of the batches from `first` on ends with, and its state."""
     trainer = placed.trainer
     state = placed.steps(trainer.init_state() if start is None else start, first)
-    host = states.to_host(state, trainer.bound)
+    host = to_host(state, trainer.bound)
     return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(host)), state
 
 
@@ -100,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_bits(plan: str, gpus: int) -> None:
     placed = Placed.of(clicks(), trainer_of(clicks(), gpus, plan))
     whole, _ = bits(placed)
     half = placed.steps(placed.trainer.init_state(), 0, 3)
-    saved = states.to_host(half, placed.trainer.bound)
+    saved = to_host(half, placed.trainer.bound)
     assert bits(placed, 3, placed.trainer.restore(saved, 3))[0] == whole
 
 

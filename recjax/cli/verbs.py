@@ -275,13 +275,13 @@ def prepare(options: argparse.Namespace) -> None:
 
 def info(options: argparse.Namespace) -> None:
     """Describes data."""
-    from recjax.data import catalog, presence
+    from recjax.data import catalog, presence, statistics
 
-    if not options.presence:
-        described = catalog.describe(options.dataset, options.overrides)
-        write_result(options, described, lambda: catalog.table(described))
-        return
     source = catalog.open_verified(options.dataset, options.overrides)
+    if not options.presence:
+        described = statistics.describe(source)
+        write_result(options, described, lambda: statistics.to_text(described))
+        return
     counted = presence.presence_of(source, options.batches, options.batch_size, options.seed, not options.in_order)
     found = presence.describe(counted)
     write_result(options, found, lambda: presence.to_text(found))

@@ -47,7 +47,7 @@ class TableConfig:
     ids: DynamicIds | None = None  # dynamic: rows are given to any 64-bit ids in the course of the training
 
     def __post_init__(self) -> None:
-        _check_table(self.dim, self.init_scale)
+        _check_table(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +93,13 @@ class EmbeddingConfig:
     features: Named[FeatureConfig] = Named()  # settings of single features
 
     def __post_init__(self) -> None:
-        _check_table(self.dim, self.init_scale)
+        _check_table(self)
 
 
-def _check_table(dim: int | None, init_scale: float | None) -> None:
-    if dim is not None and dim < 1:
-        raise ConfigError(f"dim is {dim}; it must be at least 1.")
-    if init_scale is not None and init_scale < 0:
-        raise ConfigError(f"init_scale is {init_scale}; it must not be negative.")
+def _check_table(config: TableConfig | EmbeddingConfig) -> None:
+    check_ranges(config, dim=(1, None))
+    if config.init_scale is not None and config.init_scale < 0:
+        raise ConfigError(f"init_scale is {config.init_scale}; it must not be negative.")
 
 
 @dataclasses.dataclass(frozen=True)

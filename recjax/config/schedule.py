@@ -15,6 +15,9 @@ import jax.numpy as jnp
 
 from recjax.config.optax_rules import OptaxSchedule
 from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
+
+_MOST = 2**31 - 1  # steps, which are counted in int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Constant:
     warmup_steps: int = 0  # W; step t of the first W has the factor t / W
 
     def __post_init__(self) -> None:
-        _check_count("warmup_steps", self.warmup_steps, 0)
+        check_ranges(self, warmup_steps=(0, _MOST))
 
     def factor(self, step: jax.Array) -> jax.Array:
         """Multiplier of the learning rates, float []; `step`: int32 [], steps done."""
@@ -52,18 +55,14 @@ class Polynomial:
     end: float = 0.0  # factor after the decay
 
     def __post_init__(self) -> None:
-        _check_count("warmup_steps", self.warmup_steps, 0)
-        _check_count("decay_start", self.decay_start, 1)
+        check_ranges(self, warmup_steps=(0, _MOST), decay_start=(1, _MOST), decay_steps=(1, _MOST), end=(0, 1))
         if self.decay_start < self.warmup_steps:
             raise ConfigError(
                 f"decay_start is {self.decay_start} and warmup_steps {self.warmup_steps}: the decay cannot start "
                 "before the warm-up ends. Raise decay_start."
             )
-        _check_count("decay_steps", self.decay_steps, 1)
         if not 0 < self.power < math.inf:
             raise ConfigError(f"power is {self.power}; it must be positive and finite.")
-        if not 0 <= self.end <= 1:
-            raise ConfigError(f"end is {self.end}; it must be 0 to 1.")
 
     def factor(self, step: jax.Array) -> jax.Array:
         """Multiplier of the learning rates, float []; `step`: int32 [], steps done."""
@@ -86,8 +85,7 @@ class StepDecay:
     decay: float = 0.1  # what each decay multiplies with
 
     def __post_init__(self) -> None:
-        _check_count("warmup_steps", self.warmup_steps, 0)
-        _check_count("every", self.every, 1)
+        check_ranges(self, warmup_steps=(0, _MOST), every=(1, _MOST))
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay is {self.decay}; it must be above 0 and at most 1.")
 
@@ -108,8 +106,3 @@ def _warmup(step: jax.Array, warmup_steps: int) -> jax.Array:
 
 def _ratio(count: jax.Array, of: int) -> jax.Array:
     return count.astype(float) / of
-
-
-def _check_count(name: str, value: int, lowest: int) -> None:
-    if not lowest <= value < 2**31:
-        raise ConfigError(f"{name} is {value}; it must be {lowest} to {2**31 - 1}.")

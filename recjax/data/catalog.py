@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import settings
-from recjax.data import own, statistics
+from recjax.data import own
 from recjax.data.arrow.reader import TableReader
 from recjax.data.datasets import avazu, criteo, movielens, movietweetings, own_table, taobao, tfds, yelp
 from recjax.data.datasets.avazu import Avazu
@@ -22,7 +22,6 @@ from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.datasets.options import prepare_as
 from recjax.data.datasets.own_table import Table, prepare_table
 from recjax.data.datasets.prepared import Prepared
-from recjax.data.datasets.ratings import RatingsReader, prepare_ratings
 from recjax.data.datasets.taobao import Taobao
 from recjax.data.datasets.tfds import Tfds
 from recjax.data.datasets.yelp import Yelp
@@ -136,9 +135,7 @@ def prepare(
         from recjax.data.prepare.beam import prepare_on_beam
 
         made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
-    elif isinstance(reader := open_raw(config, source), RatingsReader):
-        made = prepare_ratings(config, reader, out, overwrite=overwrite)
-    elif isinstance(reader, TableReader) and isinstance(config, Table):
+    elif isinstance(reader := open_raw(config, source), TableReader) and isinstance(config, Table):
         made = prepare_table(config, reader, out, overwrite=overwrite)
     else:
         made = prepare_as(config, reader, out, overwrite=overwrite)
@@ -177,15 +174,6 @@ def described(made: PreparedSource) -> dict[str, Any]:
     }
 
 
-def describe(name_or_folder: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Sizes and skew of a dataset, as `open_verified` opens it.
-
-    Returns:
-      See `stats.describe`; `table` makes it readable.
-    """
-    return statistics.describe(open_verified(name_or_folder, overrides))
-
-
 def open_verified(name_or_folder: str, overrides: Sequence[str] = ()) -> BlockSource:
     """Opens a dataset by name (with `overrides` of its config), or a folder of prepared data.
 
@@ -217,6 +205,3 @@ def open_verified(name_or_folder: str, overrides: Sequence[str] = ()) -> BlockSo
     if isinstance(source, PreparedSource):
         source.verify()
     return source
-
-
-table = statistics.to_text

@@ -12,6 +12,7 @@ from flax import nnx
 from recjax.errors import ConfigError
 from recjax.models.layers import CrossNet, Mlp, check_logit, check_widths
 from recjax.models.stateful import check_rate
+from recjax.settings.values import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,7 @@ class DCNv2Config:
         check_rate(self.dropout)
         check_widths("bottom", self.bottom)
         check_logit("top", self.top)
-        if self.cross_layers < 1:
-            raise ConfigError(f"cross_layers is {self.cross_layers}; it must be at least 1.")
+        check_ranges(self, cross_layers=(1, None))
         if self.rank < 0:
             raise ConfigError(f"rank is {self.rank}; give 1 or more, or 0 for full rank.")
 

@@ -11,7 +11,8 @@ from flax import nnx
 from recjax.data.batch import ONLY
 from recjax.models.layers import Mlp, check_widths
 from recjax.models.stateful import check_rate
-from recjax.models.towers import Gate, Joined, Towers, check_count
+from recjax.models.towers import Gate, Joined, Towers
+from recjax.settings.values import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class MMoEConfig:
     dropout: float = 0.0  # share of hidden values that are dropped in training
 
     def __post_init__(self) -> None:
-        check_count("experts", self.experts)
+        check_ranges(self, experts=(1, None))
         check_widths("expert", self.expert, least=1)
         check_widths("tower", self.tower)
         check_rate(self.dropout)

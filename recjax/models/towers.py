@@ -9,14 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.errors import ConfigError
 from recjax.models.layers import Linear, Mlp, full_precision, linear
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Refuses a number called `name` that is below `least` (ConfigError)."""
-    if value < least:
-        raise ConfigError(f"{name} is {value}; it must be at least {least}.")
 
 
 class Joined(nnx.Module):

@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.errors import ConfigError, DeviceError
 from recjax.parallel import distributed, waiting
-from recjax.settings.values import either
+from recjax.settings.values import check_ranges, either
 
 AXES = ("replica", "host", "device")
 BATCH_AXES = AXES
@@ -49,10 +49,7 @@ class MeshConfig:
     def __post_init__(self) -> None:
         if self.devices < 0:
             raise ConfigError(f"devices is {self.devices}; give a positive number, or 0 for all devices.")
-        if self.hosts < 1:
-            raise ConfigError(f"hosts is {self.hosts}; it must be at least 1.")
-        if self.replicas < 1:
-            raise ConfigError(f"replicas is {self.replicas}; it must be at least 1.")
+        check_ranges(self, hosts=(1, None), replicas=(1, None))
         _ = self.shape
 
     @property
@@ -67,13 +64,18 @@ def per_host(devices: int, hosts: int) -> int:
     Raises:
       ConfigError: they are not equally many.
     """
-    if devices % hosts:
-        fitting = [str(h) for h in range(1, devices + 1) if devices % h == 0]
+    return _shared(devices, hosts, "hosts", "mesh.hosts")
+
+
+def _shared(devices: int, among: int, what: str, key: str) -> int:
+    """Devices of each of so many hosts or groups, whose number is the setting `key` (ConfigError)."""
+    if devices % among:
+        fitting = [str(n) for n in range(1, devices + 1) if devices % n == 0]
         raise ConfigError(
-            f"{devices} devices cannot be shared evenly among {hosts} hosts. Set mesh.hosts to {either(fitting)}, or "
+            f"{devices} devices cannot be shared evenly among {among} {what}. Set {key} to {either(fitting)}, or "
             "mesh.devices to a multiple of it."
         )
-    return devices // hosts
+    return devices // among
 
 
 def shape(devices: int, hosts: int, replicas: int) -> tuple[int, int, int]:
@@ -95,14 +97,8 @@ def shape(devices: int, hosts: int, replicas: int) -> tuple[int, int, int]:
             "mesh.replicas to a divisor or a multiple of mesh.hosts."
         )
     per_host(devices, hosts)
-    if devices % replicas:
-        fitting = [str(r) for r in range(1, devices + 1) if devices % r == 0]
-        raise ConfigError(
-            f"{devices} devices cannot be shared evenly among {replicas} replica groups. Set mesh.replicas to "
-            f"{either(fitting)}, or mesh.devices to a multiple of it."
-        )
-    group_hosts = max(1, hosts // replicas)
-    return replicas, group_hosts, per_host(devices // replicas, group_hosts)
+    of_group, group_hosts = _shared(devices, replicas, "replica groups", "mesh.replicas"), max(1, hosts // replicas)
+    return replicas, group_hosts, per_host(of_group, group_hosts)
 
 
 def make_mesh(config: MeshConfig) -> Mesh:

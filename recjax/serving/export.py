@@ -35,7 +35,7 @@ from recjax.data.storage import run_snapshot
 from recjax.embedding.dynamic.tables import refuse_dynamic
 from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving import loader, on_disk, onnx_program, outputs
 from recjax.serving.program import Held, input_shapes, make_program, serialise
@@ -149,7 +149,7 @@ def write(
         raise ConfigError(f"--user: the data have no feature {strange[0]!r}. {nearest_names(strange[0], names)}")
     tables, features = specs(trainer.config, schema)
     refuse_dynamic(tables, "an exported model looks up rows by their numbers")
-    held = {table.name: _held(table, quantize) for table in tables}
+    held: dict[str, Held] = {table.name: table.dtype if quantize == "none" else quantize for table in tables}
     arrays = states.one_version(trainer.export(state))
     rows = {table.name: as_lazy(arrays["tables"][table.name]["rows"]) for table in tables}
     leaves = {part: arrays.get(part, {}) for part in ("dense", "module")}
@@ -167,7 +167,8 @@ def write(
             like = {
                 name: _encoded((inputs.rows.get(name, x.shape[0]), x.shape[1]), held[name]) for name, x in rows.items()
             }
-            arguments = (like, *(list(map(_like, each.values())) for each in leaves.values()), inputs.inputs)
+            shapes = [[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in each.values()] for each in leaves.values()]
+            arguments = (like, *shapes, inputs.inputs)
             return serialise(make_program(trainer, held, user), arguments, platforms)
 
         programs[loader.PROGRAMS[format]], result = made(held)
@@ -256,10 +257,6 @@ def _on_disk(disk: Sequence[str], tables: Sequence[str], features: Sequence[Feat
     return [name for name in tables if name in found]
 
 
-def _held(table: TableSpec, quantize: Quantize) -> Held:
-    return table.dtype if quantize == "none" else quantize
-
-
 def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
     """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     V, D = shape
@@ -270,10 +267,6 @@ def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
         "int4": ((V, -(-D // 2) + 8), np.uint8),
     }
     return jax.ShapeDtypeStruct(*kinds[held])
-
-
-def _like(x: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeStruct) -> None:

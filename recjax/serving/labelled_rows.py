@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import chunk_columns, convert, labels, pieces, roles, scan
+from recjax.data.arrow import chunk_columns, labels, pieces, roles, scan
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.pieces import Piece
 from recjax.data.arrow.scan import TableFile
@@ -105,12 +105,9 @@ def _encoded(held: list[Piece], specs: list[roles.ColumnSpec], meanings: labels.
     arrays, rows = pieces.joined(held), sum(piece.rows for piece in held)
     found = chunk_columns.raw_columns(arrays, specs, rows)
     labels_nxT, weights_nxT, wrong = meanings.of(arrays)
-    if (first := chunk_columns.first([*found.faults, *wrong])) is not None:
-        at, fault = first
-        value = chunk_columns.shown(convert.plain(arrays[fault.column])[at])
-        raise DataError(
-            f"{pieces.where(held)(at)}: column {fault.column!r} is {value}, {fault.what}. Correct the value."
-        )
+    if first := chunk_columns.first([*found.faults, *wrong], arrays):
+        at, _, what = first
+        raise DataError(f"{pieces.where(held)(at)}: {what}. Correct the value.")
     if found.weights is not None:
         weights_nxT = weights_nxT * found.weights[:, None]
     if not encoder.schema.labels:

@@ -15,7 +15,7 @@ from recjax.data.storage import run_snapshot
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.layers import LINEAR
 from recjax.serving.opened_tables import Tables
-from recjax.serving.predict import opener, predict, predict_table
+from recjax.serving.predict import open_to_predict, predict, predict_table
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.run import metrics_table
 from recjax.train.run.curves import figure_of
@@ -177,7 +177,7 @@ class OpenedRun:
         key = tuple(overrides)
         if self._kept is None or self._kept[0] != key:
             self._kept = None  # there may not be memory for two
-            self._kept = key, opener(self.path, self.step, self._trust)(overrides)
+            self._kept = key, open_to_predict(self.path, self.step, self._trust, overrides)
         return self._kept[1]
 
     @functools.cached_property

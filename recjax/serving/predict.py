@@ -91,7 +91,7 @@ def predict(
     scores.check(out, carry, overwrite)
     if not os.path.exists(input):
         raise DataError(f"{input} does not exist. Give a file of rows, or a folder of prepared data.")
-    trainer, state, step = (opened or opener(run, step, trust_code))(overrides)
+    trainer, state, step = opened(overrides) if opened else open_to_predict(run, step, trust_code, overrides)
     size = trainer.config.train.eval_batch_size
     digits = 17 if trainer.dtype == jnp.float64 else 9  # which give every bit back
     done, sums = 0, dict[str, float]()
@@ -132,14 +132,12 @@ def predict(
     return described | {"mean_probability": sums[""] / done}
 
 
-def opener(run: Path, step: int | Literal["newest"] | None, trust_code: bool) -> Opener:
-    """Returns what opens a run, with what it kept of its data, to predict; the arguments are those of `predict`."""
-
-    def open_(overrides: Sequence[str]) -> tuple[Trainer, TrainState, int]:
-        source = run_snapshot.open_kept(run / KEPT)
-        return open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
-
-    return open_
+def open_to_predict(
+    run: Path, step: int | Literal["newest"] | None, trust_code: bool, overrides: Sequence[str]
+) -> tuple[Trainer, TrainState, int]:
+    """Opens a run, with what it kept of its data; the arguments are those of `predict`."""
+    source = run_snapshot.open_kept(run / KEPT)
+    return open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
 
 
 def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, **more: Any) -> dict[str, Any]:

@@ -8,10 +8,11 @@ raw row, as `recjax predict` takes it from JSON Lines, and what is wrong with on
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Scorable:
         return len(self.dense)
 
 
-class Columns(Protocol):
+class Columns(abc.ABC):
     """Reads raw columns of objects.
 
     Attributes:
@@ -68,6 +69,7 @@ class Columns(Protocol):
     of_features: Mapping[str, Sequence[str]]
     names: Sequence[str]
 
+    @abc.abstractmethod
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
         """Ids by feature, and raw numbers by dense column, [n] (or [n, width] of a vector), of some columns.
 
@@ -76,15 +78,14 @@ class Columns(Protocol):
         Raises:
           _Fault: in one of the objects.
         """
-        ...
 
     def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
-        """Returns the first object that is no row of these data, and why; None if all are."""
-        ...
+        """Returns the first object that is no row of these data, and why; None if all are, as by default."""
+        return None
 
+    @abc.abstractmethod
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """Dense columns of the model, float32 [rows, K], of all raw ones."""
-        ...
 
 
 class _Fault(Exception):
@@ -193,7 +194,7 @@ def _repeated(bags: Bags, n: int) -> Bags:
     return Bags(np.tile(bags.ids, n), np.repeat(bags.lengths, n), weights)
 
 
-class EncodedColumns:
+class EncodedColumns(Columns):
     """Columns of a dataset with an encoder, read as `rows.json_lines` reads them."""
 
     def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
@@ -219,21 +220,16 @@ class EncodedColumns:
         columns, numbers = found
         return {name: self._encoder.bags(name, _coded(column)) for name, column in columns.items()}, numbers
 
-    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
-        """See `Columns`."""
-        return None
-
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""
-        columns = [raw[name] for name in self._encoder.dense]
-        return self._encoder.encode_dense(np.stack(columns, axis=1) if columns else np.zeros((rows, 0)))
+        return self._encoder.encode_dense(_stacked(raw, self._encoder.dense, rows))
 
 
 def _coded(column: Any) -> Coded:
     return column if isinstance(column, Coded) else code(column)
 
 
-class TableColumns:
+class TableColumns(Columns):
     """Columns of a table of one's own, read as `rows.json_lines_of_table` reads them."""
 
     def __init__(self, encoder: Encoder, described: Object) -> None:
@@ -256,10 +252,9 @@ class TableColumns:
                 raise _Fault(at, what)
         arrays = table_rows.arrays_of(objects, specs)
         found = chunk_columns.raw_columns(arrays, specs, len(objects))
-        if first := chunk_columns.first(found.faults):
-            at, fault = first
-            value = chunk_columns.shown(arrays[fault.column][at])
-            raise _Fault(at, f"column {fault.column!r} is {value}, {fault.what}. Correct the value.")
+        if first := chunk_columns.first(found.faults, arrays):
+            at, _, what = first
+            raise _Fault(at, f"{what}. Correct the value.")
         bags = {name: self._encoder.bags(name, column) for name, column in found.columns.items()}
         return bags, dict(zip(chunk_columns.each(specs), found.dense.T, strict=True))
 
@@ -278,11 +273,10 @@ class TableColumns:
 
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""
-        columns = [raw[name] for name in self._encoder.dense]
-        return self._encoder.encode_dense(np.stack(columns, axis=1) if columns else np.zeros((rows, 0)))
+        return self._encoder.encode_dense(_stacked(raw, self._encoder.dense, rows))
 
 
-class IdColumns:
+class IdColumns(Columns):
     """Columns of data that know no raw values: ids are rows of tables, dense values what the model takes."""
 
     def __init__(self, inputs: Object) -> None:
@@ -325,14 +319,14 @@ class IdColumns:
         held = np.array(weights, np.float32).reshape(shape) if weighted else None
         return Bags(np.array(ids, np.int32).reshape(shape), np.array(lengths, np.int32) if size is None else None, held)
 
-    def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
-        """See `Columns`."""
-        return None
-
     def dense(self, raw: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """See `Columns`."""
-        columns = [raw[name] for name in self._dense]
-        return np.stack(columns, axis=1).astype(np.float32) if columns else np.zeros((rows, 0), np.float32)
+        return _stacked(raw, self._dense, rows).astype(np.float32)
+
+
+def _stacked(raw: Mapping[str, np.ndarray], names: Sequence[str], rows: int) -> np.ndarray:
+    """Columns by their names, side by side, [rows, K]."""
+    return np.stack([raw[name] for name in names], axis=1) if names else np.zeros((rows, 0))
 
 
 def _numbers(objects: Sequence[Object], name: str) -> np.ndarray:

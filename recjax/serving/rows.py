@@ -27,7 +27,7 @@ from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
 from recjax.data.prepare.encoder import Encoder
 from recjax.data.text.criteo_lines import CATEGORIES, DENSE, FIELDS, fault, parse
-from recjax.data.text.source_files import open_bytes
+from recjax.data.text.source_files import whole_lines
 from recjax.errors import ConfigError, DataError
 from recjax.serving import table_rows
 from recjax.serving.faults import RowFaults, missing_key
@@ -164,23 +164,7 @@ def _mended(file: Path, first_line: int, text: bytes, bare: bool, faults: RowFau
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
-    r"""(number of the first line, from 1; whole lines, each ended by "\n"), some MB at a time."""
-    line, rest = 1, b""
-    with open_bytes(file) as stream:
-        for number in itertools.count():
-            block = stream.read(_PIECE_BYTES)
-            text = rest + (block.removeprefix(b"\xef\xbb\xbf") if number == 0 else block)
-            cut = text.rfind(b"\n") + 1 if block else len(text)
-            text, rest = text[:cut], text[cut:]
-            text = text.replace(b"\r\n", b"\n")
-            if text:
-                text = text if text.endswith(b"\n") else text + b"\n"
-                yield line, text
-                line += text.count(b"\n")
-            if not block:
-                break
-    if line == 1:
-        raise DataError(f"{file} is empty. It must hold a row a line.")
+    return whole_lines(file, _PIECE_BYTES, "It must hold a row a line.")
 
 
 class WrongRowError(ValueError):

@@ -42,18 +42,13 @@ class Scorer:
         """See the class."""
         return len(self._shapes) if self._model.padded else 0
 
-    def warm_up(self, note: Callable[[int], None] = lambda programs: None) -> None:
-        """Compiles what requests will ask for most: all sizes, of one user and of several.
-
-        Args:
-          note: called with how many programs there will be.
-        """
+    def warm_up(self) -> None:
+        """Compiles what requests will ask for most: all sizes, of one user and of several."""
         if not self._model.padded:
             np.asarray(self._model.run(self._empty(1, 1, 1)))
             return
         ratios = _RATIOS if self._jagged else (1,)
         shapes = {(size, users, ratio) for size in self.sizes for users in self._users(size) for ratio in ratios}
-        note(len(shapes))
         for shape in sorted(shapes):
             np.asarray(self._run(self._empty(*shape), shape))
 

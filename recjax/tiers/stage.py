@@ -12,6 +12,7 @@ import numpy as np
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import streams_of
 from recjax.embedding.routing.host import RoutedBatch
+from recjax.embedding.routing.ordered import OrderedStage
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
 from recjax.tiers.directory import CacheTooSmallError, Directory, Moves
@@ -39,7 +40,7 @@ class Admission:
     records: Future[OfOwners]
 
 
-class CacheStage:
+class CacheStage(OrderedStage):
     """Admits the batches of a training. Nothing of it is in a checkpoint: a cache that is empty changes no number.
 
     Attributes:
@@ -56,10 +57,6 @@ class CacheStage:
         self._course: Course | None = None
         self._advanced = False
         self.load_state_dict({})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Starts again, with an empty cache."""
@@ -110,7 +107,7 @@ class CacheStage:
         return self._tier.prepare(self._course, moves)
 
 
-class ReadStage:
+class ReadStage(OrderedStage):
     """Gives each batch of an evaluation rows of its own: nothing stays, and no cache is touched."""
 
     look_ahead = depth = 0
@@ -118,13 +115,6 @@ class ReadStage:
     def __init__(self, bound: BoundPlan) -> None:
         """`bound` is a plan with as many rows as homes in all groups of rows on the host: see `Tier.view`."""
         self._bound = bound
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do."""
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """See `OrderedStage.advance`; the batch's `admission` are the homes of each group and owner, in their slots."""

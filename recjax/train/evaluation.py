@@ -19,6 +19,7 @@ from recjax.data.pipeline import batches
 from recjax.data.row_labels import meaning
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
+from recjax.settings.values import check_ranges
 from recjax.train.agreement import gather, never
 from recjax.train.metrics import calibration
 from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
@@ -47,9 +48,7 @@ class Details:
     exact_rows: int = EXACT_ROWS  # samples up to which the AUC is exact; beyond, it comes with bounds
 
     def __post_init__(self) -> None:
-        for name, least in (("top", 1), ("calibration_bins", 1), ("exact_rows", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        check_ranges(self, top=(1, None), calibration_bins=(1, None), exact_rows=(0, None))
 
 
 class _Part(Protocol):

@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from recjax.train.agreement import never
-from recjax.train.callbacks import Callback, Event
+from recjax.train.callbacks import Callback, Due, Event
 from recjax.train.compile_ahead import compile_ahead
-from recjax.train.due import Due
 from recjax.train.hot_periods import HotPeriods
 from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
@@ -83,7 +82,7 @@ def fit(
             state = hot.enter(state, progress.step, stream)
             for inputs in stream:
                 state = trainer.admit(state, stream.latest)
-                log.waited_for_program(ahead.need(stream.capacities))
+                log.compile_s += ahead.need(stream.capacities)  # that training waited for another thread
                 state, metrics = trainer.train_step(state, inputs)
                 progress.advance(stream)
                 ahead.foresee(state, stream)

@@ -23,7 +23,7 @@ from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.late import Late
 from recjax.train.module import kept_dtype, kept_state
-from recjax.utils.lazy_arrays import LazyArray, as_lazy, load
+from recjax.utils.lazy_arrays import LazyArray, as_lazy
 
 
 @jax.tree_util.register_dataclass
@@ -143,11 +143,6 @@ def one_version(saved: dict[str, Any]) -> dict[str, Any]:
     return {"tables": mean_tables(list(saved["replicas"].values())), **rest}
 
 
-def to_host(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dict[str, Any]:
-    """The same with tables copied to the host."""
-    return load(export(state, bound, held))
-
-
 def from_host(
     saved: dict[str, Any],
     done: int,
@@ -165,7 +160,7 @@ def from_host(
     What independent replica groups saved goes to as many of them as it is; in any other case all get the mean.
 
     Args:
-      saved: what `export` or `to_host` gave, or the same read from the disk.
+      saved: what `export` gave, or the same read from the disk.
       done: steps done.
       model: the dense module; its own weights do not matter.
       bound: the bound plan.

@@ -90,10 +90,6 @@ class StepLog:
         elif event == _COMPILED:
             self.compile_ahead_s += duration_secs
 
-    def waited_for_program(self, seconds: float) -> None:
-        """Takes in for how long training waited for a program that another thread compiles."""
-        self.compile_s += seconds
-
     def step(self, progress: TrainProgress, metrics: Metrics) -> None:
         """Takes in a step that was dispatched, and reads the metrics of the one before."""
         program = tuple(sorted(progress.capacities.items()))

@@ -190,15 +190,11 @@ class Trainer:
         They are every `train.average_every` steps where `train.replica_sync` is average; then the result takes the
         place of `state`. Else it is `state`.
         """
-        if not self.averages or step % self.config.train.average_every:
+        averages = self.bound.independent and self.config.train.replica_sync == "average"
+        if not averages or step % self.config.train.average_every:
             return state
         tables, slots = self._average(state.tables, state.slots, state.ok)
         return dataclasses.replace(state, tables=tables, slots=slots)
-
-    @property
-    def averages(self) -> bool:
-        """Returns whether independent replica groups average their tables, every `train.average_every` steps."""
-        return self.bound.independent and self.config.train.replica_sync == "average"
 
     @functools.cached_property
     def _average(self) -> Any:

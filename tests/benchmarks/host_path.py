@@ -20,8 +20,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
-from recjax.data.memory import keep_freed_memory  # noqa: E402
 from recjax.embedding.routing import capacity, device, host  # noqa: E402
+from recjax.parallel.malloc import keep_freed_memory  # noqa: E402
 from recjax.train.routers import InFlight  # noqa: E402
 from recjax.train.step_inputs import place  # noqa: E402
 from recjax.train.trainer import Trainer, build_trainer  # noqa: E402

@@ -20,7 +20,7 @@ from support.criteo import random_rows, text
 from support.yelp import many
 
 from recjax import settings as machinery
-from recjax.data import catalog
+from recjax.data import catalog, statistics
 from recjax.data.datasets.criteo import CriteoReader
 from recjax.data.datasets.movietweetings import _FILES, _SHIPPED
 from recjax.data.prepare import beam
@@ -90,7 +90,7 @@ def assert_same(kind, raw, folder, *overrides, flags="--runner=DirectRunner"):
                 entry["sha256"] = ""
     assert json.dumps(manifests[0]) == json.dumps(manifests[1])
     for each in (a, b):
-        catalog.describe(str(each))
+        statistics.describe(catalog.open_verified(str(each)))
     return one
 
 

@@ -17,7 +17,7 @@ from support import forked
 from recjax.data import statistics
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.pipeline import batches
-from recjax.data.storage.blocks import open_prepared, verify, write_prepared
+from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.errors import DataError, TrainingError
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_back(prepared):
     first = source.read("train", 0)
     assert first.bags["one"].ids.dtype == np.int32 and first.bags["bag"].ids.dtype == np.int64
     assert sum(batch.size for batch in batches(source, "train", 8, shuffle=True, epochs=2)) == 2 * 87
-    verify(prepared)
+    open_prepared(prepared).verify()
 
 
 def test_nothing_but_the_folder_is_left(prepared):
@@ -190,7 +190,7 @@ def test_every_flipped_bit_is_found_by_verify_and_none_is_read(prepared):
         damaged[at] ^= 1 << int(at % 8)
         file.write_bytes(damaged)
         with pytest.raises(DataError, match=f"Damaged: {file}"):
-            verify(prepared)
+            open_prepared(prepared).verify()
         source = open_prepared(prepared)
         for index, expected in enumerate(SPLITS["train"]):
             try:
@@ -228,7 +228,7 @@ def test_the_same_content_is_kept_and_other_content_refused_unless_asked(prepare
 def test_preparing_again_mends_damaged_data(prepared):
     data_file(prepared).write_bytes(b"")
     write(prepared)
-    verify(prepared)
+    open_prepared(prepared).verify()
 
 
 def test_a_folder_of_something_else_is_never_touched(tmp_path):
@@ -271,7 +271,7 @@ def test_a_killed_preparation_leaves_nothing_that_is_trusted(tmp_path):
     with pytest.raises(DataError, match="no prepared data"):
         open_prepared(tmp_path / "out")
     write(tmp_path / "out")
-    verify(tmp_path / "out")
+    open_prepared(tmp_path / "out").verify()
     assert os.listdir(tmp_path) == ["out"]
     assert [folder.name for folder in (tmp_path / "out" / "blocks").iterdir()] == ["1.0.0"]
 
@@ -287,7 +287,7 @@ def test_processes_that_prepare_at_once_do_not_disturb_each_other(tmp_path):
     """
     children = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)]) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
-    verify(tmp_path / "out")
+    open_prepared(tmp_path / "out").verify()
     assert os.listdir(tmp_path) == ["out"]
 
 

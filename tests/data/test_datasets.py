@@ -8,7 +8,7 @@ import pytest
 from recjax.data import catalog
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.datasets.movietweetings import MovieTweetings
-from recjax.data.statistics import describe
+from recjax.data.statistics import describe, to_text
 from recjax.data.storage.blocks import write_prepared
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.errors import ConfigError, DataError
@@ -18,7 +18,7 @@ def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown dataset 'movietweeting'. Did you mean movietweetings?"):
         catalog.default("movietweeting")
     with pytest.raises(ConfigError, match="The datasets are movietweetings, movielens, .*synthetic"):
-        catalog.describe("ml-100k")
+        describe(catalog.open_verified("ml-100k"))
 
 
 def test_every_dataset_opens_under_its_name_or_says_how_to_prepare_it(tmp_path, monkeypatch):
@@ -35,10 +35,10 @@ def test_prepare_tells_what_it_made(tmp_path):
     made = catalog.prepare(MovieTweetings(), None, tmp_path / "out")
     assert json.loads(json.dumps(made)) == made
     assert made["rows"] == {"train": 79_104, "validation": 896, "test": 20_000}
-    described = catalog.describe(str(tmp_path / "out"))
+    described = describe(catalog.open_verified(str(tmp_path / "out")))
     assert described["fingerprint"] == made["fingerprint"]
     with pytest.raises(ConfigError, match="Leave out 'threshold=5'"):
-        catalog.describe(str(tmp_path / "out"), ["threshold=5"])
+        describe(catalog.open_verified(str(tmp_path / "out"), ["threshold=5"]))
 
 
 def test_synthetic_data_need_no_preparation(tmp_path):
@@ -53,7 +53,7 @@ def test_describe_verifies_checksums(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match=f"Damaged: {file}"):
-        catalog.describe(str(tmp_path / "out"))
+        describe(catalog.open_verified(str(tmp_path / "out")))
 
 
 def test_counts_by_hand(tmp_path):
@@ -87,17 +87,17 @@ def test_counts_by_hand(tmp_path):
     }  # fmt: skip
     assert (y["ids"], y["distinct_ids"], y["mean_bag"], y["top_id_share"]) == (3, 1, 0.3, 1.0)
     assert found["references"] == {"mean": 0.5}
-    text = catalog.table(found)
+    text = to_text(found)
     assert "mean         0.5000" in text and "57.14%" in text and "jagged, mean 0.30" in text
 
 
 def test_synthetic_data_tell_the_best_auc_of_every_split():
-    found = catalog.describe("synthetic", ["train_rows=5000", "test_rows=3000", "shuffle_labels=true"])
+    found = describe(catalog.open_verified("synthetic", ["train_rows=5000", "test_rows=3000", "shuffle_labels=true"]))
     assert json.loads(json.dumps(found)) == found
     assert [split["best_auc"] for split in found["splits"].values()] == [0.5, 0.5, 0.5]
-    plain = catalog.describe("synthetic", ["train_rows=5000", "test_rows=3000"])
+    plain = describe(catalog.open_verified("synthetic", ["train_rows=5000", "test_rows=3000"]))
     assert plain["references"]["best possible"] == plain["splits"]["test"]["best_auc"] > 0.75
-    assert "best AUC" in catalog.table(plain)
+    assert "best AUC" in to_text(plain)
 
 
 def test_large_data_are_counted_in_parts():

@@ -4,7 +4,7 @@ import sys
 PROGRAM = """
 import resource
 import numpy as np
-from recjax.data.memory import keep_freed_memory
+from recjax.parallel.malloc import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(50):

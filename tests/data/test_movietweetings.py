@@ -9,7 +9,8 @@ import pytest
 
 from recjax.data.batch import validate
 from recjax.data.datasets.movietweetings import MovieTweetings, open_raw
-from recjax.data.datasets.ratings import DENSE, prepare_ratings
+from recjax.data.datasets.options import prepare_as
+from recjax.data.datasets.ratings import DENSE
 from recjax.data.source import SPLITS, concatenate
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.storage.manifest import MANIFEST
@@ -41,7 +42,7 @@ def write_raw(folder, ratings=RATINGS, movies=MOVIES):
 
 
 def prepare(config, raw, out):
-    return prepare_ratings(config, open_raw(config, raw), out)
+    return prepare_as(config, open_raw(config, raw), out)
 
 
 def whole(source, split):

@@ -125,7 +125,7 @@ def test_a_class_of_a_module_is_found_by_import(tmp_path):
         "from recjax.train.run.folder import RunFolder, read_config\n"
         "with RunFolder(pathlib.Path('run'), mine.config) as folder:\n"
         "    folder.claim()\n"
-        "assert json.loads(folder.config_file.read_text())['class'] == 'mine:HistoryRun'\n"
+        "assert json.loads((folder.path / 'config.json').read_text())['class'] == 'mine:HistoryRun'\n"
         "assert read_config(folder.path) == mine.config\n"
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}

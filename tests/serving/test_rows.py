@@ -11,7 +11,6 @@ from support.shop import prepare_shop
 
 from recjax.data.datasets import avazu, criteo, movietweetings
 from recjax.data.datasets.options import prepare_as
-from recjax.data.datasets.ratings import prepare_ratings
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.source import between, concatenate
@@ -47,7 +46,7 @@ def shipped(name):
 @pytest.mark.full
 def test_raw_ratings_are_encoded_as_the_prepared_ones(tmp_path):
     """The shipped files as plain Python reads them; a year is both a category and a number."""
-    source = prepare_ratings(
+    source = prepare_as(
         movietweetings.MovieTweetings(),
         movietweetings.open_raw(movietweetings.MovieTweetings(), None),
         tmp_path / "out",
@@ -222,7 +221,7 @@ def test_without_a_row_for_missing_values_null_is_refused(tmp_path):
 def test_an_unknown_year_is_the_year_that_ratings_have_for_it(tmp_path):
     """0, which is also below the least year of the dense column."""
     movies = movietweetings.MovieTweetings()
-    source = prepare_ratings(movies, movietweetings.open_raw(movies, None), tmp_path / "out")
+    source = prepare_as(movies, movietweetings.open_raw(movies, None), tmp_path / "out")
     row = {"user": 6, "movie": 1483013, "genres": ["Action"], "year": 2013, "time": 1373234211}
     file = tmp_path / "rows.jsonl"
     nothing = dict.fromkeys(row)

@@ -51,6 +51,11 @@ from recjax.utils.lazy_arrays import load
 ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))
 
 
+def to_host(state, bound):
+    """The arrays of a state as `state.export` gives them, in host memory."""
+    return load(states.export(state, bound))
+
+
 def mesh_of(devices: int, hosts: int = 1, replicas: int = 1) -> Mesh:
     """The first `devices` of the host's eight, in `replicas` groups, each of which plays `hosts` hosts."""
     kinds, shape = (AxisType.Auto,) * 3, (replicas, hosts, devices // hosts // replicas)
@@ -223,7 +228,7 @@ def _new_weights(
 ) -> dict[str, Any]:
     problem = Problem([], 1, tables, features, model, dense, tx, seed)
     bound = bind(make_plan("row_wise", tables), tables, features, 1)
-    return states.to_host(states.create(problem.build(dtype), bound, mesh_of(1), tx, seed, dtype), bound)
+    return to_host(states.create(problem.build(dtype), bound, mesh_of(1), tx, seed, dtype), bound)
 
 
 def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, **how: Any) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.problems import to_host
 
 from recjax.config.presets import load
 from recjax.data.batch import Batch
@@ -17,7 +18,6 @@ from recjax.data.synthetic.clicks import SyntheticSource
 from recjax.embedding.routing.capacity import CapacityLadder, Kind, Kinds, rung
 from recjax.errors import ConfigError
 from recjax.train import loop as loops
-from recjax.train import state as states
 from recjax.train.compile_ahead import CompileAhead, compile_ahead
 from recjax.train.progress import TrainProgress
 from recjax.train.step_log import StepLog
@@ -200,7 +200,7 @@ def test_programs_compiled_ahead_are_those_that_run(monkeypatch: pytest.MonkeyPa
     assert len(compiled) - ahead == found.compilations - found.compiled_ahead
     assert found.compile_ahead_s > 0 and found.compile_s < alone.compile_s + found.compile_ahead_s
     assert found.progress == alone.progress
-    left, right = states.to_host(alone.state, plain.bound), states.to_host(found.state, made.bound)
+    left, right = to_host(alone.state, plain.bound), to_host(found.state, made.bound)
     assert jax.tree.all(jax.tree.map(np.array_equal, left, right))
 
 

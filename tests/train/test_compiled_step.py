@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.problems import Placed, Problem, problem, trainer_of
+from support.problems import Placed, Problem, problem, to_host, trainer_of
 from support.routing import locate
 
 from recjax.bench.roofline import wire_bytes
@@ -22,7 +22,6 @@ from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adagrad, Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.models.dlrm import DLRMConfig
-from recjax.train import state as states
 from recjax.train.finite import explain
 from recjax.train.state import TrainState
 from recjax.train.step import PLAIN, StepOptions
@@ -248,7 +247,7 @@ def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
 
     before = addresses()
     for k in range(3):
-        states.to_host(state, placed.trainer.bound)  # what a checkpoint does before an asynchronous save
+        to_host(state, placed.trainer.bound)  # what a checkpoint does before an asynchronous save
         state, _ = placed.trainer.train_step(state, placed.inputs[k])
         if plan == "row_wise":
             assert addresses() == before
@@ -263,7 +262,7 @@ def test_two_runs_are_bit_identical(plan: str) -> None:
         state = placed.start()
         for k in range(3):
             state, metrics = placed.trainer.train_step(state, placed.inputs[k])
-        host = states.to_host(state, placed.trainer.bound)
+        host = to_host(state, placed.trainer.bound)
         return b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves((host, metrics)))
 
     assert run() == run()
@@ -294,7 +293,7 @@ OVERFLOWS = [
 def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, devices, where) -> None:
     placed = built(dataclasses.replace(make((900, 37, 2000), tables), tx=dense), devices, plan)
     fresh = placed.start()
-    before = states.to_host(fresh, placed.trainer.bound)
+    before = to_host(fresh, placed.trainer.bound)
     inputs = placed.inputs[0]
     huge = StepInputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
     state, metrics = placed.trainer.train_step(fresh, huge)
@@ -302,7 +301,7 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
     assert {name for name, count in bad.items() if count} == ({where} if where else set())
     assert np.isfinite(float(metrics["loss"])) and bool(metrics["ok"]) == (not where)
     if where:
-        jax.tree.map(np.testing.assert_array_equal, states.to_host(state, placed.trainer.bound), before)
+        jax.tree.map(np.testing.assert_array_equal, to_host(state, placed.trainer.bound), before)
         assert int(state.step) == 0
         kind = "rowwise_adagrad" if tables == ADAGRAD else tables.kind
         said = explain(TrainConfig(), placed.trainer.bound, 1, "samples 0 to 96", metrics)
@@ -344,7 +343,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where:
         slot = int(np.asarray(inputs.routing.groups[name].slots_NxOxC)[0, 0, 0])
         spoilt = {**state.tables, name: state.tables[name].at[slot].set(np.nan)}
         state = TrainState(state.step, state.ok, state.dense, state.opt, spoilt, state.slots)
-    before = states.to_host(state, placed.trainer.bound)
+    before = to_host(state, placed.trainer.bound)
     state, metrics = placed.trainer.train_step(state, inputs)
     assert not bool(metrics["ok"])
     assert int(metrics["bad_loss"]) + int(metrics["bad_dense"]) + int(metrics["bad_tables"]) > 0
@@ -353,4 +352,4 @@ def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where:
     )  # already on its way when the loop reads the metrics
     assert not bool(metrics["ok"])
     assert int(state.step) == 1
-    jax.tree.map(np.testing.assert_array_equal, states.to_host(state, placed.trainer.bound), before)
+    jax.tree.map(np.testing.assert_array_equal, to_host(state, placed.trainer.bound), before)

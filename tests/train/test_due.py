@@ -6,7 +6,7 @@ from recjax import settings
 from recjax.config.presets import load
 from recjax.config.train import TrainConfig
 from recjax.errors import ConfigError
-from recjax.train.due import Due
+from recjax.train.callbacks import Due
 
 
 def asked_at(every: int | str, seconds: int, evaluated_at: tuple[int, ...] = ()) -> list[int]:

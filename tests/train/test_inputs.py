@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recjax.embedding.routing.ordered import OrderedStage
 from recjax.train.inputs import InputStream
 from recjax.train.routers import InFlight
 
@@ -89,7 +90,7 @@ def test_a_closed_stream_reads_again_what_was_under_way():
     assert [number for number, _ in stream] == [3, 4, 5, 6, 7, 8]
 
 
-class Remembers:
+class Remembers(OrderedStage):
     """A stage whose every answer depends on all batches before it and on those that it is shown."""
 
     depth = 0

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.problems import to_host
 
 import recjax
 from recjax.config.presets import load
@@ -18,7 +19,6 @@ from recjax.data.synthetic.clicks import SyntheticSource
 from recjax.errors import ConfigError, DataError
 from recjax.train import callbacks
 from recjax.train import loop as loops
-from recjax.train import state as states
 from recjax.train.agreement import StopRequested
 from recjax.train.callbacks import Evaluate, Event, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -49,9 +49,9 @@ def fit(made: Trainer, folder: Path, start: Any = None, clock: Any = time.monoto
 def test_training_takes_nothing_away_from_the_next_state():
     made = trainer()
     state = made.init_state()
-    before = states.to_host(state, made.bound)
+    before = to_host(state, made.bound)
     made.train_step(state, next(made.train_inputs()))  # donates the state
-    after = states.to_host(made.init_state(), made.bound)
+    after = to_host(made.init_state(), made.bound)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
 
 
@@ -146,7 +146,7 @@ def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, ev
     def trained(name: str, clock: Any) -> Any:
         made = trainer("train.steps=20", "train.epochs=2", f"train.checkpoint_every={every}")
         (tmp_path / name).mkdir()
-        return states.to_host(fit(made, tmp_path / name, clock=clock).state, made.bound)
+        return to_host(fit(made, tmp_path / name, clock=clock).state, made.bound)
 
     plain = trained("plain", lambda: 0.0)
     assert kept(tmp_path / "plain") == [10, 20], "at the ends of the epochs"
@@ -164,7 +164,7 @@ def test_time_brings_checkpoints_and_changes_no_number(tmp_path, monkeypatch, ev
     assert progress.step == more[0] and progress.position == 200 * more[0]
     (tmp_path / "again").mkdir()
     outcome = fit(again, tmp_path / "again", (state, progress))
-    assert jax.tree.all(jax.tree.map(np.array_equal, plain, states.to_host(outcome.state, again.bound)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, plain, to_host(outcome.state, again.bound)))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_step_is_dispatched_once_in_a_profile_also_where_groups_average(monkey
 def test_capacities_are_kept_on_the_same_layout_only():
     one, many = trainer("mesh.devices=1"), trainer("mesh.devices=8")
     progress = TrainProgress(step=1, position=200, capacities={"row_wise_D16_rowwise_adagrad": 640}, peaks={"a": 5})
-    saved = Restored(1, states.to_host(one.init_state(), one.bound), describe(one, progress))
+    saved = Restored(1, to_host(one.init_state(), one.bound), describe(one, progress))
     assert resume(one, saved)[1] == progress
     assert resume(many, saved)[1] == dataclasses.replace(progress, capacities={}, peaks={})
 
@@ -273,6 +273,6 @@ def test_routing_on_the_devices_trains_and_predicts_the_same_bits():
             losses.append(float(metrics["loss"]))
             assert stream.position == stream.latest.batch.position + stream.latest.batch.size == 200 * done
         logits = [x for _, x in made.predict(state, made.eval_inputs("test"))]
-        outcomes.append((losses, states.to_host(state, made.bound), logits, stream.state_dict()))
+        outcomes.append((losses, to_host(state, made.bound), logits, stream.state_dict()))
     assert jax.tree.all(jax.tree.map(np.array_equal, outcomes[0][:3], outcomes[1][:3]))
     assert outcomes[0][3] == outcomes[1][3]

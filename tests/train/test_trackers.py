@@ -11,8 +11,7 @@ import pytest
 from support.commands import SMALL, assert_refused, inside
 
 from recjax.errors import ConfigError, TrainingError
-from recjax.train.run.trackers import Trackers
-from recjax.train.run.writers import MetricsFile
+from recjax.train.run.writers import MetricsFile, Trackers
 
 
 def line(step, **more):

@@ -1,5 +1,6 @@
 """metrics.jsonl, the progress line and the final table."""
 
+import contextlib
 import io
 import json
 import math
@@ -135,7 +136,7 @@ class Clock:
 
 def test_progress_in_a_file_is_one_line_every_few_seconds():
     stream, clock = io.StringIO(), Clock()
-    with Progress(1000, stream, clock) as progress:
+    with contextlib.closing(Progress(1000, stream, clock)) as progress:
         for step in range(1, 1001):  # eight steps a second
             progress.update(step, step * 256, 0.5)
             clock.now += 0.125
@@ -151,7 +152,7 @@ def test_progress_in_a_notebook_is_one_bar_with_notes_above_it(monkeypatch):
     stream, clock = io.StringIO(), Clock()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(writers, "in_notebook", lambda: True)
-    with Progress(1000, clock=clock) as progress:
+    with contextlib.closing(Progress(1000, clock=clock)) as progress:
         for step in range(501, 1001):  # a run that goes on
             progress.update(step, step * 256, 0.5)
             if step == 700:
@@ -284,7 +285,7 @@ def screen(text):
 def test_progress_on_a_terminal_overwrites_itself(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream, clock = Terminal(), Clock()
-    with Progress(5, stream, clock) as progress:
+    with contextlib.closing(Progress(5, stream, clock)) as progress:
         progress.update(1, 100_000, 1e12)
         for step in (2, 3, 4):
             clock.now += 1
@@ -310,7 +311,7 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(monkeypatch):
 
 
 def test_progress_writes_to_standard_error_only(capsys):
-    with Progress(1) as progress:
+    with contextlib.closing(Progress(1)) as progress:
         progress.update(1, 1, 0.5)
         progress.note("a note")
     out, err = capsys.readouterr()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from recjax.data.arrow import convert, crosses, time_parts
+from recjax.data.arrow import convert, time_parts
 from recjax.data.arrow.convert import Kind
 from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.prepare import short_text
 from recjax.data.prepare.chunk import Coded
-from recjax.data.prepare.coding import codes_dtype
+from recjax.data.prepare.coding import codes_dtype, placed
 from recjax.data.prepare.ids import stable_hash
+
+_JOINT = b"*"  # between the values of a cross
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +123,7 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
                 dense.append(numbers[:, None])
     for spec in specs:
         if spec.role == "cross":
-            joined = crosses.crossed([columns[source] for source in spec.sources])
+            joined = _crossed([columns[source] for source in spec.sources])
             columns[spec.name] = _hashed(joined, spec.hashed)
     return RawColumns(np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0)), columns, weights, faults)
 
@@ -144,9 +148,37 @@ def _bucketed(numbers: np.ndarray, edges: Sequence[float]) -> Coded:
     """The buckets of numbers, [n]; none for NaN."""
     present = ~np.isnan(numbers)
     values, back = np.unique(np.searchsorted(edges, numbers[present], "right"), return_inverse=True)
-    codes = np.full(len(numbers), len(values), codes_dtype(len(values)))
-    codes[present] = back
-    return Coded(values.astype(np.int64), codes, None)
+    return placed(values.astype(np.int64), back, present)
+
+
+def _crossed(features: Sequence[Coded]) -> Coded:
+    r"""The cross of features with one value in each row: missing where one of them is.
+
+    Its keys are text, the values with `*` between them; within text a `\` stands before each `*` and `\`, so that no
+    two crosses have the same key.
+    """
+    return functools.reduce(_paired, [Coded(_texts(each.values), each.codes, None) for each in features])
+
+
+def _paired(left: Coded, right: Coded) -> Coded:
+    present = (left.codes < len(left.values)) & (right.codes < len(right.values))
+    pairs = left.codes[present].astype(np.int64) * len(right.values) + right.codes[present]
+    distinct, back = np.unique(pairs, return_inverse=True)
+    if not len(distinct):
+        return placed(np.zeros(0, "S1"), back, present)
+    first, second = np.divmod(distinct, len(right.values))
+    keys = np.strings.add(np.strings.add(left.values[first], _JOINT), right.values[second])
+    values, rank = short_text.unique(keys)
+    return placed(values, rank[back], present)
+
+
+def _texts(values: np.ndarray) -> np.ndarray:
+    """Values as text, S [D]."""
+    if values.dtype.kind != "S":
+        return values.astype(np.bytes_)
+    if not (np.strings.find(values, _JOINT) >= 0).any() and not (np.strings.find(values, b"\\") >= 0).any():
+        return values
+    return np.strings.replace(np.strings.replace(values, b"\\", b"\\\\"), _JOINT, b"\\*")
 
 
 def _matrix(array: Any, width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -165,10 +197,13 @@ def _matrix(array: Any, width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return matrix, bad
 
 
-def first(faults: Sequence[Fault]) -> tuple[int, Fault] | None:
-    """The first row that has a fault, and that; None if there are none."""
+def first(faults: Sequence[Fault], arrays: Mapping[str, Any]) -> tuple[int, Fault, str] | None:
+    """The first row that has a fault, that, and in words what stands there in the arrays; None if there are none."""
     found = [(int(np.argmax(fault.rows)), fault) for fault in faults if fault.rows.any()]
-    return min(found, key=lambda pair: pair[0], default=None)
+    if not found:
+        return None
+    at, fault = min(found, key=lambda pair: pair[0])
+    return at, fault, f"column {fault.column!r} is {shown(convert.plain(arrays[fault.column])[at])}, {fault.what}"
 
 
 def shown(value: Any) -> str:

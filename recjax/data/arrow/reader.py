@@ -124,12 +124,11 @@ class TableReader:
             labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
             if wrong is not None:
                 faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
-        if (first := chunk_columns.first(faults)) is not None:
-            at, fault = first
+        if first := chunk_columns.first(faults, arrays):
+            at, fault, what = first
             raise DataError(
-                f"{pieces.where(held)(at)}: column {fault.column!r} is "
-                f"{chunk_columns.shown(arrays[fault.column][at])}, {fault.what}. Correct the value, or give the column "
-                f"another role ({fault.column}:skip leaves it out)."
+                f"{pieces.where(held)(at)}: {what}. Correct the value, or give the column another role "
+                f"({fault.column}:skip leaves it out)."
             )
         return Chunk(labels, found.dense, found.columns, self._split[row : row + count], weights,
                      done=(row + count) / len(self._split))  # fmt: skip

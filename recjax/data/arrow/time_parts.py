@@ -7,7 +7,7 @@ import zoneinfo
 import numpy as np
 
 from recjax.data.prepare.chunk import Coded
-from recjax.data.prepare.coding import codes_dtype
+from recjax.data.prepare.coding import placed
 from recjax.errors import ConfigError
 
 PARTS = ("year", "month", "day", "weekday", "hour", "minute")  # month and day from 1, weekday 0 on Monday
@@ -52,6 +52,4 @@ def coded(seconds: np.ndarray, part: str, zone: str) -> Coded:
     times = pa.array(whole).cast(pa.timestamp("s", zone or None))
     found = (pc.day_of_week if part == "weekday" else getattr(pc, part))(times).to_numpy(zero_copy_only=False)
     values, back = np.unique(found.astype(np.int64), return_inverse=True)
-    codes = np.full(len(seconds), len(values), codes_dtype(len(values)))
-    codes[present] = back
-    return Coded(values, codes, None)
+    return placed(values, back, present)

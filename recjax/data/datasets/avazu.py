@@ -67,7 +67,7 @@ def open_raw(config: Avazu, source: str | os.PathLike[str] | None) -> AvazuReade
     """
     place = require_source(config.kind, source)
     file = place if place.is_file() else find_file(place, "train.csv", "train")
-    return AvazuReader(file, config.validation_days, config.test_days, skip_faults=config.on_error == "skip")
+    return AvazuReader(config, file)
 
 
 class AvazuReader:
@@ -81,20 +81,20 @@ class AvazuReader:
         *(RawFeature(name, values="hex") for name in _HASHES),
     )
 
-    def __init__(self, file: Path, validation_days: int, test_days: int, *, skip_faults: bool) -> None:
+    def __init__(self, config: Avazu, file: Path) -> None:
         """Reads the hours of all rows, to see where the splits begin.
 
         Raises:
           DataError: the file cannot be read, or has too few days.
         """
-        self._file = file
-        self._skip = skip_faults
-        self.splits = day_split.in_words(validation_days, test_days)
+        self._file, self._skip = file, config.on_error == "skip"
+        days = config.validation_days, config.test_days
+        self.splits = day_split.in_words(*days)
         found, self._rows_in_all = set(), 0
-        for rows in self._rows(Faults(skip_faults), ("hour",)):
+        for rows in self._rows(Faults(self._skip), ("hour",)):
             found |= set(_day_and_hour(rows)[0][rows.ok].tolist())
             self._rows_in_all += len(rows)
-        self._day_splits = day_split.choose(found, validation_days, test_days, self._file)
+        self._day_splits = day_split.choose(found, *days, file)
 
     def files(self) -> dict[str, str]:
         """File name -> sha256 of the raw file."""

@@ -152,24 +152,8 @@ def open_raw(config: MovieLens, source: str | os.PathLike[str] | None) -> Rating
         users = read_keyed(files["users"], release.users[1], "user", _profile, faults)
     if config.tags and release.tags is not None:
         tags = (_read_tags(files["tags"], release.tags[1], faults), config.tags)
-    return RatingsReader(
-        config.kind,
-        tuple(files.values()),
-        read_ratings(files["ratings"], release.ratings[1], release.scale, movies, users, faults),
-        movies,
-        users,
-        tags,
-        threshold=config.threshold,
-        validation_fraction=config.validation_fraction,
-        min_counts={
-            "user": config.min_user_count,
-            "movie": config.min_movie_count,
-            "year": config.min_year_count,
-            "genres": config.min_genre_count,
-            "tags": config.min_tag_count,
-        },
-        skipped=faults.drain(),
-    )
+    ratings = read_ratings(files["ratings"], release.ratings[1], release.scale, movies, users, faults)
+    return RatingsReader(config, tuple(files.values()), ratings, movies, users, tags, skipped=faults.drain())
 
 
 def _flagged_genres(rows: Rows) -> list[list[bytes]]:

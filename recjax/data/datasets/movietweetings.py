@@ -8,22 +8,18 @@ UTC), movies.dat a line `movie::title (year)::genre|genre|...` for each movie. T
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import ClassVar
 
-from recjax.data.datasets.options import open_as, options_of
-from recjax.data.datasets.ratings import RatingsReader, Scale, prepare_ratings, read_movies, read_ratings, split_genres
-from recjax.data.storage.blocks import PreparedSource, open_prepared, verify
-from recjax.data.storage.manifest import FORMAT
+from recjax.data.datasets.options import cache_key, cached, open_as, prepare_as
+from recjax.data.datasets.ratings import RatingsReader, Scale, read_movies, read_ratings, split_genres
+from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.remote import cache_folder
 from recjax.data.storage.uris import place
 from recjax.data.text.fields import Faults
 from recjax.data.text.source_files import find_file
 from recjax.data.text.table import Form
-from recjax.errors import DataError
 from recjax.settings.values import check_ranges
 
 _VERSION = 3  # raise it when the same files and options start to give other data
@@ -69,11 +65,7 @@ class MovieTweetings:
         if self.path:
             return open_as(self)
         folder = cache_folder() / f"{self.kind}-{_cache_key(self)}"
-        try:
-            verify(folder)
-            return open_prepared(folder, self.kind)
-        except DataError:  # not there yet, or damaged: the cache can always be made again
-            return prepare_ratings(self, open_raw(self, None), folder, overwrite=True)
+        return cached(folder, self.kind) or prepare_as(self, open_raw(self, None), folder, overwrite=True)
 
 
 def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> RatingsReader:
@@ -91,28 +83,9 @@ def open_raw(config: MovieTweetings, source: str | os.PathLike[str] | None) -> R
     faults = Faults()
     movies = read_movies(movies_file, _MOVIES, split_genres, faults)
     ratings = read_ratings(ratings_file, _RATINGS, Scale(0, 10, 1), movies, None, faults)
-    return RatingsReader(
-        config.kind,
-        (ratings_file, movies_file),
-        ratings,
-        movies,
-        None,
-        None,
-        threshold=config.threshold,
-        validation_fraction=config.validation_fraction,
-        min_counts={
-            "user": config.min_user_count,
-            "movie": config.min_movie_count,
-            "year": config.min_year_count,
-            "genres": config.min_genre_count,
-        },
-        skipped=faults.drain(),
-    )
+    return RatingsReader(config, (ratings_file, movies_file), ratings, movies, skipped=faults.drain())
 
 
 def _cache_key(config: MovieTweetings) -> str:
     """Changes with the options, the shipped files, the preparation and the format, so that none are ever mixed."""
-    digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, options_of(config)], sort_keys=True).encode())
-    for name in _FILES:
-        digest.update(find_file(_SHIPPED, name).read_bytes())
-    return digest.hexdigest()[:16]
+    return cache_key(config, _VERSION, (find_file(_SHIPPED, name).read_bytes() for name in _FILES))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from recjax import settings
@@ -14,6 +16,7 @@ from recjax.data.prepare.dense_columns import Transform
 from recjax.data.prepare.ids import Frequency
 from recjax.data.prepare.prepare import prepare_data
 from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.data.storage.manifest import FORMAT
 from recjax.errors import DataError
 from recjax.settings.values import written
 
@@ -65,6 +68,22 @@ def open_as(config: PathConfig) -> PreparedSource:
     return source
 
 
+def cache_key(config: PathConfig, version: int, contents: Iterable[bytes]) -> str:
+    """Changes with the options, the files' contents, the preparation's version and the format of prepared data."""
+    digest = hashlib.sha256(json.dumps([version, FORMAT, options_of(config)], sort_keys=True).encode())
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def cached(folder: Path, kind: str) -> PreparedSource | None:
+    """The data in a folder of the cache; None if they are not there, or damaged: they can always be made again."""
+    try:
+        return open_prepared(folder, kind).verify()
+    except DataError:
+        return None
+
+
 def prepare_as(
     config: PathConfig,
     reader: Reader,
@@ -78,7 +97,7 @@ def prepare_as(
 
     Args:
       config: the options, with `ids`, `dense` and `missing_indicators` if the dataset leaves these to the user: else
-        every value has a row, dense columns are as they are, and no column tells of missing values.
+        every value has a row, dense columns are as the reader has it, and no column tells of missing values.
       reader: of the raw files.
       out: as for `prepare_data`, which also says what is raised.
       dense: the transform of dense columns; None: that of the config.
@@ -89,12 +108,18 @@ def prepare_as(
         reader,
         out,
         ids=getattr(config, "ids", Frequency()),
-        dense=getattr(config, "dense", "none") if dense is None else dense,
+        dense=transform_of(config, reader) if dense is None else dense,
         missing_indicators=getattr(config, "missing_indicators", False),
         options=options_of(config),
         more=more,
         overwrite=overwrite,
     )
+
+
+def transform_of(config: PathConfig, reader: Reader) -> Transform:
+    """The transform of dense columns: that of the config, else the reader's own; else they are as they are."""
+    found: Transform = getattr(config, "dense", getattr(reader, "lines", "none"))
+    return found
 
 
 def check_options(config: PathConfig, source: PreparedSource) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import re
 from pathlib import Path, PurePath
@@ -17,11 +15,10 @@ from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices
 from recjax.data.arrow.spool import folder_beside, spool
-from recjax.data.datasets.options import open_as, options_of, prepare_as, prepare_command
+from recjax.data.datasets.options import cache_key, cached, open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
-from recjax.data.storage.blocks import PreparedSource, open_prepared, verify
-from recjax.data.storage.manifest import FORMAT
+from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.remote import cache_folder
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError, TrainingError
@@ -111,29 +108,19 @@ class Table:
                 f"{prepare_command(self)} and give that folder as data.path=DIR."
             )
         folder = cache_folder() / f"table-{_stem(self.from_)}-{self._key()}"
-        if (cached := _cached(folder)) is not None:
-            return cached
+        if (found := cached(folder, self.kind)) is not None:
+            return found
         with contextlib.ExitStack() as stack:
             _wait(folder, stack)
-            if (cached := _cached(folder)) is not None:  # another process has prepared them meanwhile
-                return cached
+            if (found := cached(folder, self.kind)) is not None:  # another process has prepared them meanwhile
+                return found
             return prepare_table(self, open_raw(self, self.from_), folder, overwrite=True)
 
     def _key(self) -> str:
         """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
-        digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, options_of(self)], sort_keys=True).encode())
-        for split, files in _files(self, self.from_).items():
-            digest.update("".join([split, *(sha256(file.path) for file in files)]).encode())
-        return digest.hexdigest()[:16]
-
-
-def _cached(folder: Path) -> PreparedSource | None:
-    """The data in a folder of the cache; None if they are not there, or damaged: they can always be made again."""
-    try:
-        verify(folder)
-        return open_prepared(folder, Table.kind)
-    except DataError:
-        return None
+        of_splits = _files(self, self.from_).items()
+        contents = ("".join([split, *(sha256(file.path) for file in files)]).encode() for split, files in of_splits)
+        return cache_key(self, _VERSION, contents)
 
 
 def _wait(folder: Path, stack: contextlib.ExitStack) -> None:

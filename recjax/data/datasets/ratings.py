@@ -7,18 +7,17 @@ are held in memory, for they are sorted by time: some 50 bytes each.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from recjax.data.baselines import mean_baselines
-from recjax.data.datasets.options import PathConfig, prepare_as
+from recjax.data.datasets.options import PathConfig
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import Line
-from recjax.data.storage.blocks import PreparedSource
 from recjax.data.text.fields import Faults, Rows
 from recjax.data.text.side_tables import KeyedTable, refuse_repeated
 from recjax.data.text.source_files import sha256
@@ -33,6 +32,20 @@ SPLITS = (
 )
 _CHUNK_ROWS = 2**17
 _YEAR = re.compile(rb"\(([0-9]{4})\)\s*$")
+
+
+class RatingsConfig(PathConfig, Protocol):
+    """The config of ratings; for a feature such as genres it may have min_genre_count, see `RawFeature.min_count`."""
+
+    @property
+    def threshold(self) -> float:
+        """The label is rating >= threshold."""
+        ...
+
+    @property
+    def validation_fraction(self) -> float:
+        """Share of the ratings before the test split that validate."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,40 +177,34 @@ class RatingsReader:
 
     def __init__(
         self,
-        name: str,
-        files: tuple[Path, ...],
+        config: RatingsConfig,
+        files: Sequence[Path],
         ratings: Ratings,
         movies: Movies,
-        users: KeyedTable | None,
-        tags: tuple[Tags, int] | None,
+        users: KeyedTable | None = None,
+        tags: tuple[Tags, int] | None = None,
         *,
-        threshold: float,
-        validation_fraction: float,
-        min_counts: Mapping[str, int],
         skipped: Mapping[str, int],
     ) -> None:
         """A reader over what was read.
 
         Args:
-          name: the dataset's name.
+          config: the options of the dataset.
           files: what it was read from.
           ratings: n >= 1 ratings.
           movies: all that were rated.
           users: all that rated, if anything is known of them.
           tags: the tags, and how many of a movie's latest ones (before the rating) become the feature "tags".
-          threshold: the label is rating >= threshold.
-          validation_fraction: share of the ratings before the test split that validate.
-          min_counts: feature -> see `RawFeature`; 1 for the others.
           skipped: kind of fault -> lines that were left out.
         """
-        self.name, self._files = name, files
+        self.name, self._files = config.kind, files
         self._ratings, self._movies, self._users, self._tags = ratings, movies, users, tags
         self._skipped = skipped
-        self.label = f"rating >= {threshold:g}"
-        self._labels = (ratings.ratings >= threshold).astype(np.float32)
+        self.label = f"rating >= {config.threshold:g}"
+        self._labels = (ratings.ratings >= config.threshold).astype(np.float32)
         rows = len(ratings.times)
         self._known = rows - rows // 5
-        self._train = self._known - int(self._known * validation_fraction)
+        self._train = self._known - int(self._known * config.validation_fraction)
         self._genre_starts = np.cumsum(movies.counts) - movies.counts
         names = ["user", "movie", "genres", "year", *(() if users is None else users.columns), *(["tags"] * bool(tags))]
         text = {"genres", "tags"}
@@ -208,7 +215,7 @@ class RatingsReader:
                 feature,
                 jagged=feature in ("genres", "tags"),
                 values="text" if feature in text else "integer",
-                min_count=min_counts.get(feature, 1),
+                min_count=getattr(config, f"min_{feature.removesuffix('s')}_count", 1),
             )
             for feature in names
         ]
@@ -218,9 +225,10 @@ class RatingsReader:
         """File name -> sha256 of every raw file."""
         return {file.name: sha256(file) for file in self._files}
 
-    def baselines(self) -> dict[str, float]:
-        """See `mean_baselines`."""
-        return mean_baselines(self._ratings.users, self._ratings.movies, self._labels, self._known)
+    @property
+    def about(self) -> dict[str, Any]:
+        """The `mean_baselines`."""
+        return {"baselines": mean_baselines(self._ratings.users, self._ratings.movies, self._labels, self._known)}
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
@@ -289,11 +297,3 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ... (counts[0] of them), then the same for the others: int64 [sum of counts]."""
     ends = np.cumsum(counts)
     return np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
-
-
-def prepare_ratings(
-    config: PathConfig, reader: RatingsReader, out: str | os.PathLike[str], *, overwrite: bool = False
-) -> PreparedSource:
-    """`prepare_as`, with `mean_baselines` beside the ratings."""
-    more = {"baselines": reader.baselines()}
-    return prepare_as(config, reader, out, dense=reader.lines, more=more, overwrite=overwrite)

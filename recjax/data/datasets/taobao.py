@@ -75,9 +75,7 @@ def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoRea
     Raises:
       DataError: a file is missing or cannot be read, or there are too few days.
     """
-    folder = require_source(config.kind, source)
-    days, few = (config.validation_days, config.test_days), config.columns == "few"
-    return TaobaoReader(folder, *days, skip_faults=config.on_error == "skip", few=few)
+    return TaobaoReader(config, require_source(config.kind, source))
 
 
 class TaobaoReader:
@@ -93,24 +91,21 @@ class TaobaoReader:
         *(RawFeature(name, optional=True) for name in (*_AD, *_PROFILE)),
     )
 
-    def __init__(
-        self, source: Path, validation_days: int, test_days: int, *, skip_faults: bool, few: bool = False
-    ) -> None:
+    def __init__(self, config: Taobao, source: Path) -> None:
         """Reads ads and users of the folder `source`, and the times of all rows to see where the splits begin.
-
-        With `few`, the columns are those of `_FEW`.
 
         Raises:
           DataError: a file is missing or cannot be read, or there are too few days.
         """
-        if few:
+        if config.columns == "few":
             self.dense = ("price", *_LEVELS)
             self.features = tuple(feature for feature in self.features if feature.name in _FEW)
         names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
         self._files = tuple(find_file(source, name) for name in names)
-        self._skip = skip_faults
-        self.splits = day_split.in_words(validation_days, test_days)
-        faults = Faults(skip_faults)
+        self._skip = config.on_error == "skip"
+        days = config.validation_days, config.test_days
+        self.splits = day_split.in_words(*days)
+        faults = Faults(self._skip)
         self._ads = read_keyed(self._files[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
         self._users = read_keyed(self._files[2], _form("userid", *_PROFILE), "userid", _profile, faults)
         self._skipped = faults.drain()
@@ -118,7 +113,7 @@ class TaobaoReader:
         for rows in self._rows(faults, ("time_stamp",)):
             found |= set((_local_time(rows)[rows.ok] // 86400).tolist())
             self._rows_in_all += len(rows)
-        self._day_splits = day_split.choose(found, validation_days, test_days, self._files[0])
+        self._day_splits = day_split.choose(found, *days, self._files[0])
 
     def files(self) -> dict[str, str]:
         """File name -> sha256 of every raw file."""

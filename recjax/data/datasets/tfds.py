@@ -74,15 +74,7 @@ def open_raw(config: Tfds, source: str | os.PathLike[str] | None) -> TfdsReader:
                 f"{config.kind} needs {field}. Write for example name=movielens/100k-ratings label=user_rating "
                 "threshold=4 columns=user_id:id,movie_id:id,movie_genres:jagged,raw_user_age:dense."
             )
-    return TfdsReader(
-        None if source is None else located(source),
-        config.name,
-        parse_columns(config.columns),
-        config.label,
-        config.threshold,
-        (config.train, config.validation, config.test),
-        download=config.download,
-    )
+    return TfdsReader(config, None if source is None else located(source))
 
 
 def parse_columns(columns: tuple[str, ...]) -> dict[str, str]:
@@ -108,32 +100,19 @@ class TfdsReader:
 
     name = Tfds.kind
 
-    def __init__(
-        self,
-        source: Path | None,
-        dataset: str,
-        roles: dict[str, str],
-        label: str,
-        threshold: float | None,
-        splits: tuple[str, str, str],
-        *,
-        download: bool,
-    ) -> None:
+    def __init__(self, config: Tfds, source: Path | None) -> None:
         """Opens the dataset.
 
         Args:
+          config: the options; its name is without meaning if `source` is a version.
           source: TFDS's data folder, or that of one version of the dataset; None for TFDS's default.
-          dataset: as TFDS names it: "movielens/100k-ratings", "mine:1.0.0"; without meaning if `source` is a version.
-          roles: column -> "id" (one value), "jagged" (any number of values) or "dense" (one number).
-          label: column of the label.
-          threshold: the label is 1 where the column is at least this; None if the column holds 0 and 1.
-          splits: TFDS splits like "train[:80%]" that become train, validation and test; "" for none.
-          download: let TFDS download and prepare the dataset if it is not there.
 
         Raises:
           DataError: no such data, not stored as ArrayRecord, or other columns or splits than asked for.
         """
-        self._builder = _open(source, dataset, download)
+        label, threshold, roles = config.label, config.threshold, parse_columns(config.columns)
+        splits = (config.train, config.validation, config.test)
+        self._builder = _open(source, config.name, config.download)
         self._where = f"{self._builder.info.full_name} at {self._builder.data_path}"
         self._roles, self._label, self._threshold = roles, label, threshold
         self.label = label if threshold is None else f"{label} >= {threshold:g}"

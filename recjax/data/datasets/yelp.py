@@ -25,7 +25,15 @@ import numpy as np
 from recjax.data import counter_rng
 from recjax.data.datasets.options import open_as
 from recjax.data.datasets.ratings import ranges
-from recjax.data.datasets.yelp_files import COLUMNS, Reviews, find, read_businesses, read_reviews, read_users
+from recjax.data.datasets.yelp_files import (
+    COLUMNS,
+    Businesses,
+    Reviews,
+    find,
+    read_businesses,
+    read_reviews,
+    read_users,
+)
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash
@@ -150,25 +158,16 @@ class ReviewReader:
             yield dataclasses.replace(chunk, skipped=self._skipped if first == 0 else {}, done=done)
 
     def _chunk(self, rows: np.ndarray) -> Chunk:
-        reviews, shops = self._reviews, self._shops
+        reviews = self._reviews
         users, businesses = reviews.users[rows], reviews.businesses[rows]
-        shop, since = self._shop_of[businesses], self._since[users]
-        counts = np.where(shop >= 0, shops.counts[shop], 0)
-        starts = (np.cumsum(shops.counts) - shops.counts)[shop]
-        city, state = (np.where(shop >= 0, texts[shop], b"") for texts in (shops.city, shops.state))
-        columns = {
-            "user": Column(reviews.user_ids[users]),
-            "business": Column(reviews.business_ids[businesses]),
-            "city": Column(city, missing=city == b""),
-            "state": Column(state, missing=state == b""),
-            "categories": Column(shops.categories[ranges(starts, counts)], counts.astype(np.int32)),
-        }
+        columns = {"user": Column(reviews.user_ids[users]), "business": Column(reviews.business_ids[businesses])}
+        since = self._since[users]
         days = np.where(since >= 0, np.maximum(reviews.times[rows] - since, 0) / _DAY, np.nan)
         history = [column[rows] for pair in self._history for column in pair]
         return Chunk(
             labels=self._labels[rows],
             dense=np.stack([*history, days], axis=1),
-            columns=columns,
+            columns=columns | _facts(self._shops, self._shop_of[businesses]),
             split=self._split[rows],
         )
 
@@ -229,22 +228,27 @@ class BusinessReader:
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
         for first in range(start * _CHUNK_ROWS, len(self._order), _CHUNK_ROWS):
-            rows, shops = self._order[first : first + _CHUNK_ROWS], self._shops
-            counts = shops.counts[rows]
-            starts = (np.cumsum(shops.counts) - shops.counts)[rows]
-            columns = {
-                "city": Column(shops.city[rows], missing=shops.city[rows] == b""),
-                "state": Column(shops.state[rows], missing=shops.state[rows] == b""),
-                "categories": Column(shops.categories[ranges(starts, counts)], counts.astype(np.int32)),
-            }
+            rows = self._order[first : first + _CHUNK_ROWS]
             yield Chunk(
                 labels=self._labels[rows],
                 dense=self._dense[rows],
-                columns=columns,
+                columns=_facts(self._shops, rows),
                 split=self._split[first : first + _CHUNK_ROWS],
                 skipped=self._skipped if first == 0 else {},
                 done=min(1.0, (first + _CHUNK_ROWS) / len(self._order)),
             )
+
+
+def _facts(shops: Businesses, at: np.ndarray) -> dict[str, Column]:
+    """City, state and categories of the businesses number `at`, int [n]; none of -1."""
+    counts = np.where(at >= 0, shops.counts[at], 0)
+    starts = (np.cumsum(shops.counts) - shops.counts)[at]
+    city, state = (np.where(at >= 0, texts[at], b"") for texts in (shops.city, shops.state))
+    return {
+        "city": Column(city, missing=city == b""),
+        "state": Column(state, missing=state == b""),
+        "categories": Column(shops.categories[ranges(starts, counts)], counts.astype(np.int32)),
+    }
 
 
 def _mean_by(keys: np.ndarray, values: np.ndarray, m: int) -> np.ndarray:

@@ -24,20 +24,19 @@ every machine, so object storage or a shared folder; the workers need this versi
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import json
-import operator
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from recjax.data.batch import Schema
 from recjax.data.datasets.criteo import CriteoReader
-from recjax.data.datasets.options import options_of
-from recjax.data.datasets.ratings import RatingsReader
+from recjax.data.datasets.options import options_of, transform_of
 from recjax.data.prepare import beam_steps as steps
 from recjax.data.prepare.beam_steps import Job
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
@@ -48,7 +47,7 @@ from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.source import SPLITS
 from recjax.data.storage import builder
 from recjax.data.storage.blocks import PreparedSource, open_prepared, put_in_place, refuse_foreign
-from recjax.data.storage.manifest import FORMAT, MANIFEST, fingerprint, schema_to_json
+from recjax.data.storage.manifest import MANIFEST, write_manifest
 from recjax.data.storage.remote import put_folder
 from recjax.data.storage.uris import is_remote, place
 from recjax.errors import ConfigError, DataError, RecjaxError
@@ -87,17 +86,16 @@ def prepare_on_beam(
     job = Job(config, source, str(work), str(target))
     progress = PrepareProgress()
     run = functools.partial(_run, flags=flags, progress=progress)
-    reader = steps._fresh_reader(job)
+    reader = steps.fresh_reader(job)
     files = len(reader.paths) if isinstance(reader, CriteoReader) else 1
     run("scanning the raw files", list(range(files)), functools.partial(steps.scan_file, job))
     reader = job.reader
     tasks: list[Any] = reader.tasks() if isinstance(reader, CriteoReader) else [None]
     _read(job, tasks, flags, progress)
     parts = sorted(steps.read_json(work / "parts.json"), key=lambda part: int(part["number"]))
-    by = _dense_encoder(config, reader, [part["dense"] for part in parts])
-    transform = [vars(line) for line in by.transform] if isinstance(by.transform, tuple) else by.transform
-    described = {"transform": transform, "indicators": by.indicators, "stats": by.stats.to_json()}
-    steps.write_json(work / _BY, described)
+    stats = DenseStats.total((DenseStats.from_json(part["dense"]) for part in parts), len(reader.dense))
+    by = DenseEncoder(transform_of(config, reader), getattr(config, "missing_indicators", False), stats)
+    steps.write_json(work / _BY, by.to_json())
     maps = steps.load_maps(job)
     schema = Encoder(reader.name, reader.features, reader.dense, maps, by).schema
     wanted = [file for split in SPLITS for file in steps.block_files(parts, split)]
@@ -112,8 +110,8 @@ def prepare_on_beam(
     for index in range(files):
         raw |= steps.read_json(work / "scan" / f"{index:05}.json")["files"]
     ids = getattr(config, "ids", Frequency())
-    about = {"label": reader.label, "splits": reader.splits, "options": options_of(config)}
-    about |= {"baselines": reader.baselines()} if isinstance(reader, RatingsReader) else {}
+    about: dict[str, Any] = {"label": reader.label, "splits": reader.splits, "options": options_of(config)}
+    about |= getattr(reader, "about", {})
     skipped = dict(sum((collections.Counter(part["skipped"]) for part in parts), collections.Counter()))
     about |= {"files": raw, "skipped": skipped, **describe_encoding(reader, ids, by, maps)}
     with tempfile.TemporaryDirectory(prefix="recjax-info-") as temporary:
@@ -153,26 +151,7 @@ def _describe(
     entries = {Path(name): entry for name, entry in checksums(folder).items()}
     for files in written.values():
         entries |= {Path(file["name"]): {"bytes": file["bytes"], "sha256": file["sha256"]} for file in files}
-    manifest = {
-        "format": FORMAT,
-        "dataset": name,
-        "schema": schema_to_json(schema),
-        "splits": dict(table),
-        "fingerprint": fingerprint(name, schema_to_json(schema), dict(table)),
-        "about": dict(about),
-        "files": {str(file): entries[file] for file in sorted(entries)},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
-
-
-def _dense_encoder(config: Any, reader: Any, parts: list[dict[str, Any]]) -> DenseEncoder:
-    """The encoder of the dense columns: statistics are added up in the order of the chunks, for sums depend on it."""
-    import numpy as np
-
-    none = DenseStats.of(np.zeros((0, len(reader.dense))))
-    stats = functools.reduce(operator.add, (DenseStats.from_json(part) for part in parts), none)
-    default: Any = reader.lines if isinstance(reader, RatingsReader) else "none"
-    return DenseEncoder(getattr(config, "dense", default), getattr(config, "missing_indicators", False), stats)
+    write_manifest(folder, name, schema, table, about, {str(file): entries[file] for file in sorted(entries)})
 
 
 def _check(job: Job, schema: Schema, written: Mapping[str, list[dict[str, Any]]], split: str) -> None:
@@ -240,27 +219,23 @@ def _read(job: Job, tasks: list[Any], flags: str, progress: PrepareProgress) -> 
         )
 
 
-class _failures:
+@contextlib.contextmanager
+def _failures(stage: str) -> Iterator[None]:
     """Says in recjax's words what made a pipeline fail."""
-
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, KeyboardInterrupt):
-            return
-        if isinstance(error, RecjaxError):  # raised in this process, by a runner that adds where it happened
-            raise type(error)(str(error).split(" [while running")[0]) from None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except RecjaxError as error:  # raised in this process, by a runner that adds where it happened
+        raise type(error)(str(error).split(" [while running")[0]) from None
+    except BaseException as error:
         text = str(error)
         for name, cls in (("DataError: ", DataError), ("ConfigError: ", ConfigError)):  # other runners give it as text
             if name in text:
                 raise cls(text.split(name, 1)[1].splitlines()[0].split(" [while running")[0]) from None
         raise RecjaxError(
-            f"{self._stage} failed on Beam ({type(error).__name__}: {' '.join(str(error).split())[:400]}). "
-            "The runner's own logs tell more."
+            f"{stage} failed on Beam ({type(error).__name__}: {' '.join(text.split())[:400]}). The runner's own logs "
+            "tell more."
         ) from error
 
 

@@ -30,7 +30,7 @@ from recjax.data.datasets.criteo import CriteoReader
 from recjax.data.prepare.chunk import Chunk, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
-from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
+from recjax.data.prepare.dense_columns import DenseEncoder
 from recjax.data.prepare.encoder import Encoder
 from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, load_map, stable_hash
 from recjax.data.prepare.part_file import SUFFIX, opened, save, train_counts
@@ -39,7 +39,7 @@ from recjax.data.prepare.prepare import counted, least_count
 from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
 from recjax.data.storage import builder
-from recjax.data.storage.manifest import BLOCKS_PER_FILE
+from recjax.data.storage.manifest import BLOCKS_PER_FILE, described_split
 from recjax.data.storage.uris import is_remote, place
 from recjax.data.text.chunks import TextFile
 from recjax.data.text.source_files import sha256
@@ -75,9 +75,7 @@ class Job:
 
 @functools.lru_cache(maxsize=2)
 def _reader(job: Job) -> Reader:
-    from recjax.data.catalog import open_raw
-
-    reader = open_raw(job.config, job.source)
+    reader = fresh_reader(job)
     folder = place(job.work) / "scan"
     if isinstance(reader, CriteoReader) and (folder / "00000.json").exists():
         described = [read_json(folder / f"{i:05}.json")["pieces"] for i in range(len(reader.paths))]
@@ -118,7 +116,7 @@ def put(data: bytes, file: Path) -> None:
 
 def scan_file(job: Job, index: int) -> None:
     """The first look at raw file number `index`; of readers that know no single files, at all of them."""
-    reader = _fresh_reader(job)
+    reader = fresh_reader(job)
     file = place(job.work) / "scan" / f"{index:05}.json"
     if not isinstance(reader, CriteoReader):
         write_json(file, {"files": dict(reader.files())})
@@ -129,7 +127,8 @@ def scan_file(job: Job, index: int) -> None:
     write_json(file, {"files": {path.name: sha256(path)}, "pieces": pieces})
 
 
-def _fresh_reader(job: Job) -> Reader:
+def fresh_reader(job: Job) -> Reader:
+    """A reader of the raw files that knows nothing of an earlier look at them."""
     from recjax.data.catalog import open_raw
 
     return open_raw(job.config, job.source)
@@ -229,17 +228,8 @@ def load_maps(job: Job) -> list[IdMap]:
 
 @functools.lru_cache(maxsize=2)
 def _encoder(job: Job, by: str) -> Encoder:
-    by_what = read_json(place(job.work) / by)
-    reader = job.reader
-    transform = _transform(by_what["transform"])
-    dense = DenseEncoder(transform, by_what["indicators"], DenseStats.from_json(by_what["stats"]))
+    reader, dense = job.reader, DenseEncoder.from_json(read_json(place(job.work) / by))
     return Encoder(reader.name, reader.features, reader.dense, load_maps(job), dense)
-
-
-def _transform(raw: Any) -> Any:
-    from recjax.data.prepare.dense_columns import Line
-
-    return tuple(Line(**line) for line in raw) if isinstance(raw, list) else raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +314,7 @@ def hash_split(job: Job, schema: Schema, split: str, files: list[dict[str, Any]]
       DataError: a file is not what was written.
     """
     digest = hashlib.sha256()
-    runs: list[list[int]] = []
+    rows: list[int] = []
     for described in files:
         with tempfile.TemporaryDirectory(prefix="recjax-blocks-") as folder:
             local = Path(folder) / "blocks"
@@ -334,10 +324,7 @@ def hash_split(job: Job, schema: Schema, split: str, files: list[dict[str, Any]]
             if sha256(local) != described["sha256"]:
                 raise DataError(f"{source} is not what was written to it. Prepare the data again.")
             for block in builder.read_file(schema, local):
-                if runs and runs[-1][0] == block.size:
-                    runs[-1][1] += 1
-                else:
-                    runs.append([block.size, 1])
+                rows.append(block.size)
                 for array in builder.arrays(block):
                     digest.update(np.ascontiguousarray(array).data)
-    return {"rows": sum(size * count for size, count in runs), "blocks": runs, "sha256": digest.hexdigest()}
+    return described_split(rows, digest.hexdigest())

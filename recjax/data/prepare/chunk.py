@@ -109,35 +109,44 @@ class Unlabelled:
     carried: Mapping[str, Sequence[Any]]
 
 
-class Reader(Protocol):
-    """Reads the raw files of one dataset.
-
-    What it yields must be a pure function of the files' content and the reader's options, chunk boundaries included:
-    an interrupted preparation goes on at a chunk's number.
+class Columns(Protocol):
+    """Columns that a reader reads and an encoder takes.
 
     Attributes:
       name: the dataset's name, as in `recjax data prepare NAME`.
-      label: what label 1 means, in words.
-      splits: the split convention, in words.
       dense: names of the K dense columns. One that is also a feature's is one raw column, used in two ways.
       features: the categorical columns, in the order of the schema.
-      labels: several labels; a reader of one binary label need not have it.
     """
 
     @property
     def name(self) -> str: ...  # noqa: D102 (described above)
 
     @property
-    def label(self) -> str: ...  # noqa: D102 (described above)
-
-    @property
-    def splits(self) -> str: ...  # noqa: D102 (described above)
-
-    @property
     def dense(self) -> Sequence[str]: ...  # noqa: D102 (described above)
 
     @property
     def features(self) -> Sequence[RawFeature]: ...  # noqa: D102 (described above)
+
+
+class Reader(Columns, Protocol):
+    """Reads the raw files of one dataset.
+
+    What it yields must be a pure function of the files' content and the reader's options, chunk boundaries included:
+    an interrupted preparation goes on at a chunk's number.
+
+    Attributes:
+      label: what label 1 means, in words.
+      splits: the split convention, in words.
+      labels: several labels; a reader of one binary label need not have it.
+      lines: transforms of the dense columns, where the options leave no choice; a reader need not have them.
+      about: what else the prepared data shall tell of themselves, JSON values; likewise.
+    """
+
+    @property
+    def label(self) -> str: ...  # noqa: D102 (described above)
+
+    @property
+    def splits(self) -> str: ...  # noqa: D102 (described above)
 
     def files(self) -> Mapping[str, str]:
         """File name -> sha256 (hex) of every raw file; may take a pass over them. Called beside `chunks`, in a thread.
@@ -155,19 +164,6 @@ class Reader(Protocol):
             cannot be read to its end.
         """
         ...
-
-
-class Columns(Protocol):
-    """Columns that a reader reads and an encoder takes; the attributes are those of `Reader`."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102 (described in `Reader`)
-
-    @property
-    def dense(self) -> Sequence[str]: ...  # noqa: D102 (described in `Reader`)
-
-    @property
-    def features(self) -> Sequence[RawFeature]: ...  # noqa: D102 (described in `Reader`)
 
 
 def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) -> None:

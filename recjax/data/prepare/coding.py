@@ -54,9 +54,14 @@ def code(column: Column) -> Coded:
         values, found = _distinct(column.keys if column.missing is None else column.keys[~column.missing])
     if column.missing is None:
         return Coded(values, found.astype(codes_dtype(len(values)), copy=False), column.lengths)
-    codes = np.full(len(column.keys), len(values), codes_dtype(len(values)))
-    codes[~column.missing] = found
-    return Coded(values, codes, column.lengths)
+    return placed(values, found, ~column.missing, column.lengths)
+
+
+def placed(values: np.ndarray, found: np.ndarray, present: np.ndarray, lengths: np.ndarray | None = None) -> Coded:
+    """Entries coded by distinct values: `found`, the index of each one that is `present` (bool); others are missing."""
+    codes = np.full(len(present), len(values), codes_dtype(len(values)))
+    codes[present] = found
+    return Coded(values, codes, lengths)
 
 
 def counts(column: Coded, train: np.ndarray) -> np.ndarray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -80,6 +82,11 @@ class DenseStats:
             np.minimum(self.least, other.least),
         )
 
+    @classmethod
+    def total(cls, parts: Iterable[Self], columns: int) -> Self:
+        """Statistics of `columns` columns of all parts together, added up in their order, for sums depend on it."""
+        return functools.reduce(operator.add, parts, cls.of(np.zeros((0, columns))))
+
     def of_columns(self, chosen: np.ndarray) -> Self:
         """Statistics of the columns where `chosen`, bool [K], is true."""
         return type(self)(self.count[chosen], self.mean[chosen], self.squares[chosen], self.least[chosen])
@@ -150,6 +157,21 @@ class DenseEncoder:
     transform: Transform
     indicators: bool
     stats: DenseStats
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        transform: Any = self.transform
+        if isinstance(transform, tuple):
+            transform = [dataclasses.asdict(each) if isinstance(each, Line) else each for each in transform]
+        return {"transform": transform, "indicators": self.indicators, "stats": self.stats.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`, which takes what it knows of more values."""
+        transform = values["transform"]
+        if isinstance(transform, list):
+            transform = tuple(Line(**each) if isinstance(each, dict) else each for each in transform)
+        return cls(transform, values["indicators"], DenseStats.from_json(values["stats"]))
 
     def names(self, raw: Sequence[str]) -> tuple[str, ...]:
         """Names of the columns that `encode` makes out of columns of these names."""

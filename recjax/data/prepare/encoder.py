@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.data.prepare.chunk import Chunk, Coded, RawFeature, check_chunk
 from recjax.data.prepare.coding import CodedChunk, code_chunk
-from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Line
+from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.data.prepare.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_map
 from recjax.data.storage.blocks import open_prepared
 from recjax.errors import DataError
@@ -136,11 +135,7 @@ def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOption
         "features": describe_features(features),
         "dense": list(dense),
         "ids": options,
-        "transform": [dataclasses.asdict(each) if isinstance(each, Line) else each for each in by.transform]
-        if isinstance(by.transform, tuple)
-        else by.transform,
-        "indicators": by.indicators,
-        "stats": by.stats.to_json(),
+        **by.to_json(),
     }
 
 
@@ -190,11 +185,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
             f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
             f"again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         ) from None
-    transform = raw["transform"]
-    if isinstance(transform, list):
-        transform = tuple(Line(**each) if isinstance(each, dict) else each for each in transform)
-    by = DenseEncoder(transform, raw["indicators"], DenseStats.from_json(raw["stats"]))
-    return Encoder(name, features, raw["dense"], maps, by, labels)
+    return Encoder(name, features, raw["dense"], maps, DenseEncoder.from_json(raw), labels)
 
 
 def _options(raw: Mapping[str, Any]) -> IdOptions:

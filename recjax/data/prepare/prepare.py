@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
-import operator
 import os
 import shutil
 import threading
@@ -27,7 +25,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from recjax.data.batch import Batch, validate
-from recjax.data.memory import keep_freed_memory
 from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
@@ -49,11 +46,11 @@ from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.data.prepare.work_folder import Part, WorkFolder, work_folder
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
-from recjax.data.storage.blocks import PreparedSource, open_prepared, refuse_foreign, verify, write_prepared
+from recjax.data.storage.blocks import PreparedSource, open_prepared, refuse_foreign, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
-from recjax.parallel.malloc import return_free
+from recjax.parallel.malloc import keep_freed_memory, return_free
 from recjax.utils.paths import located
 
 _VERSION = 6  # of the work folder; raise it when the same files and options start to give other parts
@@ -95,7 +92,8 @@ def prepare_data(
     progress = PrepareProgress()
     if not isinstance(ids, Frequency):
         _computed(reader, ids)  # refuses bad options before the work
-    about = {"label": reader.label, "splits": reader.splits, "options": dict(options), **(more or {})}
+    about: dict[str, Any] = {"label": reader.label, "splits": reader.splits, "options": dict(options)}
+    about |= {**getattr(reader, "about", {}), **(more or {})}
     progress.stage("checksums")
     hashing = _in_background(reader.files)
     refuse_foreign(out)
@@ -108,13 +106,13 @@ def prepare_data(
         with work_folder(out) as work:
             _parse(reader, work, options, hashing, progress)
             about["files"] = dict(hashing.result())
-            about["skipped"] = dict(sum((collections.Counter(part.skipped) for part in work.parts), _no_faults()))
+            skipped = (collections.Counter(part.skipped) for part in work.parts)
+            about["skipped"] = dict(sum(skipped, collections.Counter[str]()))
             if about["skipped"]:
                 faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
                 progress.note(f"on_error=skip left out malformed lines: {faults}")
             maps, folder = _count(reader, work, ids, progress)
-            no_rows = DenseStats.of(np.zeros((0, len(reader.dense))))
-            stats = functools.reduce(operator.add, (part.dense for part in work.parts), no_rows)
+            stats = DenseStats.total((part.dense for part in work.parts), len(reader.dense))
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
@@ -155,10 +153,6 @@ def describe_encoding(reader: Reader, ids: IdOptions, by: DenseEncoder, maps: Se
     return {"encoder": describe(reader.features, reader.dense, ids, by), "vocabularies": vocabularies}
 
 
-def _no_faults() -> collections.Counter[str]:
-    return collections.Counter()
-
-
 def _already(out: Path, reader: Reader, about: Mapping[str, Any], overwrite: bool) -> PreparedSource | None:
     """The intact data at `out` if they are what is asked for; refuses others before hours of work are spent."""
     try:
@@ -166,8 +160,7 @@ def _already(out: Path, reader: Reader, about: Mapping[str, Any], overwrite: boo
         encoder = made.about.get("encoder", {})  # of another form if an older recjax wrote it
         same = encoder.get("features") == describe_features(reader.features)
         if same and all(made.about.get(key) == about[key] for key in about):
-            verify(out)
-            return made
+            return made.verify()
     except DataError:  # damaged, or another dataset
         pass
     if not overwrite:

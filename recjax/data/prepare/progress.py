@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
-from typing import TextIO
 
 from recjax.utils import log
 
@@ -19,22 +17,21 @@ class PrepareProgress:
     A stage that ends before a line was due writes none.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Writes to `stream` (default: standard error); `clock` gives seconds, and tests pass their own."""
-        self._stream = log.stream() if stream is None else stream
-        self._clock = clock
+    def __init__(self) -> None:
+        """Writes nothing yet."""
+        self._stream = log.stream()
         self._terminal = self._stream is not None and self._stream.isatty()
-        self._stage, self._rows, self._done, self._start = "", 0, 0.0, clock()
-        self._drawn_at, self._open = clock(), False
+        self._stage, self._rows, self._done, self._start = "", 0, 0.0, time.monotonic()
+        self._drawn_at, self._open = self._start, False
 
     def stage(self, name: str, rows: int = 0, done: float = 0.0) -> None:
         """Begins a stage of which `rows` rows and the share `done` were finished before."""
         self.close()
-        self._stage, self._rows, self._done, self._start = name, rows, done, self._clock()
+        self._stage, self._rows, self._done, self._start = name, rows, done, time.monotonic()
 
     def update(self, rows: int, done: float | None) -> None:
         """Tells that `rows` rows of the stage are finished, which is the share `done` of it (None: unknown)."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._drawn_at < (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S):
             return
         self._drawn_at = now

@@ -14,37 +14,35 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from recjax.data import given
 from recjax.data.batch import Batch, Schema
-from recjax.data.memory import keep_freed_memory
 from recjax.data.source import SPLITS, split_called
 from recjax.data.storage.manifest import (
     BLOCKS_PER_FILE,
     MANIFEST,
-    fingerprint,
-    format_of,
+    described_split,
     no_permission,
     one_line,
     prepare_again,
     read_manifest,
     row_counts,
     schema_from_json,
-    schema_to_json,
+    write_manifest,
 )
 from recjax.data.storage.remote import Cached, block_files, into_cache
 from recjax.data.storage.uris import is_remote, place
 from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
+from recjax.parallel.malloc import keep_freed_memory
 from recjax.utils import strict_json
 from recjax.utils.files import sha256
 from recjax.utils.locks import locked_folder
@@ -120,8 +118,8 @@ class PreparedSource:
             )
         return dataclasses.replace(block, position=int(self._ends[split][index]) - rows)
 
-    def verify(self) -> None:
-        """Reads every file (of object storage: once copied) and compares its checksum.
+    def verify(self) -> Self:
+        """Returns itself, once every file was read (of object storage: copied) and has its checksum.
 
         Raises:
           DataError: a file whose content has changed, by name, or that cannot be reached.
@@ -131,6 +129,7 @@ class PreparedSource:
                 self._cached.fetch(name)
         elif _damaged_files(self.path, self._manifest):
             raise DataError(_blame(self.path, self._manifest))
+        return self
 
     def _open(self, reader: Callable[..., Any], split: str) -> Any:
         keep_freed_memory()
@@ -164,15 +163,6 @@ def open_prepared(path: str | os.PathLike[str], expect_dataset: str | None = Non
         if not os.access(data, os.R_OK):
             raise DataError(no_permission(data))
     return PreparedSource(path, manifest)
-
-
-def verify(path: str | os.PathLike[str]) -> None:
-    """Reads every file of prepared data and compares its checksum.
-
-    Raises:
-      DataError: as `open_prepared`, or a file whose content has changed, by name.
-    """
-    open_prepared(path).verify()
 
 
 def write_prepared(
@@ -281,32 +271,16 @@ def _write_all(
                 filled[split] = itertools.chain([first], stream)
         sums: dict[Path, Future[str]] = {}  # of finished files, beside the writing of the next
         builder.write(schema, filled, folder, lambda file: sums.update({file: hashing.submit(sha256, file)}))
-    table = {
-        split: {
-            "rows": sum(rows),
-            "blocks": [[size, len(list(run))] for size, run in itertools.groupby(rows)],  # [rows of each, how many]
-            "sha256": hashes[split].hexdigest(),
+    table = {split: described_split(rows, hashes[split].hexdigest()) for split, rows in block_rows.items()}
+    files = {
+        str(file.relative_to(folder)): {
+            "bytes": file.stat().st_size,
+            "sha256": sums[file].result() if file in sums else sha256(file),
         }
-        for split, rows in block_rows.items()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
     }
-    manifest = {
-        "format": format_of(schema_to_json(schema)),
-        "dataset": dataset,
-        "schema": schema_to_json(schema),
-        "splits": table,
-        "fingerprint": fingerprint(dataset, schema_to_json(schema), table),
-        "about": dict(about),
-        "files": {
-            str(file.relative_to(folder)): {
-                "bytes": file.stat().st_size,
-                "sha256": sums[file].result() if file in sums else sha256(file),
-            }
-            for file in sorted(folder.rglob("*"))
-            if file.is_file()
-        },
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
-    return manifest
+    return write_manifest(folder, dataset, schema, table, about, files)
 
 
 def put_in_place(folder: Path, out: Path, manifest: dict[str, Any], overwrite: bool) -> None:

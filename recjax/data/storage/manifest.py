@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,6 +75,44 @@ def read_manifest(path: Path, expect_dataset: str | None = None) -> dict[str, An
     wrong = _fault(manifest)
     if wrong:
         raise DataError(f"{file} is damaged: {wrong}. Prepare the data again: {command}")
+    return manifest
+
+
+def described_split(rows: Sequence[int], sha256: str) -> dict[str, Any]:
+    """Entry of a split in a manifest, from the rows of each of its blocks and the checksum of their content."""
+    runs = [[size, len(list(run))] for size, run in itertools.groupby(rows)]  # [rows of each, how many]
+    return {"rows": sum(rows), "blocks": runs, "sha256": sha256}
+
+
+def write_manifest(
+    folder: Path,
+    dataset: str,
+    schema: Schema,
+    splits: Mapping[str, Any],
+    about: Mapping[str, Any],
+    files: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Writes the manifest of prepared data into their folder; returns it.
+
+    Args:
+      folder: theirs.
+      dataset: its name.
+      schema: of every block.
+      splits: split -> `described_split`.
+      about: what else to tell of the data; JSON values.
+      files: path below the folder -> "bytes" and "sha256", as `recjax.utils.files.checksums` has them.
+    """
+    columns, table = schema_to_json(schema), dict(splits)
+    manifest = {
+        "format": format_of(columns),
+        "dataset": dataset,
+        "schema": columns,
+        "splits": table,
+        "fingerprint": fingerprint(dataset, columns, table),
+        "about": dict(about),
+        "files": dict(files),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     return manifest
 
 

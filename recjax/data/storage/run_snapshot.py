@@ -17,7 +17,7 @@ from typing import Any
 
 from recjax.data.batch import Schema
 from recjax.data.source import BlockSource
-from recjax.data.storage.blocks import PreparedSource, open_prepared, verify
+from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.manifest import MANIFEST, read_manifest
 from recjax.errors import DataError, TrainingError
 from recjax.utils.files import sha256
@@ -71,8 +71,7 @@ def open_kept(folder: Path) -> PreparedSource | None:
     if not os.path.exists(folder / MANIFEST):  # Path.exists raises where a name is too long
         return None
     try:
-        verify(folder)
-        return open_prepared(folder)
+        return open_prepared(folder).verify()
     except DataError as error:
         raise DataError(
             f"what the run kept of its data is damaged: {error} Or copy that folder's files from the prepared data."

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.data.text.fields import Faults
-from recjax.data.text.source_files import open_bytes
-from recjax.errors import DataError
+from recjax.data.text.source_files import whole_lines
 
 _PIECE_BYTES = 2**23
 _LONGEST = 2**26  # bytes of a line; the longest of Yelp's, of users with many friends, have less than one million
@@ -105,39 +104,13 @@ def read_objects(file: Path, columns: Mapping[str, Kind], faults: Faults) -> Ite
     Raises:
       DataError: missing, unreadable, truncated or empty, or what `faults` raises.
     """
-    for first, text in _pieces(file):
+    for first, text in whole_lines(file, _PIECE_BYTES, "Download or copy it again.", _LONGEST):
         parsed = _parsed(text, columns)
         lines = first + np.arange(text.count(b"\n"))
         if parsed is None:
             parsed, good = _line_by_line(file, first, text, columns, faults)
             lines = lines[good]
         yield Objects(file, lines, parsed, faults)
-
-
-def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
-    r"""(number of the first line, from 1; whole lines, each ended by "\n")."""
-    line, rest, begun = 1, b"", False
-    with open_bytes(file) as stream:
-        while block := stream.read(_PIECE_BYTES):
-            if not begun:
-                block, begun = block.removeprefix(b"\xef\xbb\xbf"), True
-            text = rest + block
-            cut = text.rfind(b"\n") + 1
-            whole, rest = text[:cut], text[cut:]
-            whole = whole.replace(b"\r\n", b"\n") if b"\r" in whole else whole
-            if len(rest) > _LONGEST:
-                at = line + whole.count(b"\n")
-                raise DataError(
-                    f"{file}:{at}: the line is longer than {_LONGEST} bytes. This is no file of "
-                    "JSON lines: check where it comes from."
-                )
-            if whole:
-                yield line, whole
-                line += whole.count(b"\n")
-    if rest:
-        yield line, rest.removesuffix(b"\r") + b"\n"
-    elif line == 1:
-        raise DataError(f"{file} is empty. Download or copy it again.")
 
 
 def _parsed(text: bytes, columns: Mapping[str, Kind]) -> dict[str, Any] | None:

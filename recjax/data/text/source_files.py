@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -79,6 +80,44 @@ def read_bytes(file: Path, *, first_line: bool = False) -> bytes:
     if not data.strip(b"\r\n"):
         raise DataError(f"{file} is empty. Download or copy it again.")
     return data
+
+
+def whole_lines(file: Path, size: int, if_empty: str, longest: float = math.inf) -> Iterator[tuple[int, bytes]]:
+    r"""Yields (number of the first line, from 1; whole lines, each ended by "\n"), some `size` bytes at a time.
+
+    A byte order mark, Windows line ends and a missing last line end make no difference.
+
+    Args:
+      file: the file, unpacked if its name ends in .gz.
+      size: bytes that are read at once.
+      if_empty: what to do where the file is empty, a sentence.
+      longest: bytes that a line may have.
+
+    Raises:
+      DataError: missing, unreadable, truncated or empty, or a line is longer.
+    """
+    line, rest, begun = 1, b"", False
+    with open_bytes(file) as stream:
+        while block := stream.read(size):
+            if not begun:
+                block, begun = block.removeprefix(b"\xef\xbb\xbf"), True
+            text = rest + block
+            cut = text.rfind(b"\n") + 1
+            whole, rest = text[:cut], text[cut:]
+            whole = whole.replace(b"\r\n", b"\n") if b"\r" in whole else whole
+            if len(rest) > longest:
+                at = line + whole.count(b"\n")
+                raise DataError(
+                    f"{file}:{at}: the line is longer than {longest} bytes. This is no file of "
+                    "JSON lines: check where it comes from."
+                )
+            if whole:
+                yield line, whole
+                line += whole.count(b"\n")
+    if rest:
+        yield line, rest.removesuffix(b"\r") + b"\n"
+    elif line == 1:
+        raise DataError(f"{file} is empty. {if_empty}")
 
 
 def sha256(file: Path) -> str:

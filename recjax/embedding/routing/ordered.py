@@ -7,9 +7,10 @@ shows it the batches that follow.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.routing.host import RoutedBatch
 
 
-class OrderedStage(Protocol):
-    """A stage with a state. A run that goes on from a `state_dict` gives the same batches.
+class OrderedStage(abc.ABC):
+    """A stage that may have a state. A run that goes on from a `state_dict` gives the same batches.
 
     Attributes:
       look_ahead: L, how many of the next batches `advance` gets to see; fewer at the end of the data.
@@ -29,6 +30,7 @@ class OrderedStage(Protocol):
     look_ahead: int
     depth: int
 
+    @abc.abstractmethod
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """Returns the batch as the step shall get it, and moves on.
 
@@ -38,13 +40,14 @@ class OrderedStage(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state after the last `advance`: JSON values that nobody changes."""
+        """Returns the state after the last `advance`: JSON values that nobody changes; by default there is none."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (by default there is nothing to do)
         """Goes on where the stage that gave this `state_dict` was."""
 
 
-class SlotLookup:
+class SlotLookup(OrderedStage):
     """Gives the keys of mapped groups the slots that their homes have: see `address.py`.
 
     The map does not change, so there is nothing to keep in a checkpoint.
@@ -75,10 +78,3 @@ class SlotLookup:
         owners[group.destination(np.arange(group.owners))] = np.arange(group.owners)
         bucket_U = keys_U // group.rows % group.owners
         return self._maps[group.name].slots_OxR[owners[bucket_U], keys_U % group.rows]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do."""

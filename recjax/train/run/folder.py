@@ -175,16 +175,11 @@ class RunFolder:
         holds = trains or not self._unknown_code
         if source is not None and holds:
             code_of_run.write_copy(self.path, source)
-        write_json(self.config_file, code_of_run.describe(self._config, with_code=holds) | plain)
+        write_json(self.path / "config.json", code_of_run.describe(self._config, with_code=holds) | plain)
         used = used or self._config
         origins.keep(self._config, used, self.path)
         if is_file(used.plan):
             write_whole(self.path / origins.PLAN, self_contained(Path(used.plan)))
-
-    @property
-    def config_file(self) -> Path:
-        """config.json."""
-        return self.path / "config.json"
 
     def __enter__(self) -> RunFolder:
         return self

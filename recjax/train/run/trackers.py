@@ -7,10 +7,8 @@ its last checkpoint.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -27,33 +25,11 @@ class Tracker(Protocol):
         """Ends the record; what was written is kept."""
 
 
-# Makes a tracker in a run folder; the settings, by dotted key, are shown beside its lines.
-Opened = Callable[[Path, Mapping[str, Any]], Tracker]
-
-
-def _tensorboard(run: Path, settings: Mapping[str, Any]) -> Tracker:
-    from recjax.train.run.tensorboard import EventFile
-
-    return EventFile(run)
-
-
-def _wandb(run: Path, settings: Mapping[str, Any]) -> Tracker:
-    from recjax.train.run.wandb_run import WandbRun
-
-    return WandbRun(run, settings)
-
-
-def _mlflow(run: Path, settings: Mapping[str, Any]) -> Tracker:
-    from recjax.train.run.mlflow_run import MlflowRun
-
-    return MlflowRun(run, settings)
-
-
-# Name, which is that of its extra too -> (module to import, setting that asks for it, maker).
-_KNOWN: dict[str, tuple[str, str, Opened]] = {
-    "tensorboard": ("tensorboardX.event_file_writer", "train.tensorboard=true", _tensorboard),
-    "wandb": ("wandb", "train.trackers=wandb", _wandb),
-    "mlflow": ("mlflow", "train.trackers=mlflow", _mlflow),
+# Name, which is that of its extra too -> (module to import, setting that asks for it).
+_KNOWN = {
+    "tensorboard": ("tensorboardX.event_file_writer", "train.tensorboard=true"),
+    "wandb": ("wandb", "train.trackers=wandb"),
+    "mlflow": ("mlflow", "train.trackers=mlflow"),
 }
 
 
@@ -63,7 +39,7 @@ def require(name: str) -> ModuleType:
     Raises:
       ConfigError: it is not installed; the message names the extra.
     """
-    module, setting, _ = _KNOWN[name]
+    module, setting = _KNOWN[name]
     try:
         return import_module(module)
     except ImportError as error:
@@ -71,46 +47,6 @@ def require(name: str) -> ModuleType:
             f"{setting} needs a package that is not installed ({error}). Install the extra: "
             f'pip install -c constraints.txt -e ".[{name}]", or leave the setting out.'
         ) from error
-
-
-class Trackers:
-    """The trackers of a run, as one."""
-
-    def __init__(self, names: Sequence[str], run: Path, lines: bytes, settings: Mapping[str, Any]) -> None:
-        """Opens them with the lines that are there.
-
-        Args:
-          names: which.
-          run: the run folder.
-          lines: content of metrics.jsonl.
-          settings: dotted key -> value, of the run's config.
-
-        Raises:
-          ConfigError: a package is missing.
-          TrainingError: no space, no permission.
-        """
-        for name in names:
-            require(name)
-        self._opened = [_KNOWN[name][2](run, settings) for name in names]
-        if self._opened and lines:
-            self._write([json.loads(line) for line in lines.splitlines()])
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Adds a line of metrics.jsonl, as JSON has it.
-
-        Raises:
-          TrainingError: no space, or a tracker's own failure.
-        """
-        self._write([line])
-
-    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        for tracker in self._opened:
-            tracker.write(lines)
-
-    def close(self) -> None:
-        """Closes them."""
-        for tracker in self._opened:
-            tracker.close()
 
 
 def measures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

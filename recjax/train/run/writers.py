@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from recjax.errors import TrainingError
+from recjax.train.run.mlflow_run import MlflowRun
 from recjax.train.run.notebook_bar import NotebookBar, in_notebook
-from recjax.train.run.trackers import Trackers
+from recjax.train.run.tensorboard import EventFile
+from recjax.train.run.trackers import Tracker, require
+from recjax.train.run.wandb_run import WandbRun
 from recjax.utils import log, strict_json
 from recjax.utils.files import disk_error, jsonable, write_whole
 from recjax.utils.text import aligned
@@ -25,6 +28,54 @@ _WINDOW_S = 10.0  # throughput and time left are measured over this much recent 
 _POINT_EVERY_S = 0.1  # at most one point of that window in this time
 _TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn again at most this often
 _LOG_EVERY_S = 5.0  # a file or a pipe gets a line this often
+
+
+# Makes a tracker in a run folder; the settings, by dotted key, are shown beside its lines.
+_OPEN: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": lambda run, _: EventFile(run),
+    "wandb": WandbRun,
+    "mlflow": MlflowRun,
+}
+
+
+class Trackers:
+    """The trackers of a run, as one."""
+
+    def __init__(self, names: Sequence[str], run: Path, lines: bytes, settings: Mapping[str, Any]) -> None:
+        """Opens them with the lines that are there.
+
+        Args:
+          names: which.
+          run: the run folder.
+          lines: content of metrics.jsonl.
+          settings: dotted key -> value, of the run's config.
+
+        Raises:
+          ConfigError: a package is missing.
+          TrainingError: no space, no permission.
+        """
+        for name in names:
+            require(name)
+        self._opened = [_OPEN[name](run, settings) for name in names]
+        if self._opened and lines:
+            self._write([json.loads(line) for line in lines.splitlines()])
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Adds a line of metrics.jsonl, as JSON has it.
+
+        Raises:
+          TrainingError: no space, or a tracker's own failure.
+        """
+        self._write([line])
+
+    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        for tracker in self._opened:
+            tracker.write(lines)
+
+    def close(self) -> None:
+        """Closes them."""
+        for tracker in self._opened:
+            tracker.close()
 
 
 class MetricsFile:
@@ -49,7 +100,7 @@ class MetricsFile:
           path: the file, in a folder that exists.
           resume_step: the step that the run continues from; lines of later steps are dropped. None
             for a fresh run: all lines are dropped.
-          trackers: names of trackers that take the same lines (see `trackers.Trackers`).
+          trackers: names of trackers that take the same lines (see `Trackers`).
           without: splits whose lines of that step are dropped as well.
           settings: dotted key -> value, that trackers show.
 
@@ -260,14 +311,6 @@ class Progress:
         if self._terminal and self._line:
             self._write("\n")
         self._line = ""
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends the line."""
-        self.close()
 
     def _draw(self, step: int, loss: float) -> None:
         rate, left = self.samples_per_s, "-"
