@@ -112,12 +112,21 @@ def candidates(
         value_bytes = 2 if table.dtype == "bfloat16" else item_bytes
         slots = sum(math.prod(slot.shape) for slot in table.optimizer.slots(table.dim).values())
         sizes = (number, table.dim * value_bytes, slots * item_bytes)
-        of_table, row_bytes, slot_bytes = (np.full(len(items.ids_U), size) for size in sizes)
-        of.append([of_table, items.ids_U, asked_U, found_U, row_bytes, slot_bytes])  # as `Candidates` has them
+        of.append([*(np.full(len(items.ids_U), size) for size in sizes), items.ids_U, asked_U, found_U])
     joined = [np.concatenate(column) for column in zip(*of, strict=True)] if of else [np.zeros(0, np.int64)] * 6
-    table_M, ids_M, asked_M, found_M, *_ = joined
+    table_M, row_bytes_M, slot_bytes_M, ids_M, asked_M, found_M = joined
     order_M = np.lexsort((ids_M, table_M, -found_M, -asked_M))
     others = [t for t in tables if t not in free]
     joining = [t for t in others if joins(t, plan.tables[t.name])]
     ids, joining_ids = (sum(float(presence.occurrences(t.name).sum()) for t in of) for of in (others, joining))
-    return Candidates(tuple(t.name for t in free), *(column[order_M] for column in joined), ids, joining_ids)
+    return Candidates(
+        tuple(t.name for t in free),
+        table_M[order_M],
+        ids_M[order_M],
+        asked_M[order_M],
+        found_M[order_M],
+        row_bytes_M[order_M],
+        slot_bytes_M[order_M],
+        ids,
+        joining_ids,
+    )
