@@ -48,7 +48,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("rows", "devices"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise ConfigError(f"--{name} needs numbers of 1 and more, as in {name}=2,8.")
+                raise ConfigError(f"--{name} needs numbers of 1 and more, as in --{name} 2,8.")
         if self.batches < 1 or self.rounds < 0 or self.steps < 1:
             raise ConfigError("--batches and --steps must be at least 1, --rounds at least 0.")
 
