@@ -48,7 +48,7 @@ class Event:
 
 
 class Due:
-    """Tells one process when a checkpoint is due. By time, process 0 decides for all: see `agreement.py`."""
+    """Decides in one process when a checkpoint is due. By time, process 0 decides for all: see `agreement.py`."""
 
     def __init__(self, train: TrainConfig, trained_s: Callable[[], float]) -> None:
         """Starts without a checkpoint.
