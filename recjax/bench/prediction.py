@@ -60,6 +60,7 @@ def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: An
     return HostWork(
         samples=train.batch_size,
         ids=math.ceil(ids_per_sample * train.batch_size),
+        features=len(trainer.bound.lookups),
         placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
         placed_arrays=len(placed),
         arguments=len(jax.tree.leaves(state)) + len(placed),

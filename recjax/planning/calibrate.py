@@ -1,8 +1,9 @@
 """`recjax calibrate`: measures kernel classes, collectives and host stages, and makes a machine of them.
 
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
-time is the median over passes of the shortest run in each, without what an empty program takes. CPU cores that a kernel
-keeps busy are the least CPU time of a run over that.
+time is the median over passes of the middle run in each, without what an empty program takes: a step's kernels are run
+as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU time of the middle run over
+that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 Tell = Callable[[str], None]
-_RUNS = 20  # of a case in a pass, at most; 2 at least
+_RUNS = 20  # of a case in a pass, at most; 3 at least, of which the first does not count
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _CHAIN = (16, 144)  # lengths of the chains that overheads are read from
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
@@ -65,35 +66,38 @@ QUICK = Effort(True, 3, 0.01, 20.0)
 
 @dataclasses.dataclass
 class _Timed:
-    """A compiled case and what was measured of it, s: the shortest run of each pass, and the least CPU time of one."""
+    """A compiled case and what was measured of it, s: the middle of a pass's runs, by the clock and by CPU time."""
 
     case: Case
     run: Run
-    best_s: list[float] = dataclasses.field(default_factory=list)
+    middle_s: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     threads: list[float] = dataclasses.field(default_factory=list)  # that made progress, in each pass
 
     def measure(self, budget_s: float, empty_s: float) -> None:
         """A pass over this case alone."""
-        best = least_cpu = math.inf
+        runs: list[tuple[float, float, float]] = []  # of all of it, of what is timed, of CPU time
         began = time.perf_counter()
-        for number in range(_RUNS):
-            cpu = time.process_time()
-            start = time.perf_counter()
-            self.run()
+        for _ in range(_RUNS):
+            cpu, start = time.process_time(), time.perf_counter()
+            timed = self.run()
             end = time.perf_counter()
-            best, least_cpu = min(best, end - start), min(least_cpu, time.process_time() - cpu)
-            if number and end - began > budget_s:
+            if isinstance(timed, float):
+                runs.append((end - start, timed, timed))
+            else:
+                runs.append((end - start, end - start, time.process_time() - cpu))
+            if len(runs) > 2 and end - began > budget_s:
                 break
+        whole, middle, cpu_s = (float(np.median(of)) for of in zip(*runs[1:], strict=True))
         dispatch_s = empty_s if self.case.dispatched else 0.0
-        self.cpu_s.append(least_cpu - dispatch_s)
-        self.best_s.append(best - dispatch_s)
+        self.cpu_s.append(cpu_s - dispatch_s)
+        self.middle_s.append(middle - dispatch_s)
         if self.case.threaded:
-            self.threads.append(_at_a_time([self.run, self.other], best))
+            self.threads.append(_at_a_time([self.run, self.other], whole))
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
-        us = max(float(np.median(self.best_s)) * 1e6, _LEAST_US)
+        us = max(float(np.median(self.middle_s)) * 1e6, _LEAST_US)
         busy = float(np.median(self.threads)) if self.threads else float(np.median(self.cpu_s)) / (us / 1e6)
         return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
 
@@ -232,7 +236,7 @@ def _one_pass(
             return
         if place % 32 == 0:
             empty.measure(effort.case_s, 0.0)
-        one.measure(effort.case_s, min(empty.best_s[-1], empty.best_s[0]))
+        one.measure(effort.case_s, min(empty.middle_s[-1], empty.middle_s[0]))
     if collectives:
         repeats = 2 if effort.quick else 4
         for one_of, times in zip(
@@ -292,7 +296,7 @@ def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
     """Overheads: of a kernel the slope of a chain of empty ones, of a loop a turn less its two kernels."""
     slopes = {}
     for what in ("line", "loop"):
-        short, long = (float(np.median(timed[f"{what}.{length}"].best_s)) for length in _CHAIN)
+        short, long = (float(np.median(timed[f"{what}.{length}"].middle_s)) for length in _CHAIN)
         slopes[what] = (long - short) / (_CHAIN[1] - _CHAIN[0]) * 1e6
     kernel = max(slopes["line"], _LEAST_US)
     return {

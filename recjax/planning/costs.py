@@ -76,9 +76,7 @@ class Costs:
     def host(self, stage: str, **sizes: float) -> Cost:
         """The cost of a host's stage; 0 if the machine does not know it."""
         kernel = self.machine.kernel(stage)
-        if kernel is None or not kernel.points:
-            return Cost(0.0)
-        return self._grid(stage, kernel).at(sizes)
+        return self._grid(stage, kernel).at(sizes) if kernel and kernel.points else Cost(0.0)
 
     def _grid(self, name: str, kernel: Kernel) -> _Grid:
         if name not in self._grids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,34 +26,36 @@ from recjax.parallel.mesh import put_share
 from recjax.planning.cases import Case, Run
 from recjax.planning.tier_cases import tier_cases
 
-_TABLES = 8  # of the routed batches, each of one id a sample
+_FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
+_MOST_SAMPLES = 2**16  # of a batch
+_ROUTED_FOR = (1, 8)  # devices, which need not be here
 _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
 
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of all stages."""
-    sizes = _sizes(quick, 2**10, 2**14, 2**18)
-    held_out = () if quick else (60_000,)
-    for ids, held in itertools.chain(zip(sizes, itertools.repeat(False)), zip(held_out, itertools.repeat(True))):
-        made = functools.partial(_prepared, ids, mesh.devices.size)
-        for kind, stage in _SOURCES.items():
-            yield Case(stage, {"ids": float(ids)}, functools.partial(_read, kind, ids), held, False, True)
-        for stage, make in (("host_route", _route), ("host_pack", _pack)):
-            threads = stage != "host_pack"  # that the main thread does alone
-            yield Case(stage, {"ids": float(ids)}, functools.partial(make, made), held, False, threads)
-    of_place = [(moved, arrays, False) for moved in _sizes(quick, 2**12, 2**20, 2**24) for arrays in (1, 32)]
-    for moved, arrays, held in [*of_place, (200_000, 12, True)]:
-        make_place = functools.partial(_place, moved, arrays, mesh)
-        yield Case("host_place", {"bytes": float(moved), "arrays": float(arrays)}, make_place, held, False)
-    of_dispatch = [
-        (arguments, devices, False)
-        for arguments in _sizes(quick, 4, 64, 256)
-        for devices in sorted({1, mesh.devices.size})
+    sizes, features = _sizes(quick, 2**10, 2**14, 2**18), _FEW_FEATURES if quick else _FEATURES
+    of_reading = [
+        (ids, count, False) for ids, count in itertools.product(sizes, features) if ids // count <= _MOST_SAMPLES
     ]
+    for ids, count, held in of_reading if quick else [*of_reading, (60_000, 20, True)]:
+        named = {"ids": float(ids), "features": float(count)}
+        for kind, stage in _SOURCES.items():
+            make = functools.partial(_stage, _SOURCES[""], kind, ids, count, 1)
+            yield Case(stage, named, make, held, False, True)
+        for devices, stage in itertools.product((4,) if held else _ROUTED_FOR, ("host_route", "host_pack")):
+            make = functools.partial(_stage, stage, "", ids, count, devices)
+            threads = stage != "host_pack"  # that the main thread does alone
+            yield Case(stage, {**named, "devices": float(devices)}, make, held, False, threads)
+    here = sorted({1, mesh.devices.size})
+    moves = itertools.product(_sizes(quick, 2**12, 2**20, 2**24), (1, 64) if quick else (1, 8, 64), here)
+    for moved, arrays, devices, held in [*((*move, False) for move in moves), (200_000, 20, 1, True)]:
+        placed = {"bytes": float(moved), "arrays": float(arrays), "devices": float(devices)}
+        yield Case("host_place", placed, functools.partial(_place, moved, arrays, devices, mesh), held, False)
+    of_dispatch = [(arguments, devices, False) for arguments in _sizes(quick, 4, 16, 64, 256) for devices in here]
     for arguments, devices, held in [*of_dispatch, (30, 1, True)]:
-        make_dispatch = functools.partial(_dispatch, arguments, devices, mesh)
-        named = {"arguments": float(arguments), "devices": float(devices)}
-        yield Case("host_dispatch", named, make_dispatch, held, False)
+        called = {"arguments": float(arguments), "devices": float(devices)}
+        yield Case("host_dispatch", called, functools.partial(_dispatch, arguments, devices, mesh), held, False)
     yield from tier_cases(mesh, quick)
 
 
@@ -64,59 +67,92 @@ def _sizes(quick: bool, *sizes: int) -> tuple[int, ...]:
 _ROWS = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)
 
 
-@functools.lru_cache(maxsize=2)
-def _source(kind: str) -> Any:
+def _rows(features: int) -> tuple[int, ...]:
+    """Rows of the tables of so many features."""
+    return tuple(itertools.islice(itertools.cycle(reversed(_ROWS)), features))
+
+
+@functools.lru_cache(maxsize=6)
+def _source(kind: str, features: int) -> Any:
     """Data whose blocks are kept, or drawn each time."""
-    return Synthetic(rows=_ROWS).open() if kind == "synthetic" else ZipfStream(rows=_ROWS, distinct_blocks=8).open()
+    rows = _rows(features)
+    return Synthetic(rows=rows).open() if kind == "synthetic" else ZipfStream(rows=rows, distinct_blocks=8).open()
 
 
-@functools.lru_cache(maxsize=8)
-def _prepared(ids: int, devices: int) -> tuple[Any, Any]:
-    """A batch of so many ids, and the tables that they are of."""
-    source = _source("")
-    names = [feature.name for feature in source.schema.features]
-    tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _ROWS, strict=True))
-    features = tuple(FeatureSpec(name, name) for name in names)
-    bound = bind(make_plan("row_wise", tables), tables, features, devices)
-    return next(_stream(source, ids)), bound
+class _Turn:
+    """A host's work for batches of one size, stage after stage, as a training does it.
+
+    A stage takes up to twice as long as when it alone is repeated: each finds the processor's caches as the others left
+    them.
+
+    Attributes:
+      seconds: that each stage of the last batch took, by its name in the machine file.
+    """
+
+    def __init__(self, kind: str, ids: int, features: int, devices: int) -> None:
+        """Opens the data of a kind; each feature has one id a sample and a table of its own."""
+        source = _source(kind, features)
+        names = [feature.name for feature in source.schema.features]
+        tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _rows(features), strict=True))
+        looked_up = tuple(FeatureSpec(name, name) for name in names)
+        self._bound = bind(make_plan("row_wise", tables), tables, looked_up, devices)
+        self._batches = batches(source, "train", max(1, ids // features), shuffle=True, workers=0)
+        self._sizes: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Any:
+        """Reads, routes and packs the next batch; returns its routing."""
+        batch = self._timed(_SOURCES[""], lambda: next(self._batches))
+        counted = self._timed("host_route", lambda: host.route_on_host(batch, self._bound, batch.size))
+        self._sizes = capacity.grow(self._sizes, counted.required_capacities)
+        return self._timed("host_pack", lambda: host.pack(counted, self._bound, self._sizes))
+
+    def _timed(self, stage: str, work: Run) -> Any:
+        began = time.perf_counter()
+        done = work()
+        self.seconds[stage] = time.perf_counter() - began
+        return done
 
 
-def _stream(source: Any, ids: int) -> Iterator[Any]:
-    return batches(source, "train", max(1, ids // _TABLES), shuffle=True, workers=0)
+def _stage(stage: str, kind: str, ids: int, features: int, devices: int) -> Run:
+    turn = _Turn(kind, ids, features, devices)
+
+    def run() -> float:
+        turn.run()
+        return turn.seconds[stage]
+
+    return run
 
 
-def _read(kind: str, ids: int) -> Run:
-    stream = _stream(_source(kind), ids)
-    return lambda: next(stream)
+def _after_a_turn(work: Run) -> Run:
+    """Times some work after the other stages of a batch; what it leaves to other threads is awaited, and not timed."""
+    turn = _Turn("", 2**14, 16, 1)
+
+    def run() -> float:
+        turn.run()
+        began = time.perf_counter()
+        done = work()
+        seconds = time.perf_counter() - began
+        jax.block_until_ready(done)
+        return seconds
+
+    return run
 
 
-def _route(prepared: Any) -> Run:
-    batch, bound = prepared()
-    return lambda: host.route_on_host(batch, bound, batch.size)
-
-
-def _pack(prepared: Any) -> Run:
-    batch, bound = prepared()
-    counted = host.route_on_host(batch, bound, batch.size)
-    sizes = capacity.grow({}, counted.required_capacities)
-    return lambda: host.pack(counted, bound, sizes)
-
-
-def _place(moved: int, arrays: int, mesh: Mesh) -> Run:
-    rows = -(-moved // (4 * arrays * mesh.devices.size)) * mesh.devices.size
-    given = [np.ones(max(rows, mesh.devices.size), np.float32) for _ in range(arrays)]
-    return lambda: jax.block_until_ready(put_share(given, mesh))
+def _place(moved: int, arrays: int, devices: int, mesh: Mesh) -> Run:
+    rows = -(-moved // (4 * arrays * devices)) * devices
+    given = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
+    chosen = Mesh(mesh.devices.reshape(-1)[:devices].reshape(1, 1, devices), mesh.axis_names)
+    return _after_a_turn(lambda: put_share(given, chosen))
 
 
 def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
-    over = list(mesh.devices.flat)[:devices]
-    sharding = NamedSharding(Mesh(np.asarray(over), ("d",)), P()) if devices > 1 else None
-    given = [jnp.full((4,), float(i)) for i in range(arguments)]
-    held = [jax.device_put(given, sharding) if sharding else jax.device_put(given, over[0])]
+    sharding = NamedSharding(Mesh(mesh.devices.reshape(-1)[:devices], ("d",)), P())
+    held = [jax.device_put([jnp.full((4,), float(i)) for i in range(arguments)], sharding)]
     compiled = jax.jit(lambda xs: [x + 1 for x in xs], donate_argnums=0)
 
-    def run() -> None:
-        jax.block_until_ready(held[0])
+    def dispatched() -> Any:
         held[0] = compiled(held[0])
+        return held[0]
 
-    return run
+    return _after_a_turn(dispatched)

@@ -160,7 +160,8 @@ def estimate(
             table_bytes = float(row_bytes) * max(1.0, float(same_M.sum())) / devices
             cost += _device_us(cold, hot, *size, table_bytes, Costs(machine))
     if machine is not None and routes_on_host:
-        route_us = Costs(machine).host("host_route", ids=max(1.0, total)).us
+        sizes = {"ids": max(1.0, total), "features": float(found.features), "devices": float(devices)}
+        route_us = Costs(machine).host("host_route", **sizes).us
         host_us = route_us * (1 - (1 - _HOT_ID) * hot_ids / max(1.0, total))
         cost = cost + host_us / machine.cores if machine.shared else max(cost, host_us)
     return Estimate(rows, cost, hot_ids / max(1.0, total), travelling, held)
@@ -253,7 +254,7 @@ def _chosen(
     none, best = curve[0], min(curve, key=lambda of: (of.cost, of.rows))
     unit, by = ("us", f"by {machine.name}'s curves") if machine else ("bytes", "by bytes sent")
     about = f"{presence.batches} batches of {batch_size:,} on {devices} device(s)"
-    if machine and on_host and not Costs(machine).host("host_route", ids=1.0).us:
+    if machine and on_host and not machine.knows("host_route"):
         about += (
             f"; {machine.name}'s file does not say how long a host routes, which copies shorten: only the devices' "
             "part is compared (`recjax calibrate` there measures both)"

@@ -36,6 +36,7 @@ class Candidates:
       slot_bytes_M: of its optimizer's slots.
       other_ids: ids of a batch that name rows of other tables.
       joining_ids: of these ids of tables that become hot as a whole once any row is: see `joins`.
+      features: that look up tables.
     """
 
     tables: tuple[str, ...]
@@ -47,6 +48,7 @@ class Candidates:
     slot_bytes_M: np.ndarray
     other_ids: float
     joining_ids: float = 0.0
+    features: int = 1
 
 
 def ranked(
@@ -61,7 +63,8 @@ def ranked(
     presence = first_batches(config, source, tables, features, math.prod(shape))
     free = [t for t in tables if may_be_hot(plan.tables[t.name])]
     item_bytes = 8 if config.compute_dtype == "float64" else 4
-    return candidates(presence, tables, free, plan, config.embedding.dedup, item_bytes), presence
+    found = candidates(presence, tables, free, plan, config.embedding.dedup, item_bytes)
+    return dataclasses.replace(found, features=len(features)), presence
 
 
 def may_be_hot(segments: Sequence[Segment]) -> bool:

@@ -39,10 +39,10 @@ SIZES: dict[str, tuple[str, ...]] = {
     "all_to_all": ("bytes", "devices"),
     "all_gather": ("bytes", "devices"),
     "reduce_scatter": ("bytes", "devices"),
-    "host_read": ("ids",),
-    "host_route": ("ids",),
-    "host_pack": ("ids",),
-    "host_place": ("bytes", "arrays"),
+    "host_read": ("ids", "features"),
+    "host_route": ("ids", "features", "devices"),
+    "host_pack": ("ids", "features", "devices"),
+    "host_place": ("bytes", "arrays", "devices"),
     "host_dispatch": ("arguments", "devices"),
     "host_lookup": ("ids",),
     "host_swap": ("rows", "row_bytes"),
@@ -188,6 +188,11 @@ class Machine:
         """A rate's number, or `otherwise` if the machine has none of that name."""
         found = self.rates.get(name)
         return otherwise if found is None else found.value
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a class, or a wider variant of it, was measured."""
+        kernel = self.kernel(name)
+        return kernel is not None and bool(kernel.points)
 
     def kernel(self, name: str) -> Kernel | None:
         """The class of this name, or else one of a wider variant; None if the machine has none.

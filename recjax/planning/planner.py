@@ -329,13 +329,12 @@ def _routing(
     """The one who routes: "host" or "device"."""
     given = "host" if exact.host_routes else "device"
     machine = planner.question.machine
-    kernel = machine.kernel("host_route")
     fixed = ""
     if not planner.question.open_routing:
         fixed = "as the config says"
     elif machine.shared:  # where devices could take no work off the host
         fixed = "devices compute on the cores of the host"
-    elif kernel is None or not kernel.points:
+    elif not machine.knows("host_route"):
         fixed = "the plain rule: the machine file says nothing of routing"
     if fixed:
         routing = "auto" if planner.question.open_routing and not machine.shared else given

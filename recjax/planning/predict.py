@@ -3,13 +3,13 @@
 Worker threads read and route batches ahead, the main thread packs, places and dispatches them while the devices work on
 the step before: in the middle of a training the step takes as long as the slowest of these. All threads of the host
 share the interpreter, whose lock they hold for most of their time. Where devices compute on the cores of their host
-(CPU), all of it together cannot take less than its CPU time over the cores.
+(CPU), they have what the host's threads leave them of these in a step, and all of it together cannot take less than its
+CPU time over the cores.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +20,7 @@ from recjax.planning.schedule import Schedule, schedule
 
 WORKERS, MAIN, INTERPRETER = "reading and routing", "main thread", "interpreter"
 DEVICES, CORES = "devices", "CPU cores"
+_ROUNDS = 4  # of finding a step's time and what of the cores the host takes in it
 _AHEAD = ("host_read", "host_route")  # what worker threads do
 
 
@@ -30,6 +31,7 @@ class HostWork:
     Attributes:
       samples: of a batch.
       ids: of a batch.
+      features: that look up tables.
       placed_bytes, placed_arrays: what goes to the devices.
       arguments: arrays that the compiled step is called with.
       devices: how many it runs on.
@@ -41,6 +43,7 @@ class HostWork:
 
     samples: int
     ids: int
+    features: int
     placed_bytes: int
     placed_arrays: int
     arguments: int
@@ -121,8 +124,6 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
       costs: of the machine; None makes them.
     """
     costs = costs or Costs(machine)
-    cores = machine.cores / host.devices if machine.shared else math.inf
-    found = schedule(graph, costs, cores)
     stages, missing = _stages(costs, host)
     ahead = stages["host_read"], stages["host_route"]
     routed = sum(cost.us for cost in ahead)
@@ -131,34 +132,57 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
         WORKERS: sum(cost.us / min(cost.cores, host.workers) for cost in ahead) if host.workers else 0.0,
         MAIN: main + (0.0 if host.workers else routed),
         INTERPRETER: main + sum(cost.us / cost.cores for cost in ahead),
-        DEVICES: found.end_us,
     }
-    if machine.shared:
-        bounds[CORES] = (host.devices * found.core_us + routed + main) / machine.cores
+    if not machine.shared:
+        found = schedule(graph, costs)
+    else:
+        found, bounds[CORES] = _beside_host(graph, costs, routed + main, max(bounds.values()), host.devices)
+    bounds[DEVICES] = found.end_us
     times = {stage: cost.us for stage, cost in stages.items()}
     return Prediction(machine, graph, found, host, times, bounds, missing)
+
+
+def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, devices: int) -> tuple[Schedule, float]:
+    """The schedule of devices on the cores that their host's threads leave them, and all work over all cores, us.
+
+    Args:
+      graph: of one device.
+      costs: of the machine.
+      host_us: work of the host's threads in a step.
+      least_us: that a step takes at least.
+      devices: that share the cores.
+    """
+    cores = costs.machine.cores
+    left = float(cores)
+    for _ in range(_ROUNDS):
+        found = schedule(graph, costs, left / devices)
+        together = (devices * found.core_us + host_us) / cores
+        step_us = max(found.end_us, together, least_us)
+        left = cores - min(host_us / step_us, cores - 1) if step_us else cores
+    return found, together
 
 
 def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, ...]]:
     """Costs of the stages of one of the hosts, and which of them the machine does not know."""
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
-    ids = {"ids": max(1.0, host.ids / host.hosts)}
+    devices = host.devices / host.hosts
+    read = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
+    routed = {**read, "devices": devices}
     wanted: dict[str, Mapping[str, float]] = {
-        "host_read": ids,
-        "host_route": ids,
-        "host_pack": ids,
-        "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays)},
-        "host_dispatch": {"arguments": float(arguments), "devices": host.devices / host.hosts},
+        "host_read": read,
+        "host_route": routed,
+        "host_pack": routed,
+        "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays), "devices": devices},
+        "host_dispatch": {"arguments": float(arguments), "devices": devices},
     }
     stages: dict[str, Cost] = {}
     missing = []
     for stage, sizes in wanted.items():
         name = f"host_read.{host.source}" if stage == "host_read" else stage
-        kernel = costs.machine.kernel(name)
         cost = Cost(0.0)
         if stage == "host_route" and not host.routes:
             pass
-        elif kernel is not None and kernel.points:
+        elif costs.machine.knows(name):
             cost = costs.host(name, **sizes)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own

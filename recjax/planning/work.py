@@ -35,6 +35,7 @@ DENSE_CALLS = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0)
 _NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
+_SMALL = 8  # rows and columns of matrices; larger ones XLA multiplies itself
 _LONG_BYTES = 512  # of a row of a lookup: longer ones are as many of these
 
 
@@ -71,7 +72,7 @@ def works(instruction: Instruction, inside: Computation, program: Program) -> tu
         return _of_fusion(program.computations[instruction.called("calls")])
     operands = [inside.instructions[name] for name in instruction.operands]
     if heavy := _heavy(instruction, operands):
-        return (heavy,)
+        return (_each(heavy),)
     reads: float = sum(o.bytes for o in operands)
     if instruction.opcode in _SLICES:
         reads = instruction.bytes
@@ -226,6 +227,14 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
     k, n = weights.dims
     m = batch.dims[0]
     return matmul(m, n, k, 1, weights.dtype, "nn", sum(array.bytes for array in arrays))
+
+
+def _each(work: Work) -> Work:
+    """The work of a batch of products so small, and in no fusion, that XLA calls a library for each of them."""
+    base, _, variant = work.kernel.partition(".")
+    if base != "batched_matmul" or max(work.sizes[size] for size in ("m", "n", "k")) >= _SMALL:
+        return work
+    return dataclasses.replace(work, kernel=f"{base}.each_{variant}")
 
 
 def _library_product(left: Array, right: Array, instruction: Instruction) -> Work:

@@ -123,6 +123,7 @@ def question(
     host = HostWork(
         samples=train.batch_size,
         ids=math.ceil(ids),
+        features=len(features),
         placed_bytes=round(train.batch_size * (len(source.schema.dense) + 2) * work.item_bytes + 4 * ids),
         placed_arrays=3 + len(features),
         arguments=3 + len(features) + (1 + dense.slots) * dense.leaves,

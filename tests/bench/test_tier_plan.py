@@ -128,7 +128,7 @@ def test_the_work_of_moving_rows_makes_a_step_longer() -> None:
 
 
 def _prediction(machine: Machine, bounds: dict[str, float]) -> Prediction:
-    graph, host = Graph(()), HostWork(1, 1, 1, 1, 1, 2, 1)
+    graph, host = Graph(()), HostWork(1, 1, 1, 1, 1, 1, 2, 1)
     return dataclasses.replace(predict(graph, machine, host), bounds=bounds)
 
 

@@ -25,7 +25,7 @@ from recjax.planning.sketch import DenseSizes
 
 H200 = open_machine("h200")
 DENSE = DenseSizes(((16, 16), (16, 1)), 300, 1, 4, None, 32)
-HOST = HostWork(1, 1, 1, 1, 1, 8, 2)
+HOST = HostWork(1, 1, 1, 1, 1, 1, 8, 2)
 
 
 def asked(*shapes, devices=8, batch=8192, machine=H200, exchange=None, hosts=1, dedup=True, **settings):

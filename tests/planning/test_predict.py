@@ -11,7 +11,15 @@ from recjax.planning.machine import SIZES, Kernel, Point, open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
 
 HOST = HostWork(
-    samples=1000, ids=8000, placed_bytes=10**6, placed_arrays=20, arguments=50, devices=4, workers=2, source="prepared"
+    samples=1000,
+    ids=8000,
+    features=8,
+    placed_bytes=10**6,
+    placed_arrays=20,
+    arguments=50,
+    devices=4,
+    workers=2,
+    source="prepared",
 )
 H100 = open_machine("h100")
 

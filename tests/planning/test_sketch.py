@@ -18,7 +18,7 @@ from recjax.train.trainer import build_trainer
 
 H200 = open_machine("h200")
 SPEC = TableSpec("t", 1000, 16, RowWiseAdagrad(0.1))
-HOST = HostWork(512, 1, 1, 1, 1, 8, 2)
+HOST = HostWork(512, 1, 1, 1, 1, 1, 8, 2)
 DENSE = DenseSizes(((13, 64), (64, 16), (100, 1)), 2000, 1, 6, (5, 16), 64)
 
 
