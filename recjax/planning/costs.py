@@ -81,7 +81,7 @@ class Costs:
     def _grid(self, name: str, kernel: Kernel) -> _Grid:
         if name not in self._grids:
             base = name.partition(".")[0]
-            places = ("devices",) if base in COLLECTIVES else ("table_bytes",)
+            places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes",)
             self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
         return self._grids[name]
 

@@ -28,7 +28,7 @@ from recjax.planning.tier_cases import tier_cases
 
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
 _MOST_SAMPLES = 2**16  # of a batch
-_ROUTED_FOR = (1, 8)  # devices, which need not be here
+_ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
 _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
 
 

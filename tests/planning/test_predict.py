@@ -6,9 +6,10 @@ import pytest
 from support.machines import FORK, MACHINE, scaled
 
 from recjax.planning import draw
-from recjax.planning.graph import read_graph
+from recjax.planning.graph import Graph, Node, read_graph
 from recjax.planning.machine import SIZES, Kernel, Point, open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
+from recjax.planning.work import Work
 
 HOST = HostWork(
     samples=1000,
@@ -73,6 +74,26 @@ def test_devices_that_share_the_cores_of_their_host_take_as_long_as_all_their_wo
     assert four.step_us == one.step_us
 
 
+def test_a_kernel_on_all_cores_takes_longer_beside_the_threads_of_the_host():
+    kernels = {
+        "copy": Kernel(1.0, "measured", (Point({"bytes": 1e9}, 100.0, 1.0),)),
+        "elementwise": Kernel(1.0, "measured", (Point({"bytes": 1e9}, 100.0, 2.0),)),
+    }
+    dispatch = with_stages(dispatch=100.0).kernels
+    nothing = dataclasses.replace(MACHINE.overheads["kernel"], value=1e-9)
+    machine = dataclasses.replace(
+        MACHINE, cores=2, kernels=kernels | dispatch, overheads={"kernel": nothing, "loop": nothing}
+    )
+    nodes = (
+        Node("a", "copy", "", "kernel", (Work("copy", {"bytes": 1e9}, 0.0, 1e9),), ()),
+        Node("b", "add", "", "kernel", (Work("elementwise", {"bytes": 1e9}, 0.0, 1e9),), (0,)),
+    )
+    found = predict(Graph(nodes), machine, dataclasses.replace(HOST, devices=1))
+    # T = 100 + 100 * 2 / (2 - 100 / T): a alone on a core, then b on what a host's 100 us of each T leave it of two.
+    assert found.step_us == pytest.approx((500 + 170_000**0.5) / 4, rel=0.01)
+    assert found.bounds["CPU cores"] == pytest.approx(200)
+
+
 @pytest.mark.parametrize("machine", [MACHINE, H100], ids=["cpu", "h100"])
 def test_a_larger_batch_never_takes_less(machine):
     times = [predict(step(batch), machine, HOST).step_us for batch in (1, 2, 64, 65, 100, 1000, 4096)]
@@ -98,7 +119,7 @@ def test_what_the_machine_file_does_not_know_of_the_host_is_named():
 
 def test_hosts_share_the_work_of_the_host():
     machine = with_stages(read=9.0, route=80.0, pack=7.0, place=9.0, dispatch=6.0)
-    points = (Point({"ids": 4000.0}, 40.0), Point({"ids": 8000.0}, 80.0))
+    points = tuple(Point({"ids": n, "features": 8.0, "devices": 1.0}, n / 100) for n in (4000.0, 8000.0))
     machine = dataclasses.replace(
         machine, shared=False, kernels=machine.kernels | {"host_route": Kernel(1.0, "measured", points)}
     )
