@@ -7,23 +7,27 @@ check is also shown to fail on what it is there to find.
 from __future__ import annotations
 
 import collections
+import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 from support import aot
 from support.aot import Compiled
+from support.graphs import behind
 
 from recjax.bench.targets import missing
 from recjax.comms.compiled import collectives
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.exchange import cuts
 from recjax.embedding.lines import Lines
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import Exchange
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
+from recjax.planning.graph import read_graph
 from recjax.utils.hlo import Program, read_program
 
 # Programs for devices that are not there cannot be read back from the cache.
@@ -32,7 +36,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.full, pytest.mark.fresh_compile]
 ROWS = (4_000_000, 3, 1_000_000, 2_000_000)
 
 
-def config(dim: int, plan: str = "auto") -> RunConfig:
+def config(dim: int, plan: str = "auto", pieces: int = 1) -> RunConfig:
     """Spread tables of one-hot, weighted multi-hot and jagged bags, and a small one that every device holds.
 
     Under any other plan all of them are placed so, and exchange pooled vectors.
@@ -41,7 +45,9 @@ def config(dim: int, plan: str = "auto") -> RunConfig:
         data=Synthetic(ROWS, ids_per_bag=(1, 1, 20, 0), weighted=(False, False, True, False), train_rows=4096),
         model=DLRMConfig(bottom=(32, dim), top=(32, 1)),
         embedding=EmbeddingConfig(
-            dim, optimizer=RowWiseAdagrad(), exchange=Exchange(kind="auto" if plan == "auto" else "pooled")
+            dim,
+            optimizer=RowWiseAdagrad(),
+            exchange=Exchange(kind="auto" if plan == "auto" else "pooled", pieces=pieces),
         ),
         plan=plan,
         train=TrainConfig(batch_size=1024, optimizer=DenseAdagrad(), shuffle=False),
@@ -49,10 +55,12 @@ def config(dim: int, plan: str = "auto") -> RunConfig:
     )
 
 
-def compiled(target: str, what: str, dim: int = 128, plan: str = "auto", ragged: bool = False) -> Compiled:
+def compiled(
+    target: str, what: str, dim: int = 128, plan: str = "auto", ragged: bool = False, pieces: int = 1
+) -> Compiled:
     if lacking := missing(target):
         pytest.skip(lacking)
-    return aot.compiled(config(dim, plan), target, what, ragged)
+    return aot.compiled(config(dim, plan, pieces), target, what, ragged)
 
 
 STEPS = [("h200", 16), ("v6e", 16), ("v6e", 64), ("v6e", 128)]
@@ -162,6 +170,22 @@ def test_ids_and_rows_travel_without_padding(target: str, plan: str) -> None:
         assert len(ragged) == 3 and padded == {"id_exchange"}
     else:  # ids and their weights
         assert len(ragged) == 2 and padded == {"id_exchange", "pooled_exchange", "pooled_grad_exchange"}
+
+
+@pytest.mark.parametrize(("target", "dim"), [("h200", 16), ("v6e", 128)])
+def test_rows_in_pieces_are_gathered_and_sent_apart(target: str, dim: int) -> None:
+    """No pass of XLA's joins them again, and in the order of the program a gather lies beside each but the last."""
+    found = compiled(target, "train_step", dim, pieces=3)
+    (spread,) = (g for g in found.trainer.bound.groups if g.spread)
+    table = spread.rows * spread.width * 4
+    assert found.memory.temp_size_in_bytes < table / 4
+    assert not aot.copies(found.program, table)
+    sent = [c for c in collectives(found.text) if c.phase == "row_exchange" and c.kind == "all-to-all"]
+    lengths = sorted(last - first for first, last in cuts(found.capacities[spread.name], 3))
+    assert sorted(c.result_bytes for c in sent) == [aot.DEVICES * length * dim * 4 for length in lengths]
+    gathers = behind(read_graph(found.text, aot.DEVICES), "row_exchange", "gather")
+    assert len(gathers) == 3 and all(gathers)
+    assert not any(a & b for a, b in itertools.combinations(gathers, 2))
 
 
 TABLE, IDS = jax.ShapeDtypeStruct((100_000, 16), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)

@@ -180,6 +180,7 @@ FREE_ON_RESUME = (
     "embedding.tables.*.placement",
     "embedding.dedup",
     "embedding.exchange.kind",
+    "embedding.exchange.pieces",
     "embedding.hot",
     "train.steps",
     "train.epochs",

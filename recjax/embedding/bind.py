@@ -60,6 +60,7 @@ def bind(
     mapped: bool = False,
     atomics: bool = False,
     ragged: bool = False,
+    row_pieces: int = 1,
 ) -> BoundPlan:
     """Stacks the segments of a plan into groups for `devices` devices, equally many in each of `hosts` hosts.
 
@@ -115,8 +116,9 @@ def bind(
         sources = _sources(name, bound, features, plan, "rows", devices)
         size = sharding.padded(max(1, int(ends.max())))
         anywhere = mapped and sharding.addressed
+        travel = sharding.spread and devices > 1
         how = (dedup, exchange, replicas, independent and replicas > 1, anywhere, atomics, ragged)
-        groups.append(Group(name, sharding, size, tuple(bound), sources, *how))
+        groups.append(Group(name, sharding, size, tuple(bound), sources, *how, row_pieces if travel else 1))
         streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(
@@ -141,7 +143,7 @@ def stack_of(spec: TableSpec, columns: int, exchange: Exchange) -> tuple[Any, ..
     """
     divided = spec.optimizer.row_wise and columns < spec.dim
     held = () if spec.dtype == "float32" else (spec.dtype, spec.rounding)
-    return columns, divided, held, spec.optimizer, dataclasses.replace(exchange, kind=EXACT.kind)
+    return columns, divided, held, spec.optimizer, Exchange(exchange.forward, exchange.backward)
 
 
 def _parts(table: TableSpec, segments: tuple[Segment, ...], devices: int) -> list[_Part]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,6 +28,10 @@ class Extents(NamedTuple):
     def back(self) -> Extents:
         """Extents of the way back."""
         return Extents(self.received_N, self.sent_N)
+
+    def of_piece(self, first: int, last: int) -> Extents:
+        """Extents of the blocks' entries from `first` to below `last` alone."""
+        return Extents(*(jnp.clip(extent_N - first, 0, last - first) for extent_N in self))
 
 
 def extents_of(lists_NxC: jax.Array, nothing: int, axes: tuple[str, ...] = MODEL_AXES, least: int = 0) -> Extents:
@@ -86,9 +92,84 @@ def exchange_rows(
     Returns:
       [N, C, D], float32; float64 if it was.
     """
-    if len(x_NxCxD) == 1:
-        precision = "float32"
+    precision = precision_of_way(precision, len(x_NxCxD))
     return decode(all_to_all(encode(x_NxCxD, precision), axes, extents), precision)
+
+
+def fetch_rows(
+    asked_NxC: jax.Array,
+    gather: Callable[[jax.Array], jax.Array],
+    precision: Precision,
+    axes: tuple[str, ...] = MODEL_AXES,
+    extents: Extents | None = None,
+    pieces: int = 1,
+) -> jax.Array:
+    """Gathers the rows that each device asks for and sends them: `exchange_rows`, piece by piece.
+
+    The pieces are put together before they are decoded, so that rows have the same bits in any number of pieces.
+
+    Args:
+      asked_NxC: int32, which rows each device asks for.
+      gather: gives the rows [N, c, D] of some of these, [N, c].
+      precision: as for `exchange_rows`.
+      axes: likewise.
+      extents: likewise.
+      pieces: as for `in_pieces`.
+
+    Returns:
+      [N, C, D], as `exchange_rows`.
+    """
+    precision = precision_of_way(precision, len(asked_NxC))
+
+    def fetch(asked_Nxc: jax.Array, extents: Extents | None) -> jax.Array:
+        rows_NxcxD = gather(asked_Nxc)
+        with jax.named_scope("row_exchange"):
+            return all_to_all(encode(rows_NxcxD, precision), axes, extents)
+
+    encoded_NxCxE = in_pieces(asked_NxC, pieces, fetch, extents)
+    with jax.named_scope("row_exchange"):
+        return decode(encoded_NxCxE, precision)
+
+
+def precision_of_way(precision: Precision, devices: int) -> Precision:
+    """The precision of a way between so many devices: of one, whose rows stay where they are, float32."""
+    return "float32" if devices == 1 else precision
+
+
+def cuts(entries: int, pieces: int) -> list[tuple[int, int]]:
+    """The first entry of each piece of a list, and the one after its last: as even as may be, and no entry is added."""
+    return list(itertools.pairwise(entries * number // pieces for number in range(pieces + 1)))
+
+
+def in_pieces(
+    lists_NxC: jax.Array,
+    pieces: int,
+    bring: Callable[[jax.Array, Extents | None], jax.Array],
+    extents: Extents | None = None,
+) -> jax.Array:
+    """Gathers and sends the rows of some lists piece by piece, so that one can be sent while the next is gathered.
+
+    Each piece has a scope of its own, `piece_scope`. A row comes to the place that it has without pieces.
+
+    Args:
+      lists_NxC: int32, which rows; those of a piece are a range of places in all lists.
+      pieces: how many, at most C.
+      bring: gives the rows [N, c, D] of lists [N, c], whose extents it is told, too.
+      extents: of the blocks of rows, as for `all_to_all`.
+    """
+    if pieces == 1:
+        return bring(lists_NxC, extents)
+    brought = []
+    for number, (first, last) in enumerate(cuts(lists_NxC.shape[1], pieces)):
+        with jax.named_scope(piece_scope(number)):
+            brought.append(bring(lists_NxC[:, first:last], extents and extents.of_piece(first, last)))
+    with jax.named_scope("row_exchange"):
+        return jnp.concatenate(brought, axis=1)
+
+
+def piece_scope(number: int) -> str:
+    """Name of the scope of a piece of an exchange, numbered from 0: by it the collectives of a group are told apart."""
+    return f"piece_{number}"
 
 
 def gather_rows(x_KxD: jax.Array, precision: Precision, axes: tuple[str, ...]) -> jax.Array:

@@ -137,6 +137,8 @@ class Group(_InReplicas):
       mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
       atomics: True if a GPU may add gradients up by atomic operations, in any order: see `segment_sums.py`.
       ragged: True if ids and rows travel without padding, which takes a collective that CPUs do not have.
+      row_pieces: S, in which the rows that a device fetches are gathered and sent, each in a collective of its own; 1
+        where no rows travel.
       homes: rows of tables that have their home in a part, if its buffer is a cache of R of them (`recjax.tiers`);
         0: the buffer holds them all.
       lines: layout of the buffer, if rows lie side by side in it: see `lines.py`.
@@ -154,6 +156,7 @@ class Group(_InReplicas):
     mapped: bool = False
     atomics: bool = False
     ragged: bool = False
+    row_pieces: int = 1
     homes: int = 0
     lines: Lines | None = None
 

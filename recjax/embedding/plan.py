@@ -30,6 +30,7 @@ from recjax.embedding.row_ids import read_ids
 from recjax.embedding.segments import check_segments
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
+from recjax.settings.values import check_ranges
 from recjax.utils import html, strict_json
 from recjax.utils.paths import expanded
 from recjax.utils.text import did_you_mean
@@ -43,6 +44,7 @@ CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a
 AUTO_REPLICATE_BYTES = 64 * 1024
 ExchangeKind = Literal["auto", "rows", "pooled"]
 KINDS = ("rows", "pooled")  # those of a plan file
+MOST_PIECES = 8  # of an exchange: the shortest list has as many rows (`routing/capacity.py`)
 COPIED = ("data_parallel", HOT)  # placements with a copy of each row on each device
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
@@ -61,6 +63,19 @@ class Exchange:
     forward: Precision = "float32"  # of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
     kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled vectors, one a bag; auto: whichever is less
+    pieces: int = 1  # in which rows are gathered and sent, one after the other; changes no number; not in plan files
+
+    def __post_init__(self) -> None:
+        check_ranges(self, pieces=(1, MOST_PIECES))
+
+    @property
+    def of_segment(self) -> Exchange:
+        """As a segment has it: where `kind` is left open, rows; without `pieces`, which are the run's."""
+        return Exchange(self.forward, self.backward, "rows" if self.kind == "auto" else self.kind)
+
+    def to_json(self) -> dict[str, str]:
+        """As a plan file has it."""
+        return {"forward": self.forward, "backward": self.backward, "kind": self.kind}
 
 
 EXACT = Exchange()
@@ -176,7 +191,7 @@ class Plan:
 
 def _to_json(segment: Segment) -> dict[str, Any]:
     values: dict[str, Any] = {f.name: getattr(segment, f.name) for f in dataclasses.fields(segment)}
-    values["exchange"] = dataclasses.asdict(segment.exchange)
+    values["exchange"] = segment.exchange.to_json()
     if not values["rows_of"]:
         del values["rows_of"]
     if isinstance(segment.rows, RowIds):
@@ -414,10 +429,7 @@ def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the pla
 
 def with_exchange(segment: Segment, exchange: Exchange) -> Segment:
     """The segment with this exchange, unless it is replicated; rows where the kind is left open."""
-    if segment.placement in COPIED:
-        return segment
-    kind = "rows" if exchange.kind == "auto" else exchange.kind
-    return dataclasses.replace(segment, exchange=dataclasses.replace(exchange, kind=kind))
+    return segment if segment.placement in COPIED else dataclasses.replace(segment, exchange=exchange.of_segment)
 
 
 def _own(table: TableSpec) -> Segment | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def describe_plan(
         described[spec.name] = {
             "placement": "+".join(dict.fromkeys(str(part["placement"]) for part, _, _ in parts)),
             "owner": parts[0][0]["owner"] if len(parts) == 1 else None,
-            "exchange": dataclasses.asdict(first_spread.exchange),
+            "exchange": first_spread.exchange.to_json(),
             "exchanged": kind_in_words(first_spread),
             "rows": spec.rows,
             "dim": spec.dim,

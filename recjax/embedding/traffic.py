@@ -47,7 +47,14 @@ def pooled_sent_bytes(
     return found.T if phase == "pooled_exchange" else found
 
 
-def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, inside: bool = False) -> np.ndarray:
+def sent_bytes(
+    group: Group,
+    counts: GroupRouting,
+    phase: str,
+    item_bytes: int,
+    inside: bool = False,
+    places: tuple[int, int] | None = None,
+) -> np.ndarray:
     """Bytes of an exchange without padding. N are the devices of all replica groups, each of which keeps to itself.
 
     Args:
@@ -56,12 +63,15 @@ def sent_bytes(group: Group, counts: GroupRouting, phase: str, item_bytes: int, 
       phase: one of EXCHANGES.
       item_bytes: of a table's element, if that is not bfloat16.
       inside: for the step inside a host of an exchange in two steps; otherwise the one with the owners.
+      places: the first place in the lists and the one after the last, of rows that count; None: all do.
 
     Returns:
       int64 [N, N]: bytes that device n has for device m, itself included; 0 for devices that take no part. Of devices
       that asked for rows and were not counted, the column (of a row_exchange) or the row is missing.
     """
     asked_NxN = _handed(group, counts) if inside else _asked(group, counts)
+    if places is not None:  # a list is filled from its first place on
+        asked_NxN = np.clip(asked_NxN - places[0], 0, places[1] - places[0])
     if phase == "id_exchange":
         return asked_NxN * 4
     held_bytes = 2 if group.dtype == "bfloat16" else item_bytes

@@ -154,6 +154,7 @@ def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
         float(stack.ids_T[rows_T].sum()),
         int(stack.bags_T[rows_T].sum()),
         two_step=work.hosts > 1,
+        pieces=exchange.pieces,
     )
 
 

@@ -228,7 +228,8 @@ def _admits(question: Question, plan: Plan) -> bool:
 def exact_sizes(demand: Demand, plan: Plan) -> StepSizes:
     """The sizes of a step under a plan."""
     work = demand.work
-    bound = bind(plan, demand.tables, demand.features, work.devices, work.dedup, work.hosts, work.replicas)
+    how = (work.dedup, work.hosts, work.replicas)
+    bound = bind(plan, demand.tables, demand.features, work.devices, *how, row_pieces=demand.exchange.pieces)
     return of_plan(bound, work, demand.host_routes)
 
 

@@ -165,15 +165,21 @@ def _fetch(write: _Writer, g: Rows) -> int:
     """From ids to rows on the device that asked."""
     N = write.sizes.devices
     listed = N * g.list_rows
-    gathered = [_rows_gather(listed, g.buffer.value_bytes, g.buffer.rows)]
+    pieces = g.pieces if N > 1 else 1
+    gathered = [_rows_gather(listed / pieces, g.buffer.value_bytes, g.buffer.rows)]
     if N == 1:
         return write.kernel(g.buffer.name, "gather", gathered, [])
     if g.gathers_ids:
         asked = write.collective("all_gather", "id_exchange", _ID * listed, [])
     else:
         asked = write.all_to_all("id_exchange", _ID * listed, [], g.two_step)
-    found = write.kernel(g.buffer.name, "gather", gathered, [asked], launches=2)
-    return write.all_to_all("row_exchange", listed * g.row_bytes, [found], g.two_step)
+    arrived = []
+    for _ in range(pieces):
+        found = write.kernel(g.buffer.name, "gather", gathered, [asked], launches=2)
+        arrived.append(write.all_to_all("row_exchange", listed / pieces * g.row_bytes, [found], g.two_step))
+    if pieces == 1:
+        return arrived[0]
+    return write.kernel("concatenate", "row_exchange", [_pass("copy", 2.0 * listed * g.row_bytes)], arrived)
 
 
 def _pooled_forward(write: _Writer, v: Vectors) -> int:

@@ -70,6 +70,7 @@ class Rows:
       gathers_ids: whether all owners get the same ids (columns are spread) and not each its own.
       two_step: whether rows travel inside hosts and across in turn.
       divided: vectors of a sample that a device has parts of only, so that statistics of rows are agreed on.
+      pieces: in which rows are gathered and sent.
     """
 
     buffer: Buffer
@@ -81,6 +82,7 @@ class Rows:
     gathers_ids: bool = False
     two_step: bool = False
     divided: int = 0
+    pieces: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +269,7 @@ def _rows(group: Group, work: Workload, samples: int) -> Rows:
         group.owners < group.devices,
         group.two_step,
         bags if group.divides_row_means else 0,
+        group.row_pieces,
     )
 
 

@@ -58,7 +58,7 @@ def bound_as(
     """A run's plan, bound to the devices of a mesh of that shape, with all rows there."""
     replicas, hosts, each = shape
     held, independent = config.embedding, config.train.replica_sync != "exact"
-    how = {"atomics": held.atomics, "ragged": held.ragged}
+    how: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
     return bind(plan, tables, features, hosts * each, held.dedup, hosts, replicas, independent, **how)
 
 

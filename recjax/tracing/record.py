@@ -26,6 +26,8 @@ from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, dependencies, members
 from recjax.comms.trace import ITEM_BYTES, JOINED, Event, Trace, checked
 from recjax.config.run import RunConfig
+from recjax.embedding.exchange import cuts, piece_scope
+from recjax.embedding.layout import ACROSS
 from recjax.embedding.routing import host
 from recjax.embedding.routing.host import GroupRouting
 from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
@@ -127,7 +129,7 @@ class Recording:
             if key not in self._programs:
                 distributed.note("reading the compiled step")
                 self._programs[key] = compiled_text(trainer, step.capacities)
-            for rank, events in step_events(trainer, self._programs[key], step.counts).items():
+            for rank, events in step_events(trainer, self._programs[key], step.counts, step.capacities).items():
                 line = Timeline(times.get((rank, number), ()))
                 ranks[rank] += line.joined(events, number, first_id=len(ranks[rank]))
         all_ranks = {rank: tuple(events) for rank, events in ranks.items()}
@@ -160,7 +162,8 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
         text = compile_step(trainer, found.capacities).as_text() or ""
     else:
         text = compiled_text(trainer, found.capacities)  # as it trains: kernels count, and not collectives alone
-    ranks = step_events(trainer, text, repeated(found.counts, found.devices, trainer.bound.all_devices))
+    counts = repeated(found.counts, found.devices, trainer.bound.all_devices)
+    ranks = step_events(trainer, text, counts, found.capacities)
     about = _about(trainer, 1, False) | {"compiled": True}
     if found.devices < trainer.bound.all_devices:
         about["counted_ranks"] = found.devices
@@ -251,13 +254,16 @@ def compiled_text(trainer: Trainer, capacities: dict[str, int]) -> str:
     return lowered.compile().as_text() or ""
 
 
-def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> dict[int, list[Event]]:
+def step_events(
+    trainer: Trainer, hlo: str, counts: dict[str, GroupRouting], capacities: dict[str, int]
+) -> dict[int, list[Event]]:
     """Rank -> the collectives of one step in the order of the program's text, not timed.
 
     Args:
       trainer: of the run.
       hlo: text of its compiled step.
       counts: as `Step` has them.
+      capacities: likewise.
     """
     bound = trainer.bound
     item_bytes = np.dtype(trainer.dtype).itemsize
@@ -266,7 +272,7 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
     found = collectives(hlo)
     ids = {collective.name: number for number, collective in enumerate(found)}
     ranks: dict[int, list[Event]] = {rank: [] for rank in range(bound.all_devices)}
-    splits: dict[tuple[str, str, bool], np.ndarray] = {}
+    splits: dict[tuple[Any, ...], np.ndarray] = {}
     for collective in found:
         scope = scope_of.get(collective.name, "").split("/")
         group = next((g for g in bound.groups if g.name in scope), None)
@@ -287,9 +293,14 @@ def step_events(trainer: Trainer, hlo: str, counts: dict[str, GroupRouting]) -> 
         if group is not None and group.name in counts and exchange:
             # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all
             inside = group.two_step and groups[0][1] == groups[0][0] + 1 and group.per_host > 1
-            key = (group.name, collective.phase, inside)
+            places = None
+            if group.row_pieces > 1 and collective.phase == "row_exchange":
+                C = capacities[group.name + (ACROSS if group.two_step and not inside else "")]
+                pieces = enumerate(cuts(C, group.row_pieces))
+                places = next((piece for number, piece in pieces if piece_scope(number) in scope), (0, C))
+            key = (group.name, collective.phase, inside, places)
             if key not in splits:
-                splits[key] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside)
+                splits[key] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside, places)
             sent = splits[key]
         for taking in groups:
             for rank in taking:

@@ -115,9 +115,10 @@ class HotPeriods:
             presence = first_batches(config, first.source, tables, bound.features, bound.all_devices, position)
         plan = of_equal_sizes(first.plan, presence, config.embedding.dedup)
         preflight.compare({f"hot rows from step {period * self._every} on": preflight.digest(plan)})
-        how = (config.embedding.dedup, bound.hosts, bound.replicas, bound.independent)
-        atomics = any(group.atomics for group in bound.groups)
-        other = bind(plan, _in_order(first, tables), bound.features, bound.devices, *how, atomics=atomics)
+        held = config.embedding
+        how = (held.dedup, bound.hosts, bound.replicas, bound.independent)
+        more: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
+        other = bind(plan, _in_order(first, tables), bound.features, bound.devices, *how, **more)
         other = in_lines(other) if any(group.lines for group in bound.groups) else other
         made = dataclasses.replace(first, plan=plan, bound=other)
         made.__dict__["step_program"] = first.step_program

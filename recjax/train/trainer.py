@@ -445,7 +445,7 @@ def build_trainer(
             "embedding.ragged=true, but the mesh is of CPU devices, for which XLA has no ragged all-to-all. Leave it "
             "false there: nothing but the bytes of padding depends on it."
         )
-    how = {"atomics": held.atomics, "ragged": held.ragged}
+    how: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
     bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, **how)
     if mesh.devices.flat[0].platform == "tpu":
         bound = in_lines(bound)

@@ -332,6 +332,21 @@ def test_a_table_may_ask_for_its_own_placement(tmp_path):
         make_plan(str(path), (a, own))
 
 
+def test_pieces_are_the_runs_and_not_a_plans(tmp_path):
+    """So that a plan file, and the plan that a run folder has, goes with any number of them."""
+    table, cut = TableSpec("t", 100_000, 16, SGD), Exchange("int8", "int8", "auto", 4)
+    plan = make_plan("row_wise", (table,), cut)
+    assert plan == make_plan("row_wise", (table,), Exchange("int8", "int8"))
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    assert "pieces" not in path.read_text() and make_plan(str(path), (table,), cut) == plan
+    path.write_text(plan.to_json().replace('"kind"', '"pieces": 4, "kind"'))
+    with pytest.raises(ConfigError, match="neither one of float32"):
+        make_plan(str(path), (table,))
+    with pytest.raises(ConfigError, match="pieces is 0; it must be 1 to 8"):
+        Exchange(pieces=0)
+
+
 def test_settings_hold_for_every_segment_of_a_table(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(SPLIT)

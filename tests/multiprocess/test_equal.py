@@ -38,7 +38,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 HOW = {
     "over two hosts": ["mesh.hosts=2", "train.dense=sharded"],
-    "replica groups, routed by devices": ["mesh.replicas=2", "train.routing=device", "train.accumulate=2"],
+    "replica groups, routed by devices": [
+        "mesh.replicas=2",
+        "train.routing=device",
+        "train.accumulate=2",
+        "embedding.exchange.pieces=3",
+    ],
 }
 AVERAGED = ["mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=7",
             "train.steps=20"]  # fmt: skip

@@ -44,6 +44,27 @@ def test_collectives_have_the_bytes_of_their_closed_forms():
     assert moved(divided, "all_to_all") == sorted([8 * 300 * 4] * 3 + [8 * 512 * 256, 8 * 512 * 128])
 
 
+def test_rows_in_pieces_are_gathered_beside_the_exchange_of_those_before():
+    rows = Rows(Buffer.of("rows", 10**6, 64, SPEC, 4), 6000, 256.0, 256.0, 48_000, 4)
+    cut = dataclasses.replace(rows, pieces=3)
+    whole, parts = (sketch(sizes([r]), DENSE) for r in (rows, cut))
+    assert moved(parts, "all_to_all") == sorted([*moved(whole, "all_to_all"), *[8 * 2000 * 256] * 3])[:-1]
+    free = dataclasses.replace(H200, rates=H200.rates | {"link_latency": Quantity(1e-6, "us", "a test")})
+    ends = [end_of_rows(predict(graph, free, HOST)) for graph in (whole, parts)]
+    gather = next(s.end_us - s.start_us for s, n in with_nodes(predict(whole, free, HOST)) if n.part == "gather")
+    assert ends[0] - ends[1] == pytest.approx(gather * 2 / 3, rel=0.2)  # all but the first are hidden
+    assert sketch(sizes([cut], devices=1), DENSE) == sketch(sizes([rows], devices=1), DENSE)
+
+
+def with_nodes(found):
+    return zip(found.schedule.spans, found.graph.nodes, strict=True)
+
+
+def end_of_rows(found):
+    """When the last row has come."""
+    return max(s.end_us for s, n in with_nodes(found) if n.part == "row_exchange" and n.kind == "collective")
+
+
 def test_products_are_three_a_layer_and_those_of_the_interaction():
     graph = sketch(sizes(), DENSE)
     layers = 3 * 2 * 512 * sum(k * n for k, n in DENSE.layers)

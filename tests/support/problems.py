@@ -130,6 +130,7 @@ def trainer_of(
     bucket_mib: float = 0.0,
     mapped: int | None = None,
     ragged: bool = False,
+    pieces: int = 1,
     lines: bool = False,
     cache_bytes: int = 0,
     dram_bytes: int = 0,
@@ -144,7 +145,7 @@ def trainer_of(
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
     how = (dedup, hosts, replicas, independent, mapped is not None)
-    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged)
+    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged, row_pieces=pieces)
     bound = in_lines(bound) if lines else bound
     maps = None if mapped is None else permuted(bound, mapped)
     tier = None

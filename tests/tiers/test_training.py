@@ -305,6 +305,17 @@ def test_bits_with_caches_of_all_sizes(
 
 
 @pytest.mark.full
+def test_bits_with_rows_that_come_in_pieces() -> None:
+    names = ("adagrad", "momentum")
+    losses, middle, _ = whole(names, 2, True, "row_wise")
+    trainer = trainer_of(make(names, True), 2, "row_wise", cache_bytes=6_000, pieces=3)
+    assert {group.row_pieces for group in trainer.bound.cached} == {3}
+    state, found = trained(make(names, True), trainer, trainer.init_state(), 0, STEPS // 2)
+    assert found == losses[: STEPS // 2]
+    assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_bits_with_caches_of_all_rows(devices: int, tmp_path: Path) -> None:
     """Over a disk that gets its rows from the checkpoint alone, since none leaves a cache before."""

@@ -55,7 +55,7 @@ class Traced:
         batch = next(self.trainer.routed_batches())
         self.capacities = capacity.grow({}, batch.routed.required_capacities)
         hlo = compile_step(self.trainer, self.capacities).as_text() or ""
-        self.events = step_events(self.trainer, hlo, true_counts(self.trainer, batch))
+        self.events = step_events(self.trainer, hlo, true_counts(self.trainer, batch), self.capacities)
         b = -(-B // devices)
         self.wanted: list[set[tuple[str, int]]] = [
             set() for _ in range(devices)
@@ -216,6 +216,36 @@ def test_what_waits_for_what():
     assert events["dense_grads"].deps == (ids["row_exchange"],)
     assert set(events["finite_check"].deps) == {ids["dense_grads"], ids["grad_exchange"]}
     assert all(a.id < b.id for a, b in itertools.pairwise(t.events[2]))
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rows_in_pieces(hosts):
+    """A list is filled from its first place on, so that the last pieces hold less of use; the sums are those of one."""
+    whole, cut = (Traced(4, "row_wise", hosts, exchange=Exchange(pieces=pieces)) for pieces in (1, 3))
+    for neighbours in (False, True) if hosts > 1 else (None,):
+        C = whole.capacities[whole.group.name + (ACROSS if neighbours is False else "")]
+        cuts = [C * n // 3 for n in range(4)]
+        for (one,), pieces in zip(*(of_rows(t, neighbours) for t in (whole, cut)), strict=True):
+            lists = [got // (D * 4) for got in one.receives]  # rows that come from each
+            truth = []
+            for first, last in itertools.pairwise(cuts):
+                useful = [min(max(rows - first, 0), last - first) * D * 4 for rows in lists]
+                truth.append((tuple(useful), len(lists) * (last - first) * D * 4))
+            assert sorted((piece.receives, piece.padded_bytes) for piece in pieces) == sorted(truth)
+            assert sum(piece.padded_bytes for piece in pieces) == one.padded_bytes
+            assert np.sum([piece.sends for piece in pieces], axis=0).tolist() == list(one.sends)
+    others = [
+        [(e.phase, e.sends, e.padded_bytes) for e in t.events[0] if e.phase != "row_exchange"] for t in (whole, cut)
+    ]
+    assert others[0] == others[1]
+
+
+def of_rows(traced, neighbours):
+    """[exchanges of rows of each rank]: inside hosts, across them, or all."""
+    return [
+        [e for e in events if e.phase == "row_exchange" and neighbours in (None, e.group[1] - e.group[0] == 1)]
+        for _, events in sorted(traced.events.items())
+    ]
 
 
 def test_a_recording_goes_on_and_takes_placed_batches_again():

@@ -58,11 +58,15 @@ def test_nothing_but_padding_stays_behind(placement: str, how: dict[str, int], m
     ends: list[Any] = []
     sent: list[Any] = []
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", functools.partial(emulated, sent))
-    for ragged in (False, True):
-        placed = Placed.of(make(), trainer_of(make(), 4, plan(placement), ragged=ragged, **how))
-        ends.append(load(placed.trainer.export(placed.steps(placed.start()))))
+    in_pieces: list[Any] = []
+    for ragged, pieces in ((False, 1), (True, 3), (True, 1)):
+        in_pieces, sent[:] = list(sent), []
+        placed = Placed.of(make(), trainer_of(make(), 4, plan(placement), ragged=ragged, pieces=pieces, **how))
+        ends.append(jax.tree.map(np.ndarray.tobytes, load(placed.trainer.export(placed.steps(placed.start())))))
         assert bool(sent) == ragged
-    assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
+    assert ends[0] == ends[1] == ends[2]
+    assert len(in_pieces) == len(sent) + 2 * 4 * STEPS and all(bool(agreed) for _, agreed in in_pieces)
+    assert sum(int(n) for n, _ in in_pieces) == sum(int(n) for n, _ in sent)
     # Of ids, rows and gradients; and of ids and their weights.
     assert len(sent) == (3 + 2) * 4 * STEPS and all(bool(agreed) for _, agreed in sent)
     rows = sum(int(g.counts_NxO.sum()) for inputs in placed.inputs for g in inputs.routing.groups.values())

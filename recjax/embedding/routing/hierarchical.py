@@ -21,12 +21,13 @@ devices need not tell their relay what they want. `hand_out` and `hand_in` run i
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.exchange import all_to_all
+from recjax.embedding.exchange import all_to_all, in_pieces
 from recjax.embedding.layout import Group
 from recjax.embedding.routing.sorting import distinct, ranks
 from recjax.parallel.mesh import INSIDE_HOST
@@ -108,17 +109,22 @@ def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.nda
     return np.broadcast_to(of_lists.reshape(H, group.num_row_lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
 
 
-def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array, pieces: int = 1) -> jax.Array:
     """Inside a host, brings rows from the relays that fetched them to the devices that asked.
 
     Args:
       rows_MxV: rows that this device fetched as a relay.
       inside_ExC: indices of those that each device of its host gets; what is out of range means nothing.
+      pieces: in which they are sent.
 
     Returns:
       [E, C, V]: the rows that this device gets from each relay.
     """
-    return all_to_all(rows_MxV.at[inside_ExC].get(mode="fill", fill_value=0), INSIDE_HOST)
+
+    def send(inside_Exc: jax.Array, _: Any) -> jax.Array:
+        return all_to_all(rows_MxV.at[inside_Exc].get(mode="fill", fill_value=0), INSIDE_HOST)
+
+    return in_pieces(inside_ExC, pieces, send)
 
 
 def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int, largest: bool = False) -> jax.Array:

@@ -7,6 +7,7 @@ Collectives of a group and step, C distinct rows a device:
   grad_exchange  all-to-all of the columns' gradients   N * C * W * itemsize
   sparse_update  all-reduce of [N * C], only if the optimizer asks for means over whole rows
 
+The second consists of `Group.row_pieces` collectives, each of some of the C rows, which are gathered just before it.
 In two steps N is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, H * W] follows in
 row_exchange, and precedes in grad_exchange.
 """
@@ -14,12 +15,13 @@ row_exchange, and precedes in grad_exchange.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.exchange import all_to_all, exchange_rows
+from recjax.embedding.exchange import all_to_all, exchange_rows, fetch_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.host import GroupRouting
@@ -59,11 +61,11 @@ class ColumnSharding(Sharding):
         asked_NxC, inside_ExC = asked_rows(self, routing)
         with jax.named_scope("id_exchange"):
             asked_NxC = jax.lax.all_gather(asked_NxC, self.axes, axis=0, tiled=True)
-        rows = gather_local(group, table_RxW, asked_NxC, mean)
+        gather = functools.partial(gather_local, group, table_RxW, mean=mean)
+        rows = fetch_rows(asked_NxC, gather, group.exchange.forward, self.axes, pieces=group.row_pieces)
         with jax.named_scope("row_exchange"):
-            rows = exchange_rows(rows, group.exchange.forward, self.axes)
             if inside_ExC is not None:
-                rows = self.from_relays(group, rows, inside_ExC)
+                rows = self.from_relays(group, rows, inside_ExC, group.row_pieces)
             rows = _join_columns(group, rows)
         return rows.reshape(-1, group.dim), FetchResiduals(asked_NxC, inside_ExC, routing.summed)
 
@@ -77,11 +79,11 @@ class ColumnSharding(Sharding):
             arrived = exchange_rows(parts, group.exchange.backward, self.axes)
         return summed_over_devices(group, residuals, arrived)
 
-    def from_relays(self, group: Group, rows_HxKxW: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+    def from_relays(self, group: Group, rows_HxKxW: jax.Array, inside_ExC: jax.Array, pieces: int = 1) -> jax.Array:
         """Hands out what this device fetched as a relay, from each host: [parts of columns, lists * C, W]."""
         H, K, W = rows_HxKxW.shape
         E, C = inside_ExC.shape
-        got_ExCxV = scatter_within_host(rows_HxKxW.transpose(1, 0, 2).reshape(K, H * W), inside_ExC)
+        got_ExCxV = scatter_within_host(rows_HxKxW.transpose(1, 0, 2).reshape(K, H * W), inside_ExC, pieces)
         got_HxExCxW = got_ExCxV.reshape(E, C, H, W).transpose(2, 0, 1, 3)
         return got_HxExCxW.reshape(self.column_parts, group.num_row_lists * C, W)
 

@@ -6,6 +6,7 @@ Collectives of a group and step, C rows of each of O = N owners:
   row_exchange   all-to-all of the rows                 O * C * D * itemsize
   grad_exchange  all-to-all of the row gradients        O * C * D * itemsize
 
+The second consists of `Group.row_pieces` collectives, each of some of the C rows, which are gathered just before it.
 With `Group.ragged` each sends what is asked for alone, without the padding up to C, and id_exchange also O * 4 bytes.
 In two steps O is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, D] follows in
 row_exchange, and precedes in grad_exchange.
@@ -14,13 +15,14 @@ row_exchange, and precedes in grad_exchange.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
 import numpy as np
 
 from recjax import kernels
-from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of
+from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of, fetch_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.optim import RowWiseAdagrad, Slots
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
@@ -61,11 +63,12 @@ class RowSharding(Sharding):
         with jax.named_scope("id_exchange"):
             extents = extents_of(asked_OxC, group.rows, self.axes) if group.ragged else None
             asked_OxC = all_to_all(asked_OxC, self.axes, extents, group.rows)
-        rows = gather_local(group, table_RxW, asked_OxC, mean)
-        with jax.named_scope("row_exchange"):
-            rows = exchange_rows(rows, group.exchange.forward, self.axes, extents and extents.back)
-            if inside_ExC is not None:
-                rows = self.from_relays(group, rows, inside_ExC)
+        gather = functools.partial(gather_local, group, table_RxW, mean=mean)
+        way = (group.exchange.forward, self.axes, extents and extents.back, group.row_pieces)
+        rows = fetch_rows(asked_OxC, gather, *way)
+        if inside_ExC is not None:
+            with jax.named_scope("row_exchange"):
+                rows = self.from_relays(group, rows, inside_ExC, group.row_pieces)
         return rows.reshape(-1, group.dim), FetchResiduals(asked_OxC, inside_ExC, routing.summed, extents=extents)
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
@@ -78,9 +81,9 @@ class RowSharding(Sharding):
             arrived = exchange_rows(parts, group.exchange.backward, self.axes, residuals.extents)
         return summed_over_devices(group, residuals, arrived)
 
-    def from_relays(self, group: Group, rows_HxKxD: jax.Array, inside_ExC: jax.Array) -> jax.Array:
+    def from_relays(self, group: Group, rows_HxKxD: jax.Array, inside_ExC: jax.Array, pieces: int = 1) -> jax.Array:
         """Hands out what this device fetched as a relay, from each host: [E, C, D], a list from each relay."""
-        return scatter_within_host(rows_HxKxD.reshape(-1, rows_HxKxD.shape[-1]), inside_ExC)
+        return scatter_within_host(rows_HxKxD.reshape(-1, rows_HxKxD.shape[-1]), inside_ExC, pieces)
 
     def to_relays(
         self, group: Group, parts_ExCxD: jax.Array, inside_ExC: jax.Array, across: int, largest: bool = False
