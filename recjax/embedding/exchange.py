@@ -137,8 +137,15 @@ def precision_of_way(precision: Precision, devices: int) -> Precision:
 
 
 def cuts(entries: int, pieces: int) -> list[tuple[int, int]]:
-    """The first entry of each piece of a list, and the one after its last: as even as may be, and no entry is added."""
-    return list(itertools.pairwise(entries * number // pieces for number in range(pieces + 1)))
+    """The first entry of each piece of a list, and the one after its last; no entry is added.
+
+    Each piece is an entry or two longer than the one before, unless the list is very short. XLA for GPUs makes one
+    kernel of equally long gathers from one table, which all pieces would then wait for.
+    """
+    longer = int(entries >= pieces * (pieces + 1) // 2)
+    each, more = divmod(entries - longer * pieces * (pieces - 1) // 2, pieces)
+    lengths = (each + longer * number + (number >= pieces - more) for number in range(pieces))
+    return list(itertools.pairwise(itertools.accumulate(lengths, initial=0)))
 
 
 def in_pieces(

@@ -63,7 +63,7 @@ class Exchange:
     forward: Precision = "float32"  # of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
     backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
     kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled vectors, one a bag; auto: whichever is less
-    pieces: int = 1  # in which rows are gathered and sent, one after the other; changes no number; not in plan files
+    pieces: int = 1  # in which fetched rows are gathered and sent, 1 to 8; changes no number, and is in no plan file
 
     def __post_init__(self) -> None:
         check_ranges(self, pieces=(1, MOST_PIECES))

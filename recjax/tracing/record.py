@@ -298,10 +298,10 @@ def step_events(
                 C = capacities[group.name + (ACROSS if group.two_step and not inside else "")]
                 pieces = enumerate(cuts(C, group.row_pieces))
                 places = next((piece for number, piece in pieces if piece_scope(number) in scope), (0, C))
-            key = (group.name, collective.phase, inside, places)
-            if key not in splits:
-                splits[key] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside, places)
-            sent = splits[key]
+            of_rows = (group.name, collective.phase, inside, places)
+            if of_rows not in splits:
+                splits[of_rows] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside, places)
+            sent = splits[of_rows]
         for taking in groups:
             for rank in taking:
                 event = _event(collective, ids[collective.name], tuple(taking), deps, named.name if named else "")

@@ -45,10 +45,10 @@ def test_collectives_have_the_bytes_of_their_closed_forms():
 
 
 def test_rows_in_pieces_are_gathered_beside_the_exchange_of_those_before():
-    rows = Rows(Buffer.of("rows", 10**6, 64, SPEC, 4), 6000, 256.0, 256.0, 48_000, 4)
+    rows = Rows(Buffer.of("rows", 10**7, 64, SPEC, 4), 600_000, 256.0, 256.0, 48_000, 4)
     cut = dataclasses.replace(rows, pieces=3)
     whole, parts = (sketch(sizes([r]), DENSE) for r in (rows, cut))
-    assert moved(parts, "all_to_all") == sorted([*moved(whole, "all_to_all"), *[8 * 2000 * 256] * 3])[:-1]
+    assert moved(parts, "all_to_all") == sorted([*moved(whole, "all_to_all"), *[8 * 200_000 * 256] * 3])[:-1]
     free = dataclasses.replace(H200, rates=H200.rates | {"link_latency": Quantity(1e-6, "us", "a test")})
     ends = [end_of_rows(predict(graph, free, HOST)) for graph in (whole, parts)]
     gather = next(s.end_us - s.start_us for s, n in with_nodes(predict(whole, free, HOST)) if n.part == "gather")

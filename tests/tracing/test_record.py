@@ -14,6 +14,7 @@ from recjax.comms.trace import Event
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
+from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import Exchange
@@ -224,11 +225,10 @@ def test_rows_in_pieces(hosts):
     whole, cut = (Traced(4, "row_wise", hosts, exchange=Exchange(pieces=pieces)) for pieces in (1, 3))
     for neighbours in (False, True) if hosts > 1 else (None,):
         C = whole.capacities[whole.group.name + (ACROSS if neighbours is False else "")]
-        cuts = [C * n // 3 for n in range(4)]
         for (one,), pieces in zip(*(of_rows(t, neighbours) for t in (whole, cut)), strict=True):
             lists = [got // (D * 4) for got in one.receives]  # rows that come from each
             truth = []
-            for first, last in itertools.pairwise(cuts):
+            for first, last in cuts(C, 3):
                 useful = [min(max(rows - first, 0), last - first) * D * 4 for rows in lists]
                 truth.append((tuple(useful), len(lists) * (last - first) * D * 4))
             assert sorted((piece.receives, piece.padded_bytes) for piece in pieces) == sorted(truth)
