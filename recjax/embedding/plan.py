@@ -70,11 +70,11 @@ class Exchange:
 
     @property
     def of_segment(self) -> Exchange:
-        """As a segment has it: where `kind` is left open, rows; without `pieces`, which are the run's."""
+        """The exchange of a segment: of rows where `kind` is left open, and without `pieces`, which are the run's."""
         return Exchange(self.forward, self.backward, "rows" if self.kind == "auto" else self.kind)
 
     def to_json(self) -> dict[str, str]:
-        """As a plan file has it."""
+        """Returns what a plan file says of it."""
         return {"forward": self.forward, "backward": self.backward, "kind": self.kind}
 
 

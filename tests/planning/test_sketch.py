@@ -97,6 +97,7 @@ def test_a_larger_batch_never_takes_less():
     "plan",
     [
         "plan=row_wise",
+        "plan=row_wise embedding.exchange.kind=rows embedding.exchange.pieces=3",
         "plan=table_wise embedding.exchange.kind=pooled",
         "plan=data_parallel",
     ],

@@ -113,43 +113,38 @@ def test_no_bit_depends_on_the_number_of_pieces(case: str, pieces: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("case", ["one host", "hosts and replicas"])
 def test_each_all_to_all_of_rows_becomes_as_many_and_no_byte_is_added(case: str) -> None:
-    whole, cut = placed(case, 1), placed(case, 3)
-    assert whole.capacities == cut.capacities
-    texts = [p.compiled.as_text() or "" for p in (whole, cut)]
-    before, after = (
-        collections.Counter((c.phase, c.kind, c.group_size, c.result_bytes) for c in collectives(text))
-        for text in texts
-    )
-    wanted: collections.Counter[tuple[str, str, int, int]] = collections.Counter()
-    sizes = [cut.capacities[g.name + step] for g in cut.trainer.bound.listing for step in ("", ACROSS)
-             if g.name + step in cut.capacities]  # fmt: skip
-    for key, count in before.items():
-        phase, kind, devices, moved = key
-        if (phase, kind) != ("row_exchange", "all-to-all"):
-            wanted[key] += count
-            continue
-        fitting = {C for C in sizes if moved % C == 0 and moved // C in row_bytes(cut, devices)}
-        assert len(fitting) == 1, (key, sizes)
-        (C,) = fitting
-        for first, last in cuts(C, 3):
-            wanted[phase, kind, devices, moved // C * (last - first)] += count
-    assert after == wanted
-    lines = [wire_bytes(text, p.trainer.bound, p.inputs[0].routing, 4, samples=p.routed[0].local)
-             for text, p in zip(texts, (whole, cut), strict=True)]  # fmt: skip
-    for one, other in zip(*(sorted(of, key=str) for of in lines), strict=True):
+    others, lines = [], []
+    for pieces in (1, 3):
+        here = placed(case, pieces)
+        text = here.compiled.as_text() or ""
+        found = collections.Counter((c.phase, c.kind, c.group_size, c.result_bytes) for c in collectives(text))
+        rows = {key: n for key, n in found.items() if key[:2] == ("row_exchange", "all-to-all")}
+        assert rows == collections.Counter(
+            ("row_exchange", "all-to-all", devices, devices * (last - first) * place_bytes)
+            for devices, C, place_bytes in lists_of_rows(here)
+            for first, last in ([(0, C)] if pieces == 1 else cuts(C, pieces))
+        )
+        others.append({key: n for key, n in found.items() if key not in rows})
+        routing, b = here.inputs[0].routing, here.routed[0].local
+        lines.append(sorted(wire_bytes(text, here.trainer.bound, routing, 4, samples=b), key=str))
+    assert others[0] == others[1]
+    for one, other in zip(*lines, strict=True):
         times = 3 if (one["phase"], one["kind"]) == ("row_exchange", "all-to-all") else 1
         assert other == one | {"count": times * one["count"]}
 
 
-def row_bytes(placed: Placed, devices: int) -> set[int]:
-    """Bytes of one place of all lists of an all-to-all of rows among so many devices."""
-    found = set()
-    for group in placed.trainer.bound.listing:
-        wide = {"float32": 4 * group.width, "bfloat16": 2 * group.width, "int8": group.width + 8}
-        wide["float32"] //= 1 + (group.dtype == "bfloat16")
-        found.add(devices * wide[group.exchange.forward])
-        if group.two_step:  # float32 inside a host; of columns those of all hosts
-            found.add(devices * 4 * group.width * (1 if group.sharding.kind == "rows" else group.hosts))
+def lists_of_rows(placed: Placed) -> list[tuple[int, int, int]]:
+    """Devices, capacity and bytes of a place of each exchange of rows: of both steps where there are two."""
+    found = []
+    for group in (group for group in placed.trainer.bound.listing if group.spread):
+        C, W = placed.capacities[group.name], group.width
+        wire = {"float32": 4 * W, "bfloat16": 2 * W, "int8": W + 8}[group.exchange.forward]
+        wire = 2 * W if group.dtype == "bfloat16" else wire
+        if group.two_step:  # inside a host all is float32, and columns are those of all hosts
+            found.append((group.hosts, placed.capacities[group.name + ACROSS], wire))
+            found.append((group.per_host, C, 4 * W * (1 if group.sharding.kind == "rows" else group.hosts)))
+        else:
+            found.append((group.devices, C, wire))
     return found
 
 
