@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.commands import SMALL, assert_refused, inside
+from support.commands import SMALL, assert_refused, inside, lines_of
 from support.contract import V, problem_of
 from support.graphs import fetching
 from support.problems import Placed, Problem, trainer_of
@@ -185,3 +185,16 @@ def test_pieces_leave_nothing_out_and_differ_where_they_can(entries: int, pieces
 def test_more_pieces_than_the_shortest_list_has_rows_are_refused(preset: Any, tmp_path: Any) -> None:
     done = inside("train", preset, *SMALL, "embedding.exchange.pieces=9", "--out", tmp_path / "run")
     assert_refused(done, 2, "pieces is 9; it must be 1 to 8")
+
+
+@pytest.mark.full
+def test_a_run_goes_on_in_another_number_of_pieces(preset: Any, tmp_path: Any) -> None:
+    ends = []
+    for first, then in (("1", "1"), ("3", "2")):
+        out = tmp_path / first
+        for steps, pieces in (("2", first), ("4", then)):
+            settings = (f"train.steps={steps}", "mesh.devices=2", f"embedding.exchange.pieces={pieces}")
+            done = inside("train", preset, *settings, "--out", out)
+            assert done.status == 0, done.err
+        ends.append([(line["step"], line["loss"]) for line in lines_of(out, "train")])
+    assert ends[0] == ends[1] and [step for step, _ in ends[0]] == [1, 2, 3, 4]
