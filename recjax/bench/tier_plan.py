@@ -131,7 +131,7 @@ def _whole(run: Run) -> list[dict[str, Any]]:
         if group.cached:
             continue
         size = group.row_bytes(run.item_bytes)
-        copies = 1 if group.spread else group.devices
+        copies = group.devices // group.value_group.parts
         found += [
             {"table": segment.spec.name, "rows": segment.band.members, "row_bytes": size, "copies": copies,
              "device": segment.band.members, "dram": 0, "disk": 0, "untouched": 0}

@@ -60,11 +60,12 @@ class FeatureConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HotConfig:
-    """Hot rows: those of which every device has a copy, since most batches name them. They change no number."""
+    """Hot rows: those that every device has at hand, since most batches name them. They change no number."""
 
     rows: int | Literal["auto"] = 0  # how many over all tables, the most frequent ones; auto: as many as save time
     batches: int = 100  # of the run's first ones, that say which rows
-    memory_mib: float = 64.0  # that they may take on a device; bounds auto
+    copies: Literal["device", "host"] = "device"  # what has a copy: every device; or every host, over its devices
+    memory_mib: float = 64.0  # that they may take on a device, between steps; bounds auto
     refresh: int = 0  # steps after which others may take their places; 0: never
     machine: str = ""  # machine file or name, for auto; "": planner.machine, or without that bytes sent are counted
 
@@ -88,7 +89,7 @@ class EmbeddingConfig:
     dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
     rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
     exchange: Exchange = Exchange(kind="auto")  # what travels between devices, and how precise; float32 is exact
-    hot: HotConfig = HotConfig()  # rows of which every device has a copy
+    hot: HotConfig = HotConfig()  # rows that every device has at hand
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
 

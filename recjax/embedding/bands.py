@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.plan import HOT, RowIds, Segment
+from recjax.embedding.plan import HOT_PLACEMENTS, RowIds, Segment
 from recjax.embedding.row_order import RowOrder, library
 from recjax.embedding.spec import TableSpec
 
@@ -179,7 +179,7 @@ def bands(segments: Sequence[Segment], spec: TableSpec) -> tuple[Band, ...]:
     sets = {s.rows.ids for s in segments if isinstance(s.rows, RowIds)}
     chosen = {ids: Band(spec.rows, positions(set(ids))) for ids in sets}
     named = {id for ids in sets for id in ids}
-    vacant = all(s.placement == HOT for s in segments if isinstance(s.rows, RowIds))
+    vacant = all(s.placement in HOT_PLACEMENTS for s in segments if isinstance(s.rows, RowIds))
     rest = Band(spec.rows, positions(named), inverted=True, vacant=vacant) if named else Band(spec.rows)
     alike = {"all": Band(spec.rows), "rest": rest}
     return tuple(alike[s.rows] if isinstance(s.rows, str) else chosen[s.rows.ids] for s in segments)

@@ -12,13 +12,13 @@ import numpy as np
 from recjax.embedding.bands import Band, bands
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundSegment, Group
 from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
-from recjax.embedding.plan import COPIED, EXACT, HOT, OWNED, Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Plan, Segment, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
 from recjax.embedding.sharding.grid import GridSharding
-from recjax.embedding.sharding.hot import HotSharding
+from recjax.embedding.sharding.hot import HotPerHostSharding, HotSharding
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
@@ -33,6 +33,7 @@ SHARDINGS: dict[str, type[Sharding]] = {
     "grid": GridSharding,
     "data_parallel": ReplicatedSharding,
     HOT: HotSharding,
+    HOT_PER_HOST: HotPerHostSharding,
 }
 
 

@@ -111,8 +111,9 @@ def initialise(
     slots: GroupSlots = {}
     seeds = [(seed + g) % 2**32 for g in range(bound.replicas)] if apart and bound.independent else [seed]
     for group in bound.groups:
-        spec = P(group.partition_axes)
-        body = functools.partial(_initial_block, group, seeds, storage_dtype(group, dtype))
+        of_values = group.value_group
+        spec = P(of_values.partition_axes)
+        body = functools.partial(_initial_block, of_values, seeds, storage_dtype(group, dtype))
         given = [(homes or {})[group.name]] if group.mapped else []
         made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
         if group.cached:

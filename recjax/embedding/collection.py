@@ -118,9 +118,9 @@ def _arrays(
 ) -> dict[str, tuple[Group, BoundSegment, jax.Array, Places]]:
     """The buffers that a segment lies in, by name."""
     places = _places(group, (homes or {}).get(group.name))
-    own = group.slot_group
-    of_slots = own, own.segments[group.segments.index(segment)]
-    rows = {"rows": (group, segment, tables[group.name], places)}
+    nth = group.segments.index(segment)
+    of_values, of_slots = ((own, own.segments[nth]) for own in (group.value_group, group.slot_group))
+    rows = {"rows": (*of_values, tables[group.name], places)}
     return rows | {slot: (*of_slots, x, places) for slot, x in slots[group.name].items()}
 
 
@@ -308,7 +308,7 @@ def import_tables(
         made = {
             name: _empty(group, mesh, *of)
             if group.cached
-            else _import(group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
+            else _import(group.value_group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
             for name, of in arrays.items()
         }
         tables[group.name] = made.pop("rows")

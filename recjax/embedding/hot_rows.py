@@ -46,13 +46,16 @@ def make_swap(bound: BoundPlan, mesh: Mesh) -> Swap:
 
     Returns:
       swap(tables, slots, homes, new homes) -> (tables, slots), of homes as `homes_of_hot_rows` gives them. Collectives:
-      an all-gather of each slot of hot rows, and an all-reduce of [K, D] for each array of each table.
+      an all-gather of each slot of hot rows (with a copy on each host also of the rows), and an all-reduce of [K, D]
+      for each array of each table.
     """
 
     def body(tables: Tables, slots: GroupSlots, old: Moves, new: Moves) -> tuple[Tables, GroupSlots]:
         tables, slots = dict(tables), {name: dict(of) for name, of in slots.items()}
-        for name in {group.name for group, _, _ in _tables(bound)}:
-            slots[name] = {k: jax.lax.all_gather(x, MODEL_AXES, tiled=True) for k, x in slots[name].items()}
+        of_hot = {group.name: group for group, _, _ in _tables(bound)}
+        for name, group in of_hot.items():
+            tables[name] = _gathered(group, group.value_group, tables[name])
+            slots[name] = {k: _gathered(group, group.slot_group, x) for k, x in slots[name].items()}
         for group, hot, rest in _tables(bound):
             for array in ("rows", *slots[group.name]):
                 held = tables if array == "rows" else {n: of[array] for n, of in slots.items() if array in of}
@@ -68,10 +71,9 @@ def make_swap(bound: BoundPlan, mesh: Mesh) -> Swap:
                 if array != "rows":
                     for n, x in held.items():
                         slots[n][array] = x
-        for group in {group.name: group for group, _, _ in _tables(bound)}.values():
-            each = group.slot_group.rows
-            first = jax.lax.axis_index(MODEL_AXES) * each
-            slots[group.name] = {k: jax.lax.dynamic_slice_in_dim(x, first, each) for k, x in slots[group.name].items()}
+        for name, group in of_hot.items():
+            tables[name] = _own(group, group.value_group, tables[name])
+            slots[name] = {k: _own(group, group.slot_group, x) for k, x in slots[name].items()}
         return tables, slots
 
     embeddings: Any = ShardedEmbeddings(bound)
@@ -88,6 +90,20 @@ def _tables(bound: BoundPlan) -> list[tuple[Group, BoundSegment, list[tuple[Grou
             rest = [(g, s) for g, s in bound.segments(hot.spec.name) if s.band.vacant]
             if rest:
                 found.append((group, hot, rest))
+    return found
+
+
+def _gathered(group: Group, held: Group, x: jax.Array) -> jax.Array:
+    """All rows of a buffer, of which devices hold ranges unless `held`, the group as it lies there, is itself."""
+    sharding: Any = held.sharding
+    found: jax.Array = x if held is group else sharding.gather(x)
+    return found
+
+
+def _own(group: Group, held: Group, x: jax.Array) -> jax.Array:
+    """The inverse of `_gathered`."""
+    sharding: Any = held.sharding
+    found: jax.Array = x if held is group else sharding.own(x)
     return found
 
 

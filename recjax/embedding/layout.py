@@ -272,11 +272,16 @@ class Group(_InReplicas):
 
     @functools.cached_property
     def slot_group(self) -> Group:
-        """The group as the optimizer's slots lie on the devices: itself, unless these are spread otherwise.
+        """The group as the optimizer's slots lie on the devices between steps; see `_in_ranges`."""
+        return self._in_ranges(self.sharding.of_slots)
 
-        Then a part has an equal range of the rows of the buffer.
-        """
-        sharding = self.sharding.of_slots
+    @functools.cached_property
+    def value_group(self) -> Group:
+        """The group as its values lie on the devices between steps; see `_in_ranges`."""
+        return self._in_ranges(self.sharding.of_values)
+
+    def _in_ranges(self, sharding: Sharding | None) -> Group:
+        """The group spread in another way, in which a part has an equal range of the buffer's rows; None: itself."""
         if sharding is None:
             return self
         each = self.rows // sharding.parts
@@ -315,11 +320,12 @@ class Group(_InReplicas):
     def row_bytes(self, item_bytes: int) -> int:
         """Bytes of one row of the buffer and of its slots; `item_bytes` is that of an element that is not bfloat16.
 
-        Slots that devices have a part of count as much.
+        Values and slots that devices have a part of count as much.
         """
         values_bytes = self.width * (2 if self.dtype == "bfloat16" else item_bytes)
         slot_bytes = item_bytes * sum(math.prod(slot.shape) for slot in self.slots().values())
-        return values_bytes + slot_bytes * self.slot_group.rows // self.rows
+        held_bytes = values_bytes * self.value_group.rows // self.rows
+        return held_bytes + slot_bytes * self.slot_group.rows // self.rows
 
     def counts(self, segment: BoundSegment) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many rows, and how many columns of them, each device holds of a segment: int64 [N] both."""

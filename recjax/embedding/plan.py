@@ -38,14 +38,15 @@ from recjax.utils.text import did_you_mean
 FORMAT = "recjax-plan/1"
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
-HOT = "hot"  # of segments alone: see `Segment.placement`
+HOT, HOT_PER_HOST = "hot", "hot_per_host"  # of segments alone: see `Segment.placement`
+HOT_PLACEMENTS = (HOT, HOT_PER_HOST)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 CHOICES = ("auto", "balanced", *PLACEMENTS)  # of the config's `plan`, but for a file's path
 AUTO_REPLICATE_BYTES = 64 * 1024
 ExchangeKind = Literal["auto", "rows", "pooled"]
 KINDS = ("rows", "pooled")  # those of a plan file
 MOST_PIECES = 8  # of an exchange: the shortest list has as many rows (`routing/capacity.py`)
-COPIED = ("data_parallel", HOT)  # placements with a copy of each row on each device
+COPIED = ("data_parallel", *HOT_PLACEMENTS)  # placements with a copy of each row on each device, or on each host
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
@@ -98,7 +99,7 @@ class Segment:
     # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
     # columns spread over hosts, and rows over the devices of each. The names are TorchRec's. hot: a copy on each device
     # and a part of the optimizer's slots, whole rows; those that the others of its table have as the rest can change
-    # places with them.
+    # places with them. hot_per_host: the same with a copy on each host, divided over its devices.
     placement: str
     rows: Literal["all", "rest"] | RowIds = "all"  # rest: the rows that no other segment's set names
     columns: Literal["all"] | tuple[int, int] = "all"  # the first, and the one after the last
@@ -212,8 +213,8 @@ def _segment(item: dict[str, Any], place: str, folder: Path) -> Segment:
     if unknown := [key for key in item if key not in allowed]:
         raise ConfigError(f"{place}: unknown key {unknown[0]!r}; the keys are {', '.join(allowed)}.")
     placement = item.get("placement")
-    if placement not in (*PLACEMENTS, HOT):
-        raise ConfigError(f"{place}: placement is {placement!r}; choose one of {', '.join((*PLACEMENTS, HOT))}.")
+    if placement not in (known := (*PLACEMENTS, *HOT_PLACEMENTS)):
+        raise ConfigError(f"{place}: placement is {placement!r}; choose one of {', '.join(known)}.")
     if not isinstance(item.get("why", ""), str):
         raise ConfigError(f"{place}: why={item['why']!r} is not a text.")
     if item.get("tier", Segment.tier) != Segment.tier:
@@ -403,7 +404,7 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
                 f"{path} exchanges {segment.exchange.kind} of table {table.name!r}, but embedding.exchange.kind is "
                 "pooled. Leave that to the file (embedding.exchange.kind=auto), or change the file."
             )
-        if table.placement not in (None, segment.placement) and segment.placement != HOT:
+        if table.placement not in (None, segment.placement) and segment.placement not in HOT_PLACEMENTS:
             raise ConfigError(
                 f"{path} places table {table.name!r} {segment.placement}, but its own setting says {table.placement}. "
                 f"Leave that to the file (embedding.tables.{table.name}.placement=none), or change the file."

@@ -156,9 +156,10 @@ class Cut(Split):
     offset: int = 0
     each: int = 0
 
-    def bounds(self, owner: int) -> tuple[int, int]:
+    def bounds(self, owner: Any) -> tuple[Any, Any]:
         """Like `Split.bounds`."""
-        start, stop = (min(max(owner * self.each - self.offset + more, 0), self.rows) for more in (0, self.each))
+        first, xp = owner * self.each - self.offset, library(owner)
+        start, stop = (xp.minimum(xp.maximum(first + more, 0), self.rows) for more in (0, self.each))
         return start, stop
 
 

@@ -70,7 +70,7 @@ class ShardedEmbeddings:
 
     def partition_specs(self) -> dict[str, P]:
         """Group name -> how its buffer is split over the mesh."""
-        return {group.name: P(group.partition_axes) for group in self.bound.groups}
+        return {group.name: P(group.value_group.partition_axes) for group in self.bound.groups}
 
     def slot_specs(self) -> dict[str, P]:
         """Group name -> how each of its slots is split over the mesh."""

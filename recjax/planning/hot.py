@@ -1,15 +1,17 @@
-"""Hot rows: which rows every device gets a copy of (`embedding.hot`), after P2RES's two-fold parallelism.
+"""Hot rows: which rows every device gets at hand (`embedding.hot`), after P2RES's two-fold parallelism.
 
-A row is worth a copy on every device if nearly every device asks for it in nearly every step: then its gradient is
-summed by a reduce-scatter and its new value comes by an all-gather, in arrays without ids, and the host need not sort
-the ids that name it. Rows are taken in the order of P(a device's share of a batch names it), as counted in the run's
-own first batches (`recjax.data.presence`); where rows travel without dedup, of the ids that name them.
+A row is worth a copy on every device, or on every host, if nearly every device asks for it in nearly every step: then
+its gradient is summed by a reduce-scatter and its new value comes by an all-gather, in arrays without ids, and the
+input need not sort the ids that name it. Rows are taken in the order of P(a device's share of a batch names it), as
+counted in the run's own first batches (`recjax.data.presence`); where rows travel without dedup, of the ids that name
+them.
 
 How many: those with which the tables' part of a step is shortest, by the machine's measured curves of what changes with
 the number K: all-to-alls of ids, rows and gradients, gathers, sorts and scatters of the rest; reduce-scatter,
 all-gather and passes over K rows; and routing on the host. Without a machine, by the bytes that a device sends. With
 distinct rows a row costs p * (N-1)/N * (4 + 8 D) bytes where it is asked for, and 2 * (N-1)/N * 4 (D + 1) with a
-copy: at equal rates of both collectives no copy is worth it, and "none" is the answer.
+copy: at equal rates of both collectives no copy is worth it, and "none" is the answer. A copy on every host takes as
+many bytes as one on every device.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.data.presence import Presence
-from recjax.embedding.plan import HOT, Plan, RowIds, Segment
+from recjax.embedding.plan import HOT, HOT_PLACEMENTS, Plan, RowIds, Segment
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.costs import Costs
+from recjax.planning.hot_copies import HotCopies
 from recjax.planning.hot_rank import Candidates, joins, ranked
 from recjax.planning.machine import Machine, open_machine
 from recjax.planning.work import Work, gather, scatter, sort
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
 LADDER = (0, *(64 * 2**n for n in range(12)))  # numbers of rows that are compared: 64 to 131,072
 WORTH = 0.05  # of the time without hot rows, that a set must save
 _HOT_ID = 0.4  # of the host's time for an id, where its row is hot: one look-up in place of a sort
-_PASSES = 10  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Estimate:
       cost: of the tables' part of a step.
       covered: share of a batch's ids that name hot rows, those of small tables that join them included.
       travelling: rows that a device still asks for.
-      held_bytes: of hot rows and their slots on a device.
+      held_bytes: of hot rows and their slots on a device, between steps.
     """
 
     rows: int
@@ -70,12 +72,14 @@ class Choice:
       curve: what was compared.
       unit: of its costs, "us" or "bytes".
       why: the reason in words.
+      placement: of the chosen rows.
     """
 
     ids: dict[str, tuple[int, ...]]
     curve: tuple[Estimate, ...]
     unit: str
     why: str
+    placement: str = HOT
 
     @property
     def rows(self) -> int:
@@ -103,7 +107,7 @@ def hot_rows(
       tables: of the model.
       features: of the model.
       shape: replica groups, hosts of each, devices of each of these.
-      room_bytes: of a device, for as many as save time.
+      room_bytes: of a device in a step, for as many as save time.
 
     Raises:
       ConfigError: there is no such machine.
@@ -111,56 +115,62 @@ def hot_rows(
     """
     _machine(config)  # there is one, before anything is counted
     found, presence = ranked(plan, config, source, tables, features, shape)
-    return choose(found, presence, config, shape[1] * shape[2], room_bytes)
+    return choose(found, presence, config, copies_of(config, shape), room_bytes)
+
+
+def copies_of(config: RunConfig, shape: tuple[int, int, int]) -> HotCopies:
+    """Copies as `embedding.hot.copies` says on a mesh: replica groups, hosts of each, devices of each of these."""
+    return HotCopies(shape[1] * shape[2], shape[1], config.embedding.hot.copies == "host")
 
 
 def choose(
-    found: Candidates, presence: Presence, config: RunConfig, devices: int, room_bytes: float = math.inf
+    found: Candidates, presence: Presence, config: RunConfig, copies: HotCopies, room_bytes: float = math.inf
 ) -> Choice:
     """Takes as many of the ranked rows as `embedding.hot` says; see `hot_rows`."""
     hot, machine = config.embedding.hot, _machine(config)
-    limit = np.searchsorted(np.cumsum(_held(found, devices)), min(hot.memory_mib * 2**20, room_bytes), "right")
+    sizes = found.row_bytes_M, found.slot_bytes_M
+    rooms = (copies.held_bytes(*sizes), hot.memory_mib * 2**20), (copies.step_bytes(*sizes), room_bytes)
+    limit = min(np.searchsorted(np.cumsum(each_M), room, "right") for each_M, room in rooms)
     if hot.rows != "auto":
         count = min(hot.rows, len(found.ids_M))
         why = f"embedding.hot.rows={hot.rows}"
         more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
-        return Choice(_by_table(found, count), (), "", why + more)
+        return Choice(_by_table(found, count), (), "", why + more, copies.placement)
     platform, ids = machine.platform if machine else "cpu", float(found.found_M.sum()) + found.other_ids
     on_host = not device.routes(config.train.routing, platform, ids, not hot.refresh)
-    work = (found, devices, machine, on_host)
+    work = (found, copies, machine, on_host)
     counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
     curve = tuple(estimate(count, *work) for count in counts)
-    return _chosen(found, curve, machine, on_host, presence, config.train.batch_size, devices)
+    return _chosen(found, curve, machine, on_host, presence, config.train.batch_size, copies)
 
 
 def estimate(
-    rows: int, found: Candidates, devices: int, machine: Machine | None, routes_on_host: bool = True
+    rows: int, found: Candidates, copies: HotCopies, machine: Machine | None, routes_on_host: bool = True
 ) -> Estimate:
     """The cost of the tables' part of a step with the first `rows` candidates as hot rows.
 
     Args:
       rows: K.
       found: the candidates.
-      devices: N.
+      copies: on which devices.
       machine: whose curves count; None: bytes do.
       routes_on_host: whether the host finds the distinct rows.
     """
     total = float(found.found_M.sum()) + found.other_ids
     hot_ids = float(found.found_M[:rows].sum()) + (found.joining_ids if rows else 0.0)
     travelling = float(found.asked_M[rows:].sum())
-    held = float(_held(found, devices)[:rows].sum())
+    held = float(copies.held_bytes(found.row_bytes_M, found.slot_bytes_M)[:rows].sum())
     cost = 0.0
     for row_bytes in np.unique(found.row_bytes_M):
         same_M = found.row_bytes_M == row_bytes
         cold, hot = float(found.asked_M[rows:][same_M[rows:]].sum()), int(same_M[:rows].sum())
-        size = (float(row_bytes), devices)
         if machine is None:
-            cost += _sent_bytes(cold, hot, *size)
+            cost += _sent_bytes(cold, hot, float(row_bytes), copies.devices)
         else:
-            table_bytes = float(row_bytes) * max(1.0, float(same_M.sum())) / devices
-            cost += _device_us(cold, hot, *size, table_bytes, Costs(machine))
+            table_bytes = float(row_bytes) * max(1.0, float(same_M.sum())) / copies.devices
+            cost += _device_us(cold, hot, float(row_bytes), copies, table_bytes, Costs(machine))
     if machine is not None and routes_on_host:
-        sizes = {"ids": max(1.0, total), "features": float(found.features), "devices": float(devices)}
+        sizes = {"ids": max(1.0, total), "features": float(found.features), "devices": float(copies.devices)}
         route_us = Costs(machine).host("host_route", **sizes).us
         host_us = route_us * (1 - (1 - _HOT_ID) * hot_ids / max(1.0, total))
         cost = cost + host_us / machine.cores if machine.shared else max(cost, host_us)
@@ -175,11 +185,11 @@ def with_hot_rows(plan: Plan, choice: Choice, tables: Sequence[TableSpec]) -> Pl
     found = dict(plan.tables)
     for table in tables if choice.ids else ():
         if joins(table, found[table.name]):
-            found[table.name] = tuple(dataclasses.replace(s, placement=HOT) for s in found[table.name])
+            found[table.name] = tuple(dataclasses.replace(s, placement=choice.placement) for s in found[table.name])
         if ids := choice.ids.get(table.name):
             rest = found[table.name] if len(ids) < table.rows else ()
             others = tuple(dataclasses.replace(segment, rows="rest") for segment in rest)
-            found[table.name] = (Segment(HOT, RowIds(ids), why=choice.why), *others)
+            found[table.name] = (Segment(choice.placement, RowIds(ids), why=choice.why), *others)
     return Plan(found)
 
 
@@ -191,7 +201,7 @@ def of_equal_sizes(plan: Plan, presence: Presence, dedup: bool) -> Plan:
     found = {}
     for name, segments in plan.tables.items():
         found[name] = segments
-        sets = [s for s in segments if s.placement == HOT and isinstance(s.rows, RowIds)]
+        sets = [s for s in segments if s.placement in HOT_PLACEMENTS and isinstance(s.rows, RowIds)]
         if len(sets) != 1 or len(segments) == 1:
             continue
         items, count = presence.tables[name], len(sets[0].rows.ids)  # type: ignore[union-attr]
@@ -207,7 +217,7 @@ def of_equal_sizes(plan: Plan, presence: Presence, dedup: bool) -> Plan:
 
 def refuse_twice(plan: Plan, source: str) -> None:
     """Refuses `embedding.hot.rows` beside a plan file, which has its own sets (ConfigError)."""
-    sets = any(s.placement == HOT for segments in plan.tables.values() for s in segments)
+    sets = any(s.placement in HOT_PLACEMENTS for segments in plan.tables.values() for s in segments)
     raise ConfigError(
         f"embedding.hot.rows is set, but plan={source} is a file, which says itself which rows are hot"
         f"{' (it has some)' if sets else ''}. Leave that to the file (embedding.hot.rows=0), or let recjax plan again: "
@@ -216,9 +226,10 @@ def refuse_twice(plan: Plan, source: str) -> None:
 
 
 def describe_hot(choice: Choice) -> dict[str, Any]:
-    """A choice as JSON values: "rows", "why", "unit", "tables" (name -> rows) and "curve", the estimates."""
+    """A choice as JSON values: "rows", "copies", "why", "unit", "tables" (name -> rows) and "curve", the estimates."""
     return {
         "rows": choice.rows,
+        "copies": "device" if choice.placement == HOT else "host",
         "why": choice.why,
         "unit": choice.unit,
         "tables": {name: len(ids) for name, ids in choice.ids.items()},
@@ -228,7 +239,8 @@ def describe_hot(choice: Choice) -> dict[str, Any]:
 
 def hot_table(described: dict[str, Any]) -> str:
     """The same as text."""
-    head = f"hot rows: {described['rows']:,} ({described['why']})"
+    where = ", a copy on every host" if described["copies"] == "host" else ""
+    head = f"hot rows: {described['rows']:,}{where} ({described['why']})"
     if not described["curve"]:
         return head
     cost = "tables' part of a step" if described["unit"] == "us" else "bytes sent a step"
@@ -248,12 +260,12 @@ def _chosen(
     on_host: bool,
     presence: Presence,
     batch_size: int,
-    devices: int,
+    copies: HotCopies,
 ) -> Choice:
     """The choice by a curve, whose first estimate is that of no hot row."""
     none, best = curve[0], min(curve, key=lambda of: (of.cost, of.rows))
     unit, by = ("us", f"by {machine.name}'s curves") if machine else ("bytes", "by bytes sent")
-    about = f"{presence.batches} batches of {batch_size:,} on {devices} device(s)"
+    about = f"{presence.batches} batches of {batch_size:,} on {copies.devices} device(s)"
     if machine and on_host and not machine.knows("host_route"):
         about += (
             f"; {machine.name}'s file does not say how long a host routes, which copies shorten: only the devices' "
@@ -271,9 +283,9 @@ def _chosen(
                 "; a copy costs as many bytes as a row that every device asks for in every step. Name a machine "
                 "(embedding.hot.machine) to have time decide"
             )
-        return Choice({}, curve, unit, why)
+        return Choice({}, curve, unit, why, copies.placement)
     why = f"{by}: {1 - best.cost / none.cost:.0%} less than without, {best.covered:.0%} of the ids; {about}"
-    return Choice(_by_table(found, best.rows), curve, unit, why)
+    return Choice(_by_table(found, best.rows), curve, unit, why, copies.placement)
 
 
 def _by_table(found: Candidates, count: int) -> dict[str, tuple[int, ...]]:
@@ -283,11 +295,6 @@ def _by_table(found: Candidates, count: int) -> dict[str, tuple[int, ...]]:
         for number, name in enumerate(found.tables)
         if (found.table_M[:count] == number).any()
     }
-
-
-def _held(found: Candidates, devices: int) -> np.ndarray:
-    """Bytes that a device holds of each, with its part of the slots: float64 [M]."""
-    return found.row_bytes_M + found.slot_bytes_M / devices
 
 
 def _machine(config: RunConfig) -> Machine | None:
@@ -301,15 +308,14 @@ def _sent_bytes(cold: float, hot: int, row_bytes: float, devices: int) -> float:
     return (devices - 1) / devices * (cold * (4 + 2 * row_bytes) + hot * (2 * row_bytes + 4))
 
 
-def _device_us(cold: float, hot: int, row_bytes: float, devices: int, table_bytes: float, costs: Costs) -> float:
+def _device_us(cold: float, hot: int, row_bytes: float, copies: HotCopies, table_bytes: float, costs: Costs) -> float:
     """Time of a device for rows of one width: what it is asked for and asks for, and hot ones."""
-    machine = costs.machine
-    several = {"devices": float(devices)}
+    machine, devices = costs.machine, copies.devices
     works: list[Work] = []
     if cold:
         moved = cold * row_bytes
         sizes = (4 * cold, moved, moved)
-        works += [Work("all_to_all", {"bytes": max(1.0, size), **several}, 0.0, size) for size in sizes]
+        works += [Work("all_to_all", {"bytes": max(1.0, size), **copies.all_devices}, 0.0, size) for size in sizes]
         works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
         operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.ordering`
         works.append(sort(max(2.0, cold), operands, 8 * cold))
@@ -317,16 +323,12 @@ def _device_us(cold: float, hot: int, row_bytes: float, devices: int, table_byte
         works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))
         works.append(Work("elementwise", {"bytes": 4 * moved}, 0.0, 4 * moved))
     if hot:
-        moved = hot * row_bytes
-        works.append(Work("reduce_scatter", {"bytes": moved + 4 * hot, **several}, 0.0, moved + 4 * hot))
-        works.append(Work("all_gather", {"bytes": moved, **several}, 0.0, moved))
-        works.append(Work("elementwise", {"bytes": _PASSES * moved}, 0.0, _PASSES * moved))
-        works.append(Work("elementwise", {"bytes": 4 * moved / devices}, 0.0, 4 * moved / devices))
+        works += copies.works(hot, row_bytes)
     total = 0.0
     for work in works:
         if "devices" not in work.sizes:  # devices that share the cores of a host take turns
             cost = costs.of(work)
             total += cost.us * (max(1.0, devices * cost.cores / machine.cores) if machine.shared else 1.0)
-        elif devices > 1:  # measured from the first device's start to the last one's end
+        elif work.sizes["devices"] > 1:  # measured from the first device's start to the last one's end
             total += costs.of(work).us
     return total

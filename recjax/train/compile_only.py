@@ -37,7 +37,8 @@ def abstract_state(trainer: Trainer) -> TrainState:
     tables: Any = {}
     slots: Any = {}
     for group in trainer.bound.groups:
-        shape = buffer_shape(group, (group.width,), group.versions * group.parts)
+        own = group.value_group
+        shape = buffer_shape(own, (own.width,), own.versions * own.parts)
         tables[group.name] = jax.ShapeDtypeStruct(shape, storage_dtype(group, trainer.dtype))
         own = group.slot_group
         slots[group.name] = {

@@ -25,7 +25,7 @@ from support.zipf import asked_for, contiguous_owners, law  # noqa: E402
 
 from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
-from recjax.embedding.plan import HOT, RowIds  # noqa: E402
+from recjax.embedding.plan import HOT_PLACEMENTS, RowIds  # noqa: E402
 from recjax.embedding.routing import host  # noqa: E402
 from recjax.train.routers import place_all  # noqa: E402
 from recjax.train.trainer import build_trainer  # noqa: E402
@@ -45,7 +45,9 @@ class Routing:
         _, self.sizes = place_all(self.trainer.router, routed)
         travelling = [group for group in self.trainer.bound.listing if group.spread]
         self.asked = sum(self.sizes[group.name] * group.num_row_lists for group in travelling)
-        sets = [s.rows for segments in self.trainer.plan.tables.values() for s in segments if s.placement == HOT]
+        sets = [
+            s.rows for segments in self.trainer.plan.tables.values() for s in segments if s.placement in HOT_PLACEMENTS
+        ]
         self.chosen = sum(len(rows.ids) for rows in sets if isinstance(rows, RowIds))
 
     def ms(self, nth: int) -> float:

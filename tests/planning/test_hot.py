@@ -21,6 +21,7 @@ from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning import hot, work
 from recjax.planning.hot import estimate
+from recjax.planning.hot_copies import HotCopies
 from recjax.planning.hot_rank import Candidates, candidates, ranked
 from recjax.planning.machine import open_machine
 from recjax.planning.resolve import resolve
@@ -94,7 +95,7 @@ def test_what_travels_comes_first() -> None:
 def test_bytes_by_hand() -> None:
     """Three of four parts leave a device: 4 + 16 + 16 for a row asked for; 16 + 4, and 16, for a hot one."""
     found = by_hand([3.0, 1.0, 0.5])
-    costs = [estimate(count, found, 4, None) for count in (0, 1, 3)]
+    costs = [estimate(count, found, HotCopies(4), None) for count in (0, 1, 3)]
     assert [of.cost for of in costs] == pytest.approx([0.75 * 4.5 * 36, 0.75 * (1.5 * 36 + 36), 0.75 * 3 * 36])
     assert [of.covered for of in costs] == pytest.approx([0, 12 / 28, 18 / 28])
     assert [of.held_bytes for of in costs] == [0, 20, 60]
@@ -109,9 +110,9 @@ def test_small_tables_join_hot_rows() -> None:
     found, presence = ranked(plan, config, source, tables, features, SHAPE)
     small = presence.occurrences("sparse_0").sum()
     assert found.tables == ("sparse_1",) and found.joining_ids == found.other_ids == small == pytest.approx(800)
-    held = hot.with_hot_rows(plan, hot.choose(found, presence, run(1, plan="auto"), 4), tables)
+    held = hot.with_hot_rows(plan, hot.choose(found, presence, run(1, plan="auto"), HotCopies(4)), tables)
     assert held.tables["sparse_0"][0].placement == "hot"
-    shares = [estimate(count, found, 4, None).covered for count in (0, 1)]
+    shares = [estimate(count, found, HotCopies(4), None).covered for count in (0, 1)]
     assert shares == pytest.approx([0, (800 + found.found_M[0]) / 1600])
     fixed = dataclasses.replace(tables[0], placement="data_parallel")
     stays = candidates(presence, [fixed, tables[1]], [tables[1]], plan, True, 4)
@@ -129,7 +130,7 @@ def test_owners_of_a_cpu_sort_one_array(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(hot, "sort", sort)
     for platform in ("cpu", "gpu"):
         machine = dataclasses.replace(open_machine("h100"), platform=platform)
-        estimate(0, by_hand([1.0] * 64), 4, machine)
+        estimate(0, by_hand([1.0] * 64), HotCopies(4), machine)
     assert found == [1, 2]
 
 
@@ -156,19 +157,19 @@ def test_as_many_as_pay() -> None:
         h100, rates=h100.rates | {"link_latency": dataclasses.replace(h100.rates["link"], value=0.0)}
     )
     found = by_hand([1.0] * 4096)
-    assert estimate(4096, found, 4, free, False).cost < estimate(0, found, 4, free, False).cost
+    assert estimate(4096, found, HotCopies(4), free, False).cost < estimate(0, found, HotCopies(4), free, False).cost
 
 
 def test_a_data_sheet_says_nothing_of_the_host() -> None:
     """No curve says how much of a host's routing copies save. The reason says so, unless devices route: many ids."""
     presence = Presence({"t": Items(8, np.array([3]), np.array([1]), np.array([1]))}, 1, 4, 64, np.zeros(0))
     found, config, untold = by_hand([1.0] * 64), run("auto", machine="h100"), "does not say how long a host routes"
-    assert untold in hot.choose(found, presence, config, 4).why
+    assert untold in hot.choose(found, presence, config, HotCopies(4)).why
     many = dataclasses.replace(found, other_ids=2.0**18)
-    assert untold not in hot.choose(many, presence, config, 4).why
+    assert untold not in hot.choose(many, presence, config, HotCopies(4)).why
     on_host = dataclasses.replace(config, train=dataclasses.replace(config.train, routing="host"))
-    assert untold in hot.choose(many, presence, on_host, 4).why
-    by_bytes = hot.choose(found, presence, run("auto"), 4)
+    assert untold in hot.choose(many, presence, on_host, HotCopies(4)).why
+    by_bytes = hot.choose(found, presence, run("auto"), HotCopies(4))
     assert untold not in by_bytes.why and "Name a machine" in by_bytes.why
 
 

@@ -100,6 +100,11 @@ class Sharding(abc.ABC):
         """None, or how the optimizer's slots are spread where not as the rows are: see `Group.slot_group`."""
         return None
 
+    @property
+    def of_values(self) -> Sharding | None:
+        """None, or how the values are spread between steps where a step has more: see `Group.value_group`."""
+        return None
+
     def place(self, part: Any) -> tuple[Any, Any]:
         """(owner, number of its columns) of a part of the buffer: the rows and the columns that it holds."""
         return part % self.owners, part // self.owners

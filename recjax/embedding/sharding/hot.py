@@ -1,7 +1,8 @@
-"""Hot rows: a copy on every device, and of the optimizer's slots an equal part on each.
+"""Hot rows: a copy on every device or on every host, and of the optimizer's slots an equal part on each device.
 
-A device has all rows at hand, so that ids of hot rows need no list, no distinct rows and no exchange: `fetch` gives the
-copy itself, and a device's gradient is one array as long. Collectives of a group and step, R rows on N devices:
+Within a step a device has all rows at hand, so that ids of hot rows need no list, no distinct rows and no exchange:
+`fetch` gives all rows, and a device's gradient is one array as long. Collectives of a group and step, R rows on N
+devices with a copy on every device (`HotSharding`):
 
   grad_exchange  reduce-scatter of [R, D + 1]: summed gradients, and how many devices touched each row
   row_exchange   all-gather of the new rows     R / N * D * itemsize from each device
@@ -9,12 +10,25 @@ copy itself, and a device's gradient is one array as long. Collectives of a grou
 That is what an all-reduce sends; but a device updates R / N rows alone, and holds their slots. Between replica groups
 that hold the same, an all-reduce of [R / N, D + 1] follows the first, in replica_exchange.
 
+With a copy on every one of H hosts (`HotPerHostSharding`), each of the E devices of a host holds R / E rows between
+steps:
+
+  row_exchange   all-gather of the rows, inside each host       R / E * D * itemsize from each device
+  grad_exchange  reduce-scatter of [R, D + 1] inside each host, and of [R / E, D + 1] across hosts
+  row_exchange   all-gather of the new rows, across hosts       R / N * D * itemsize from each device
+
+A device sends as many bytes in either form: here the all-gather is cut in two, one at the end of a step and one at the
+beginning of the next. Across hosts each device has 1/E of the rows. All rows [R, D] are a temporary of the forward
+pass, as long as the copy that a device holds in the other form; nothing is as long as the rest of a table. On one host
+the rows are spread evenly over its devices; with one device a host both forms are the same.
+
 After P2RES's two-fold parallelism, and the hybrid embedding of HugeCTR; both keep whole optimizer states.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -28,39 +42,87 @@ from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
-from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
+from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES
 
 
-class _SlotSharding(RowSharding):
-    """Layout of the slots of hot rows: by ranges, and alike in replica groups that hold the same."""
+@dataclasses.dataclass(frozen=True)
+class RangeSharding(RowSharding):
+    """Layout of hot rows or of their slots between steps: equal ranges, and the same along the other mesh axes.
+
+    Replica groups that hold the same have the same ranges.
+
+    Attributes:
+      over: the axes, of MODEL_AXES, along which the ranges follow each other.
+    """
+
+    over: tuple[str, ...] = MODEL_AXES
+
+    @property
+    def parts(self) -> int:
+        """Number of ranges."""
+        sizes = dict(zip(MODEL_AXES, (self.hosts, self.per_host), strict=True))
+        return math.prod(sizes[axis] for axis in self.over)
+
+    @property
+    def owners(self) -> int:
+        """O: all ranges."""
+        return self.parts
 
     def partition_axes(self, synchronous: bool, independent: bool) -> tuple[str, ...]:
         """Axes of the buffer's rows: what they are made of is known to be alike."""
-        return BATCH_AXES if independent else MODEL_AXES
+        return (*ACROSS_GROUPS, *self.over) if independent else self.over
+
+    def this_part(self) -> jax.Array:
+        """int32 []: the number of this device's range."""
+        return jax.lax.axis_index(self.over)
+
+    def gather(self, x_M: jax.Array) -> jax.Array:
+        """All rows [parts * M, ...] of an array of which devices hold ranges [M, ...]."""
+        return jax.lax.all_gather(x_M, self.over, tiled=True)
+
+    def own(self, x_R: jax.Array) -> jax.Array:
+        """This device's range of an array of all rows: the inverse of `gather`."""
+        each = len(x_R) // self.parts
+        return jax.lax.dynamic_slice_in_dim(x_R, self.this_part() * each, each)
 
 
 @dataclasses.dataclass(frozen=True)
 class HotSharding(ReplicatedSharding):
-    """Every device holds all rows, and updates a part of them."""
+    """Every device has all rows at hand in a step, and updates a part of them.
+
+    Attributes:
+      divided: mesh axes over which the rows are divided between steps: none, since every device holds a copy.
+      copied: the other ones, along which devices hold the same, of which each updates an equal range.
+    """
 
     kind: ClassVar[str] = "hot"
     listed: ClassVar[bool] = False
     updates_apart: ClassVar[bool] = True
     addressed: ClassVar[bool] = False
+    divided: ClassVar[tuple[str, ...]] = ()
+    copied: ClassVar[tuple[str, ...]] = MODEL_AXES
 
     def padded(self, rows: int) -> int:
         """Like `Sharding.padded`: as many for each device."""
         return -(-rows // self.devices) * self.devices
 
     @property
+    def of_values(self) -> Sharding | None:
+        """Like `Sharding.of_values`: None, or an equal range of the rows on each device of a host."""
+        return RangeSharding(self.devices, self.hosts, self.divided) if self.divided else None
+
+    @property
     def of_slots(self) -> Sharding:
-        """Like `Sharding.of_slots`: an equal range of the rows on each device."""
-        return _SlotSharding(self.devices, self.hosts)
+        """Like `Sharding.of_slots`: an equal range of the rows on each device, within those that it holds."""
+        return RangeSharding(self.devices, self.hosts, (*self.divided, *self.copied))
 
     def fetch(
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
         """Like `Sharding.fetch`: all rows [R, D], whichever of them the samples need."""
+        if self.divided:
+            with jax.named_scope("row_exchange"):
+                table_RxW = jax.lax.all_gather(table_RxW, self.divided, tiled=True, to="invarying")
         rows_RxD = from_storage(table_RxW)
         if group.dtype == "bfloat16":
             rows_RxD = rows_RxD.astype(jnp.float32)
@@ -77,8 +139,9 @@ class HotSharding(ReplicatedSharding):
         assert residuals.touched_R is not None
         with jax.named_scope("grad_exchange"):
             mark_Rx1 = residuals.touched_R[:, None].astype(grads_UxD.dtype)
-            marked_RxE = jnp.concatenate([grads_UxD, mark_Rx1], axis=1)
-            sums_MxE = jax.lax.psum_scatter(marked_RxE, MODEL_AXES, tiled=True)
+            sums_MxE = jnp.concatenate([grads_UxD, mark_Rx1], axis=1)
+            for axes in filter(None, (self.divided, self.copied)):
+                sums_MxE = jax.lax.psum_scatter(sums_MxE, axes, tiled=True)
         if not group.independent:
             with jax.named_scope("replica_exchange"):
                 sums_MxE = jax.lax.psum(sums_MxE, ACROSS_GROUPS)
@@ -100,7 +163,7 @@ class HotSharding(ReplicatedSharding):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """Like `Sharding.write`: the slots of this device's range, and the rows of all."""
+        """Like `Sharding.write`: the slots of this device's range, and all rows that it holds."""
         with jax.named_scope("sparse_update"):
             each = self._each(group)
             changed_M = jnp.broadcast_to(ok, each) if group.optimizer.every_row else gradient.touched & ok
@@ -113,15 +176,27 @@ class HotSharding(ReplicatedSharding):
             rows_MxW = choose(new_MxW, self._own(group, table_RxW))
             slots = {name: choose(new, slots_R[name]) for name, new in proposed.slots.items()}
         with jax.named_scope("row_exchange"):
-            return jax.lax.all_gather(rows_MxW, MODEL_AXES, tiled=True, to="invarying"), slots
+            return jax.lax.all_gather(rows_MxW, self.copied, tiled=True, to="invarying"), slots
 
     def _each(self, group: Group) -> int:
         return group.rows // self.devices
 
     def _first(self, group: Group) -> jax.Array:
-        """int32 []: the first row of this device's range."""
-        return (jax.lax.axis_index(MODEL_AXES) * self._each(group)).astype(jnp.int32)
+        """int32 []: the first row of the range that this device updates."""
+        return self._start(group, (*self.divided, *self.copied))
 
-    def _own(self, group: Group, table_RxW: jax.Array) -> jax.Array:
-        """This device's range of the rows."""
-        return jax.lax.dynamic_slice_in_dim(table_RxW, self._first(group), self._each(group))
+    def _own(self, group: Group, table: jax.Array) -> jax.Array:
+        """The range of the rows that this device updates, from those that it holds between steps."""
+        return jax.lax.dynamic_slice_in_dim(table, self._start(group, self.copied), self._each(group))
+
+    def _start(self, group: Group, axes: tuple[str, ...]) -> jax.Array:
+        return (jax.lax.axis_index(axes) * self._each(group)).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class HotPerHostSharding(HotSharding):
+    """The same with a copy on every host, whose devices hold equal ranges of the rows between steps."""
+
+    kind: ClassVar[str] = "hot_per_host"
+    divided: ClassVar[tuple[str, ...]] = INSIDE_HOST
+    copied: ClassVar[tuple[str, ...]] = ACROSS_HOSTS

@@ -15,7 +15,7 @@ from recjax.bench.roofline import wire_bytes
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.presence import Presence
-from recjax.embedding.plan import HOT, Plan, RowIds
+from recjax.embedding.plan import COPIED, HOT_PLACEMENTS, Plan, RowIds
 from recjax.embedding.routing import host
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.routers import InFlight, place_all
@@ -89,7 +89,7 @@ class Contestant:
         """The share of the first batch's ids that name hot rows."""
         ids = hot = 0
         for feature in self.trainer.bound.features:
-            sets = [s.rows for s in self.trainer.plan.tables[feature.table] if s.placement == HOT]
+            sets = [s.rows for s in self.trainer.plan.tables[feature.table] if s.placement in HOT_PLACEMENTS]
             found = self.read[0].bags[feature.reads].ids
             ids += found.size
             for rows in sets:
@@ -174,10 +174,10 @@ def contiguous_imbalance(presence: Presence, plan: Plan, devices: int, rows: dic
     """
     asked_N = np.zeros(devices)
     for name, segments in plan.tables.items():
-        rest = [s for s in segments if s.placement not in (HOT, "data_parallel")]
+        rest = [s for s in segments if s.placement not in COPIED]
         if not rest:
             continue
-        sets = [s.rows.ids for s in segments if s.placement == HOT and isinstance(s.rows, RowIds)]
+        sets = [s.rows.ids for s in segments if s.placement in HOT_PLACEMENTS and isinstance(s.rows, RowIds)]
         items = presence.tables[name]
         cold_U = ~np.isin(items.ids_U, [id for ids in sets for id in ids])
         asked_U = items.present_U if dedup else items.found_U

@@ -63,18 +63,19 @@ def _on(devices: int, config: RunConfig, options: Options, out: Path, say: Say) 
     plan = resolve_plan(none, source, tables, features, config.mesh.shape)
     say(f"{devices} device(s): counting ids")
     found, presence = ranked(plan, config, source, tables, features, config.mesh.shape)
-    chosen = hot.choose(found, presence, settings.override(config, ["embedding.hot.rows=auto"]), devices)
+    copies = hot.copies_of(config, config.mesh.shape)
+    chosen = hot.choose(found, presence, settings.override(config, ["embedding.hot.rows=auto"]), copies)
     numbers = sorted({0, chosen.rows, *(count for count in options.rows if count <= chosen.curve[-1].rows)})
     costs = {of.rows: of for of in chosen.curve}
     arms: list[dict[str, Any]] = []
     contestants = []
     for count in [*numbers, 0]:
         label = f"{count:,}" if count or not arms else "none, again"
-        choice = hot.choose(found, presence, settings.override(config, [f"embedding.hot.rows={count}"]), devices)
+        choice = hot.choose(found, presence, settings.override(config, [f"embedding.hot.rows={count}"]), copies)
         held = hot.with_hot_rows(plan, choice, tables)
         say(f"{devices} device(s): compiling {label} hot rows")
         contestants.append(_contestant(label, none, held, out / f"plan_{devices}_{count}.json"))
-        estimate = costs.get(count) or hot.estimate(count, found, devices, None)
+        estimate = costs.get(count) or hot.estimate(count, found, copies, None)
         predicted = estimate.cost if count in costs else None
         arms.append({"rows": count, "label": label, "covered": estimate.covered, "predicted_us": predicted})
     say(f"{devices} device(s): taking turns")
