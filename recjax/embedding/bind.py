@@ -235,10 +235,15 @@ def _pools(groups: list[Group], features: tuple[FeatureSpec, ...]) -> tuple[Pool
 
 
 def _sharding(placement: str, devices: int, hosts: int) -> Sharding:
-    """With one host a grid has all columns together, so its tables are row-wise; with one device a host column-wise."""
+    """With one host a grid has all columns together, so its tables are row-wise; with one device a host column-wise.
+
+    With one device a host a copy on every host is one on every device.
+    """
     cls = SHARDINGS[placement]
     if cls is GridSharding and hosts in (1, devices):
         cls = RowSharding if hosts == 1 else ColumnSharding
+    if cls is HotPerHostSharding and hosts == devices:
+        cls = HotSharding
     return cls(devices, hosts)
 
 

@@ -46,9 +46,7 @@ def check_segments(segments: Sequence[Segment], table: TableSpec, place: str) ->
         if segment.placement in ("hot", "hot_per_host") and segment.columns != "all":
             _refuse(place, f"segment {number} is hot and has some columns", 'Hot rows are whole: leave "columns" out')
     if {"hot", "hot_per_host"} <= {segment.placement for segment in segments}:
-        _refuse(
-            place, "some of its hot rows have a copy on every device and others on every host", "Choose one of both"
-        )
+        _refuse(place, "its hot rows are copied to every device (hot) and to every host (hot_per_host)", "Choose one")
     for selector, members in numbers.items():
         columns = {number: segments[number - 1].column_range(table.dim) for number in members}
         _check_columns(columns, table.dim, place, _in_words(selector))

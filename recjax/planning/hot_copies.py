@@ -46,7 +46,7 @@ class HotCopies:
 
     def step_bytes(self, row_bytes: Any, slot_bytes: Any) -> Any:
         """Bytes of a row in a step, in which devices that hold ranges have all rows besides; elementwise."""
-        return self.held_bytes(row_bytes, slot_bytes) + (row_bytes if self.per_host else 0)
+        return self.held_bytes(row_bytes, slot_bytes) + (row_bytes if self.holders > 1 else 0)
 
     def works(self, rows: int, row_bytes: float) -> list[Work]:
         """Work of a device for so many hot rows of one width in a step."""

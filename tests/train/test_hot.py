@@ -1,4 +1,4 @@
-"""The contract for hot rows: a copy on every device, with any optimizer, pooling and placement of the rest.
+"""The contract for hot rows: a copy on every device or host, with any optimizer, pooling and placement of the rest.
 
 The batches, clipping and schedule of support/contract.py; compared with the dense oracle. Tables are shared by several
 features, one table has no hot row, others 1, a tenth, most, and all; in the middle others take the places of these.
@@ -48,7 +48,14 @@ LATER = [(1, 3, 29), (2,), tuple(range(V)), (), tuple(range(9, V))]  # as many
 pytestmark = pytest.mark.light_compile
 
 
-def hot_plan(devices: int, first: int, rest: int = 0, pooled: bool = False, sets: list[tuple[int, ...]] = SETS) -> Plan:
+def hot_plan(
+    devices: int,
+    first: int,
+    rest: int = 0,
+    pooled: bool = False,
+    sets: list[tuple[int, ...]] = SETS,
+    placement: str = "hot",
+) -> Plan:
     """Hot sets of all sizes, the rest in any way; `first` says which table has which set, and `rest` which rest."""
     left, right, some = (0, 2), (2, D), tuple(dict.fromkeys((devices - 1, 0)))
     vectors = POOLED if pooled else Exchange()
@@ -62,7 +69,7 @@ def hot_plan(devices: int, first: int, rest: int = 0, pooled: bool = False, sets
     tables = {}
     for number, name in enumerate(OPTIMIZERS):
         ids, others = sets[(number + first) % 5], rests[(number + rest) % 5]
-        found = (Segment("hot", RowIds(ids)),) if ids else ()
+        found = (Segment(placement, RowIds(ids)),) if ids else ()
         tables[name] = found + (others if len(ids) < V else ())
         if not ids:
             tables[name] = tuple(dataclasses.replace(segment, rows="all") for segment in others)
@@ -89,19 +96,24 @@ def oracle() -> Result:
         (2, 1, 2, {"pooled": True}),
         (3, 2, 1, {"dedup": False, "accumulate": 3, "pooled": True}),
         (8, 4, 3, {"hosts": 2, "replicas": 2, "pooled": True}),
+        (4, 0, 2, {"hosts": 2, "placement": "hot_per_host"}),
+        (8, 1, 3, {"hosts": 2, "pooled": True, "placement": "hot_per_host"}),
+        (3, 3, 1, {"dedup": False, "accumulate": 3, "pooled": True, "placement": "hot_per_host"}),
+        (8, 2, 4, {"hosts": 2, "replicas": 2, "placement": "hot_per_host"}),
     ],
-    ids=["one", "two", "three", "replicas"],
+    ids=["one", "two", "three", "replicas", "2x2 hosts", "2x4 hosts", "one host", "replicas of 2x2 hosts"],
 )
 def test_it_equals_the_oracle_with_others_from_the_third_step_on(
     devices: int, first: int, rest: int, how: dict[str, Any]
 ) -> None:
     problem, own = make(), dict(how)
     which = devices // how.get("replicas", 1), first, rest, own.pop("pooled", False)
+    placement = own.pop("placement", "hot")
     if parts := own.pop("accumulate", 0):
         problem = dataclasses.replace(problem, options=dataclasses.replace(OPTIONS, accumulate=parts))
     with jax.enable_x64(True):
         before, after = (
-            trainer_of(problem, devices, hot_plan(*which, sets), np.float64, **own) for sets in (SETS, LATER)
+            trainer_of(problem, devices, hot_plan(*which, sets, placement), np.float64, **own) for sets in (SETS, LATER)
         )
         state, losses = before.init_state(), []
         for step, inputs in enumerate(inputs_of(problem, before, after)):

@@ -18,9 +18,9 @@ steps:
   row_exchange   all-gather of the new rows, across hosts       R / N * D * itemsize from each device
 
 A device sends as many bytes in either form: here the all-gather is cut in two, one at the end of a step and one at the
-beginning of the next. Across hosts each device has 1/E of the rows. All rows [R, D] are a temporary of the forward
+beginning of the next. Across hosts each device sends 1/E of the rows. All rows [R, D] are a temporary of the forward
 pass, as long as the copy that a device holds in the other form; nothing is as long as the rest of a table. On one host
-the rows are spread evenly over its devices; with one device a host both forms are the same.
+the rows are spread evenly over all devices, and nothing travels across; with one device a host both forms are the same.
 
 After P2RES's two-fold parallelism, and the hybrid embedding of HugeCTR; both keep whole optimizer states.
 """
@@ -42,7 +42,7 @@ from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
-from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES
+from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, INSIDE_HOST, MODEL_AXES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,19 +88,22 @@ class RangeSharding(RowSharding):
 
 @dataclasses.dataclass(frozen=True)
 class HotSharding(ReplicatedSharding):
-    """Every device has all rows at hand in a step, and updates a part of them.
-
-    Attributes:
-      divided: mesh axes over which the rows are divided between steps: none, since every device holds a copy.
-      copied: the other ones, along which devices hold the same, of which each updates an equal range.
-    """
+    """Every device holds all rows, and updates a part of them."""
 
     kind: ClassVar[str] = "hot"
     listed: ClassVar[bool] = False
     updates_apart: ClassVar[bool] = True
     addressed: ClassVar[bool] = False
-    divided: ClassVar[tuple[str, ...]] = ()
-    copied: ClassVar[tuple[str, ...]] = MODEL_AXES
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """Mesh axes along which each device holds an equal range of the rows between steps: none here."""
+        return ()
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The other ones of MODEL_AXES, along which devices hold the same rows, of which each updates a range."""
+        return tuple(axis for axis in MODEL_AXES if axis not in self.divided)
 
     def padded(self, rows: int) -> int:
         """Like `Sharding.padded`: as many for each device."""
@@ -175,6 +178,8 @@ class HotSharding(ReplicatedSharding):
             new_MxW = to_storage(group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
             rows_MxW = choose(new_MxW, self._own(group, table_RxW))
             slots = {name: choose(new, slots_R[name]) for name, new in proposed.slots.items()}
+        if not self.copied:
+            return rows_MxW, slots
         with jax.named_scope("row_exchange"):
             return jax.lax.all_gather(rows_MxW, self.copied, tiled=True, to="invarying"), slots
 
@@ -187,6 +192,8 @@ class HotSharding(ReplicatedSharding):
 
     def _own(self, group: Group, table: jax.Array) -> jax.Array:
         """The range of the rows that this device updates, from those that it holds between steps."""
+        if not self.copied:
+            return table
         return jax.lax.dynamic_slice_in_dim(table, self._start(group, self.copied), self._each(group))
 
     def _start(self, group: Group, axes: tuple[str, ...]) -> jax.Array:
@@ -195,8 +202,11 @@ class HotSharding(ReplicatedSharding):
 
 @dataclasses.dataclass(frozen=True)
 class HotPerHostSharding(HotSharding):
-    """The same with a copy on every host, whose devices hold equal ranges of the rows between steps."""
+    """Every host holds all rows, an equal range on each of its devices, which has them all within a step."""
 
     kind: ClassVar[str] = "hot_per_host"
-    divided: ClassVar[tuple[str, ...]] = INSIDE_HOST
-    copied: ClassVar[tuple[str, ...]] = ACROSS_HOSTS
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """Like `HotSharding.divided`: those within a host, which are all if there is one host."""
+        return INSIDE_HOST if self.hosts > 1 else MODEL_AXES
