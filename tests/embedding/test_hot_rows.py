@@ -32,22 +32,29 @@ RESTS: list[tuple[Segment, ...]] = [
 SETS = [((0, 3, 30), (1, 3, 29)), ((7,), (0,)), (tuple(range(9)), tuple(range(9, 18)))]
 
 
-def plan(nth: int) -> Plan:
+def plan(nth: int, placement: str) -> Plan:
     return Plan(
         {
-            table.name: (Segment("hot", RowIds(sets[nth])), *rest)
+            table.name: (Segment(placement, RowIds(sets[nth])), *rest)
             for table, rest, sets in zip(TABLES, RESTS, SETS, strict=True)
         }
     )
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("devices", "how"), [(8, {"replicas": 2, "independent": True}), (4, {"lines": True})])
-def test_tables_stay_as_they_are(devices: int, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("devices", "placement", "how"),
+    [
+        (8, "hot", {"replicas": 2, "independent": True}),
+        (4, "hot", {"lines": True}),
+        (8, "hot_per_host", {"replicas": 2, "independent": True}),
+    ],
+)
+def test_tables_stay_as_they_are(devices: int, placement: str, how: dict[str, Any]) -> None:
     """On two hosts of two devices, in two replica groups that hold values of their own; and in lines, as on a TPU."""
     features = tuple(FeatureSpec(t.name, t.name, 1, "sum") for t in TABLES)
     problem = Problem([], 8, TABLES, features, Net(), 2, DenseSgd(0.1).build())
-    before, after = (trainer_of(problem, devices, plan(nth), hosts=2, **how) for nth in (0, 1))
+    before, after = (trainer_of(problem, devices, plan(nth, placement), hosts=2, **how) for nth in (0, 1))
     assert any(group.lines for group in before.bound.groups) == ("lines" in how)
     saved, rng = load(before.export(before.init_state())), np.random.default_rng(0)
     given = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), saved)
@@ -61,7 +68,7 @@ def test_tables_stay_as_they_are(devices: int, how: dict[str, Any]) -> None:
     tables, slots = swap(state.tables, state.slots, homes_of_hot_rows(before.bound), homes_of_hot_rows(after.bound))
     moved = load(after.export(dataclasses.replace(state, tables=tables, slots=slots)))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8)), moved, given)
-    for group in before.bound.hot:  # equal on all devices of a replica group
+    for group in before.bound.hot:  # equal on all devices of a replica group that hold the same rows
         shards = {str(s.index): np.asarray(s.data) for s in tables[group.name].addressable_shards}
         for shard in tables[group.name].addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data), shards[str(shard.index)])

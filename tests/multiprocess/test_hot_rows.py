@@ -28,9 +28,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_they_get_the_numbers_of_one_and_resume_as_more_with_other_hot_rows(alone: Path, tmp_path: Path) -> None:
-    """Two processes of two hosts stop within a period; four in two replica groups go on within another."""
+    """Two processes, each a host with a copy, stop within a period; four with copies on each device go on in another.
+
+    These are in two replica groups.
+    """
     preset, out = write_preset(tmp_path), tmp_path / "run"
     two = [*COMMON, *MANY, "mesh.devices=4", "mesh.hosts=2", "plan=table_row_wise", "train.steps=13"]
+    two.append("embedding.hot.copies=host")
     train_together(2, out, preset, two)
     four = [*COMMON, *FEW, "mesh.devices=4", "mesh.replicas=2", "plan=column_wise", "train.steps=24"]
     train_together(4, out, preset, four)

@@ -17,7 +17,7 @@ import pytest
 from support.contract import OPTIONS, V, problem_of
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, trainer_of
 
-from recjax.comms.compiled import collectives
+from recjax.comms.compiled import collectives, members
 from recjax.embedding.hot_rows import homes_of_hot_rows, make_swap
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
@@ -136,13 +136,25 @@ def inputs_of(problem: Problem, before: Trainer, after: Trainer) -> list[StepInp
 
 
 @pytest.mark.full
-def test_two_runs_are_equal_to_the_bit_and_resume_elsewhere_with_other_hot_rows() -> None:
+@pytest.mark.parametrize("devices", [2, 4])
+def test_two_runs_are_equal_to_the_bit_and_resume_elsewhere_with_other_hot_rows(devices: int) -> None:
+    """From copies on each of two devices to copies on each of two hosts; and from such to ones on each of two devices.
+
+    Each meets other sets, and tables that are placed otherwise.
+    """
     problem = make()
+    hosts = {2: 1, 4: 2}
+    forms = {2: ((1, 2), "hot"), 4: ((3, 1, True), "hot_per_host")}
+
+    def trainer(on: int) -> Trainer:
+        which, placement = forms[on]
+        return trainer_of(problem, on, hot_plan(on, *which, placement=placement), np.float64, hosts=hosts[on])
+
     with jax.enable_x64(True):
-        first = Placed.of(problem, trainer_of(problem, 2, hot_plan(2, 1, 2), np.float64))
+        first = Placed.of(problem, trainer(devices))
         half, again = (load(first.trainer.export(first.steps(first.trainer.init_state(), last=2))) for _ in range(2))
         assert jax.tree.map(np.ndarray.tobytes, half) == jax.tree.map(np.ndarray.tobytes, again)
-        placed = Placed.of(problem, trainer_of(problem, 4, hot_plan(4, 3, 1, True), np.float64, hosts=2))
+        placed = Placed.of(problem, trainer(6 - devices))
         state, losses = placed.trainer.restore(half, 2), []
         for inputs in placed.inputs[2:]:
             state, metrics = placed.trainer.train_step(state, inputs)
@@ -165,3 +177,37 @@ def test_slots_of_hot_rows_are_spread_and_rows_copied() -> None:
     kinds = ("reduce-scatter", "all-gather")
     found = [(c.phase, c.kind) for c in collectives(placed.compiled.as_text()) if c.kind in kinds]
     assert collections.Counter(found) == {("grad_exchange", "reduce-scatter"): 3, ("row_exchange", "all-gather"): 3}
+
+
+@pytest.mark.full
+def test_devices_of_a_host_hold_a_copy_together() -> None:
+    """On two hosts of two: by the shards, and by the groups and bytes of the collectives of the compiled step."""
+    placed = Placed.of(make(), trainer_of(make(), 4, hot_plan(4, 0, placement="hot_per_host"), hosts=2))
+    bound, state = placed.trainer.bound, placed.trainer.init_state()
+    whole = [[0, 1], [2, 3]], [[0, 2], [1, 3]]  # inside hosts, and across them
+    least: collections.Counter[Any] = collections.Counter()
+    for group in bound.hot:
+        R = group.rows
+        shards = {s.device.id: np.asarray(s.data) for s in state.tables[group.name].addressable_shards}
+        assert {shard.shape for shard in shards.values()} == {(R // 2, D)}
+        assert all((shards[n] == shards[n + 2]).all() for n in (0, 1))
+        for slot in state.slots[group.name].values():
+            starts = {s.device.id: s.index[0].start or 0 for s in slot.addressable_shards}
+            assert starts == {0: 0, 2: R // 4, 1: R // 2, 3: R // 4 * 3}
+        least += collections.Counter(
+            [
+                ("row_exchange", "all-gather", "inside", R * D * 4),
+                ("grad_exchange", "reduce-scatter", "inside", R // 2 * (D + 1) * 4),
+                ("grad_exchange", "reduce-scatter", "across", R // 4 * (D + 1) * 4),
+                ("row_exchange", "all-gather", "across", R // 2 * D * 4),
+            ]
+        )
+    found = collections.Counter(
+        (c.phase, c.kind, ("inside", "across")[whole.index(members(c.groups, 4))], c.result_bytes)
+        for c in collectives(placed.compiled.as_text())
+        if c.kind in ("reduce-scatter", "all-gather") and c.phase != "id_exchange"
+    )
+    assert found == least
+    arrays = jax.tree.leaves((state.tables, state.slots))
+    held = sum(s.data.nbytes for x in arrays for s in x.addressable_shards if s.device.id == 0)
+    assert held == bound.buffer_bytes(4)

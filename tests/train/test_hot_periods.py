@@ -51,7 +51,7 @@ def train(made: Trainer, folder: Path, from_step: int | None = None) -> dict[str
 
 @pytest.mark.full
 def test_rows_change_places_with_their_slots_and_runs_resume(tmp_path: Path) -> None:
-    """Every second step; a checkpoint lies within a period, and is resumed on other devices with another number."""
+    """Every second step; a checkpoint lies within a period, and is resumed with another number, copied to hosts."""
     with jax.enable_x64(True):
         adam = ("embedding.optimizer=adam", "embedding.optimizer.learning_rate=0.05")
         hot = ("embedding.hot.rows=90", "embedding.hot.refresh=2", "embedding.hot.batches=2", *adam)
@@ -60,8 +60,9 @@ def test_rows_change_places_with_their_slots_and_runs_resume(tmp_path: Path) -> 
         name, *_ = changing.plan.tables
         sets: list[Any] = [periods._trainer_of(n).plan.tables[name][0].rows for n in range(3)]
         assert len(set(sets)) == 3 and len({len(rows.ids) for rows in sets}) == 1
+        two_hosts = ("mesh.devices=4", "mesh.hosts=2", "embedding.hot.copies=host")
         found = [train(changing, tmp_path / "a")]
-        found.append(train(trainer("mesh.devices=3", *hot, "embedding.hot.rows=20"), tmp_path / "a", from_step=3))
+        found.append(train(trainer(*two_hosts, *hot, "embedding.hot.rows=20"), tmp_path / "a", from_step=3))
         truth = train(trainer("mesh.devices=1", *adam), tmp_path / "b")
     for arrays in found:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9), arrays, truth)
