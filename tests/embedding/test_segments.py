@@ -180,6 +180,16 @@ def test_refusals_in_words(segments, message):
     assert str(caught.value).startswith("my.json, table 't': ") and "\n" not in str(caught.value)
 
 
+def test_hot_rows_of_a_table_are_copied_in_one_way_and_whole():
+    both = [Segment("hot", ids(1)), Segment("hot_per_host", ids(2)), Segment("row_wise", "rest")]
+    with pytest.raises(ConfigError, match=r"copied to every device \(hot\) and to every host \(hot_per_host\)"):
+        check_segments(both, table(100, 16), "my.json")
+    with pytest.raises(ConfigError, match="segment 1 is hot and has some columns"):
+        check_segments(
+            [Segment("hot_per_host", "all", (0, 8)), Segment("hot_per_host", "all", (8, 16))], table(9, 16), "p"
+        )
+
+
 def test_an_owner_named_twice_is_refused():
     with pytest.raises(ConfigError, match="segment 1 lists device 4 twice among its owners"):
         check_segments([Segment("row_wise", owners=(0, 4, 1, 4))], table(100, 16), "my.json")

@@ -40,10 +40,10 @@ def run(rows: Any, dedup: bool = True, plan: str = "row_wise", batch_size: int =
     )
 
 
-def resolved(config: RunConfig) -> tuple[Plan, hot.Choice]:
+def resolved(config: RunConfig, shape: tuple[int, int, int] = SHAPE) -> tuple[Plan, hot.Choice]:
     source = config.data.open()
     tables, features = specs(config, source.schema)
-    plan, choice = resolve(config, source, tables, features, SHAPE)
+    plan, choice = resolve(config, source, tables, features, shape)
     check_plan(plan, tables)
     assert choice is not None
     return plan, choice
@@ -101,6 +101,44 @@ def test_bytes_by_hand() -> None:
     assert [of.held_bytes for of in costs] == [0, 20, 60]
 
 
+def test_copies_on_hosts_by_hand() -> None:
+    """Two hosts of two devices: as many bytes as copies on devices; half a row is held, and a whole one in a step."""
+    found, on_hosts = by_hand([3.0, 1.0, 0.5]), HotCopies(4, 2, True)
+    for count in (0, 1, 3):
+        one, other = (estimate(count, found, copies, None) for copies in (HotCopies(4), on_hosts))
+        assert dataclasses.replace(other, held_bytes=one.held_bytes) == one
+    assert estimate(3, found, on_hosts, None).held_bytes == 3 * (16 / 2 + 16 / 4)
+    assert on_hosts.step_bytes(16, 16) == 16 + 16 / 2 + 16 / 4 and HotCopies(4).step_bytes(16, 16) == 20
+    works = [(w.kernel, w.sizes["bytes"], w.sizes["devices"], w.sizes["hosts"]) for w in on_hosts.works(5, 16)[:4]]
+    inside, across = (2, 1), (2, 2)
+    assert works == [
+        ("all_gather", 5 * 16, *inside),
+        ("reduce_scatter", 5 * 20, *inside),
+        ("reduce_scatter", 5 * 20 / 2, *across),
+        ("all_gather", 5 * 16 / 2, *across),
+    ]
+    leaving = sum(size * (1 - 1 / each) for _, size, each, _ in works)
+    assert leaving == 0.75 * 5 * (2 * 16 + 4)
+
+
+def test_a_network_between_hosts_counts_by_the_form() -> None:
+    """Slow between hosts: copies on them send a device's part alone across, and one after the other's."""
+    machine = open_machine("h100")
+    slow = dataclasses.replace(machine, rates=machine.rates | {
+        name: dataclasses.replace(machine.rates["link"], value=value)
+        for name, value in (("network", 1e6), ("network_latency", 0.0), ("link_latency", 0.0), ("link", 1e18))
+    })  # fmt: skip
+    found = by_hand([1.0] * 4096)
+    costs = [
+        estimate(4096, found, HotCopies(8, 2, per_host), slow, False).cost
+        - estimate(4096, found, HotCopies(8), slow, False).cost
+        for per_host in (False, True)
+    ]
+    moved = 4096 * (2 * 16 + 4)
+    # A ring of all devices over four links between hosts, or four rings of two devices over one link each.
+    assert costs == pytest.approx([7 / 8 * moved / 4, moved / 4 / 2], rel=1e-3)
+
+
 def test_small_tables_join_hot_rows() -> None:
     """A table that all devices have copies of is routed as cheaply as hot rows are, once there is one."""
     config = run("auto", plan="auto", batch_size=800)
@@ -150,8 +188,13 @@ def test_as_many_as_pay() -> None:
     assert choice.rows == best.rows > 0
     assert plan.tables["sparse_0"][0].placement == "hot" == plan.tables["sparse_1"][0].placement
     each = 16 + 2 * 16 / 4  # a row, and a quarter of two slots of Adam
-    few = resolved(run("auto", dedup=False, batch_size=800, memory_mib=(best.rows * each - 1) / 2**20))[1]
+    tight = {"dedup": False, "batch_size": 800, "memory_mib": (best.rows * each - 1) / 2**20}
+    few = resolved(run("auto", **tight))[1]
     assert few.rows < best.rows and max(of.rows for of in few.curve) < best.rows
+    plan, more = resolved(run("auto", plan="auto", copies="host", **tight), (1, 2, 2))  # half as much of each row
+    assert more.rows >= best.rows and more.unit == "bytes"
+    assert all(segments[0].placement == "hot_per_host" for segments in plan.tables.values())
+    assert f"hot rows: {more.rows:,}, a copy on every host (by" in hot.hot_table(hot.describe_hot(more))
     h100 = open_machine("h100")
     free = dataclasses.replace(
         h100, rates=h100.rates | {"link_latency": dataclasses.replace(h100.rates["link"], value=0.0)}

@@ -334,25 +334,28 @@ def test_bits_with_caches_of_all_rows(devices: int, tmp_path: Path) -> None:
     trainer.tier.close()
 
 
-def hot_plan(problem: Problem, first: int = 0, pooled: bool = False) -> Plan:
+def hot_plan(problem: Problem, first: int = 0, pooled: bool = False, placement: str = "hot") -> Plan:
     """Hot rows of all tables but the last: some of those that batches name most from `first` on, and some anywhere."""
     plan: dict[str, tuple[Segment, ...]] = {}
     for number, table in enumerate(problem.tables):
         ids = tuple(sorted({*range(first, first + 40), first, *range(number, table.rows, 97)}))
         exchange = Exchange(kind="pooled" if pooled and number else "rows")
         way = ("row_wise", "table_wise")[number % 2]
-        plan[table.name] = (Segment("hot", RowIds(ids)), Segment(way, "rest", exchange=exchange))
+        plan[table.name] = (Segment(placement, RowIds(ids)), Segment(way, "rest", exchange=exchange))
     plan[problem.tables[-1].name] = (Segment("row_wise"),)
     return Plan(plan)
 
 
 @pytest.mark.full
 @pytest.mark.wide
-@pytest.mark.parametrize(("devices", "pooled"), [(1, False), (2, False), (8, False), (8, True)])
-def test_bits_beside_hot_rows(devices: int, pooled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "pooled", "placement"),
+    [(1, False, "hot"), (2, False, "hot_per_host"), (8, False, "hot"), (8, True, "hot")],
+)
+def test_bits_beside_hot_rows(devices: int, pooled: bool, placement: str, tmp_path: Path) -> None:
     """Over memory and a disk, with the smallest caches and with a fifth of the rows; resumed in the middle."""
     problem, how = make(("adagrad", "momentum", "adam"), True), OPTIONS
-    plan = hot_plan(problem, pooled=pooled)
+    plan = hot_plan(problem, pooled=pooled, placement=placement)
     assert how.clip_norm > 0  # so that what one table does depends on all
     whole = trainer_of(problem, devices, plan)
     state, losses = trained(problem, whole, whole.init_state(), 0, STEPS // 2)
