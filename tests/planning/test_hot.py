@@ -187,7 +187,7 @@ def test_as_many_as_pay() -> None:
     assert choice.rows == best.rows > 0
     assert plan.tables["sparse_0"][0].placement == "hot" == plan.tables["sparse_1"][0].placement
     each = 16 + 2 * 16 / 4  # a row, and a quarter of two slots of Adam
-    tight = {"dedup": False, "batch_size": 800, "memory_mib": (best.rows * each - 1) / 2**20}
+    tight: dict[str, Any] = {"dedup": False, "batch_size": 800, "memory_mib": (best.rows * each - 1) / 2**20}
     few = resolved(run("auto", **tight))[1]
     assert few.rows < best.rows and max(of.rows for of in few.curve) < best.rows
     plan, more = resolved(run("auto", plan="auto", copies="host", **tight), (1, 2, 2))  # half as much of each row

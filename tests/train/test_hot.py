@@ -144,11 +144,10 @@ def test_two_runs_are_equal_to_the_bit_and_resume_elsewhere_with_other_hot_rows(
     """
     problem = make()
     hosts = {2: 1, 4: 2}
-    forms = {2: ((1, 2), "hot"), 4: ((3, 1, True), "hot_per_host")}
+    plans = {2: hot_plan(2, 1, 2), 4: hot_plan(4, 3, 1, True, placement="hot_per_host")}
 
     def trainer(on: int) -> Trainer:
-        which, placement = forms[on]
-        return trainer_of(problem, on, hot_plan(on, *which, placement=placement), np.float64, hosts=hosts[on])
+        return trainer_of(problem, on, plans[on], np.float64, hosts=hosts[on])
 
     with jax.enable_x64(True):
         first = Placed.of(problem, trainer(devices))
