@@ -244,10 +244,31 @@ def put_share(tree: Any, mesh: Mesh) -> Any:
 
 def whole(x: jax.Array) -> np.ndarray:
     """An array of the mesh in the memory of every process, which all must ask for together."""
-    if not x.is_fully_addressable and not x.is_fully_replicated:
-        sharding: Any = x.sharding
-        x = _replicate(sharding.mesh)(x)
-    return np.asarray(x)
+    return np.asarray(everywhere(x))
+
+
+def everywhere(x: jax.Array) -> jax.Array:
+    """An array of the mesh that every process can read, which all must ask for together; nothing is awaited."""
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return x
+    sharding: Any = x.sharding
+    copied: jax.Array = _replicate(sharding.mesh)(x)
+    return copied
+
+
+def parts_here(mesh: Mesh, axes: tuple[str, ...], parts: int) -> tuple[int, ...]:
+    """The parts, of an array whose leading axis is split over `axes` into so many, that this process's devices hold."""
+    held = sharded(mesh, axes).addressable_devices_indices_map((parts,)).values()
+    return tuple(sorted({index[0].start or 0 for index in held if index}))
+
+
+def first_holders(mesh: Mesh, axes: tuple[str, ...], parts: int) -> list[int]:
+    """Of each of these parts the process of the first device that holds it."""
+    found: dict[int, int] = {}
+    where: Any = sharded(mesh, axes).devices_indices_map((parts,))
+    for device, index in where.items():
+        found.setdefault((index or (slice(None),))[0].start or 0, device.process_index)
+    return [found[part] for part in range(parts)]
 
 
 def own(x: jax.Array) -> np.ndarray:

@@ -121,7 +121,7 @@ def _programs(mesh: Mesh, rows: int, D: int) -> Run:
     held: list[Any] = [buffers, homes]
 
     def run() -> None:
-        taken = mover.take(held[0], [at_K])
+        taken = mover.take(held[0], [at_K], rows)
         held[:] = mover.put(held[0], held[1], [at_K], [at_K], [new])
         jax.block_until_ready((held, taken))
 

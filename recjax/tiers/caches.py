@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import sources_of
 from recjax.embedding.sharding.rows import RowSharding
@@ -74,7 +72,6 @@ def _check_plan(bound: BoundPlan) -> None:
     for what, found in (
         ("replica groups that hold rows of their own (train.replica_sync other than exact)", bound.independent),
         ("several hosts (mesh.hosts)", bound.hosts > 1),
-        ("several processes", jax.process_count() > 1),
     ):
         if found:
             raise ConfigError(

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.routing.hot import LISTED_ROWS
 from recjax.errors import ConfigError
+from recjax.parallel.mesh import first_holders, parts_here
 from recjax.tiers.disk import OnDisk
 from recjax.tiers.moves import InitialRecords, Record
 from recjax.tiers.records import record_bytes
@@ -23,42 +25,52 @@ ROWS_AT_ONCE = 1 << 15  # of which the host holds whole records where it wants a
 
 
 class HostRows:
-    """The rows of each owner of each group with a cache, by their homes.
+    """The rows of each group with a cache by their homes, of those owners whose devices are this process's.
 
     Attributes:
       groups: group name -> the group.
       records: group name -> the layout of its records.
+      owners: group name -> the owners whose rows are here, ascending.
+      given: group name -> those of them whose rows this process gives to checkpoints: others may hold the same.
     """
 
     def __init__(
-        self, bound: BoundPlan, device: jax.Device, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
+        self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
     ) -> None:
         """Nothing is written: all rows are at their initial values.
 
         Args:
           bound: a plan with caches.
-          device: one of its devices, which draws initial values.
+          mesh: its devices; one of this process's draws initial values.
           seed: of the run.
           dtype: of tables and slots.
-          dram_bytes: of the host's memory for rows; 0: as many as they need.
+          dram_bytes: of the host's memory for this process's rows; 0: as many as they need.
           disk: folder for the rest; "": none.
 
         Raises:
           ConfigError: nothing can be written there.
         """
+        me = jax.process_index()
+        here = [device for device in mesh.devices.flat if device.process_index == me]
         self.groups = {group.name: group for group in bound.cached}
         self.records = {name: Record.of(group, dtype) for name, group in self.groups.items()}
         self._initial = {
-            name: InitialRecords(group, seed, dtype, self.records[name], device) for name, group in self.groups.items()
+            name: InitialRecords(group, seed, dtype, self.records[name], here[0]) for name, group in self.groups.items()
         }
+        self.owners: dict[str, tuple[int, ...]] = {}
+        self.given: dict[str, tuple[int, ...]] = {}
+        for name, group in self.groups.items():
+            where = mesh, group.partition_axes, group.parts
+            self.owners[name] = parts_here(*where)
+            self.given[name] = tuple(owner for owner, process in enumerate(first_holders(*where)) if process == me)
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
         self._disk = folder_of(disk) if disk else None
         self._stores = {
-            name: [RowStore(group.home_rows, self._places(name)) for _ in range(group.owners)]
+            name: {owner: RowStore(group.home_rows, self._places(name)) for owner in self.owners[name]}
             for name, group in self.groups.items()
         }
-        item, on_host = np.dtype(dtype).itemsize, device.platform == "cpu"
-        caches = (g.replicas * g.parts * g.rows * g.row_bytes(item) for g in bound.cached)
+        item, on_host = np.dtype(dtype).itemsize, here[0].platform == "cpu"
+        caches = (len(here) * g.rows * g.row_bytes(item) for g in bound.cached)
         self._cache_bytes = sum(caches) if on_host else 0
 
     def _places(self, name: str) -> Places:
@@ -66,7 +78,9 @@ class HostRows:
         if self._disk is None:
             return InMemory(size, self._budget)
         sizes = {n: record.bytes for n, record in self.records.items()}
-        share = dram_share(self.groups[name], list(self.groups.values()), sizes, self._budget.limit or 0)
+        group = self.groups[name]
+        limit = (self._budget.limit or 0) * group.owners // len(self.owners[name])  # as if all processes had as much
+        share = dram_share(group, list(self.groups.values()), sizes, limit)
         return OnDisk(self._disk, name, size, share)
 
     def parts(
@@ -127,11 +141,11 @@ class HostRows:
         """Forgets all rows: they are at their initial values."""
         self._budget.left = self._budget.limit
         for name, stores in self._stores.items():
-            for store in stores:
+            for store in stores.values():
                 store.clear(self._places(name))
 
     def figures(self) -> dict[str, int]:
-        """Returns counts since the last `clear`, over all groups and owners.
+        """Returns counts since the last `clear`, over all groups and the owners that are here.
 
         Keys: "written_rows", of which the host has a record; "disk_rows", of which the disk has one; "records_read" and
         "records_written", by the disk; "records_read_aside", of these for evaluations and checkpoints; "disk_bytes", of
@@ -141,7 +155,7 @@ class HostRows:
         names = ("written_rows", "disk_rows", "records_read", "records_written", "disk_bytes")
         found = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
         for name, stores in self._stores.items():
-            for store in stores:
+            for store in stores.values():
                 size = self.records[name].bytes
                 found["written_rows"] += store.written
                 found["padded_bytes"] += store.written * record_bytes(size)
@@ -153,7 +167,7 @@ class HostRows:
                     found["records_written"] += store.places.written_records
                     found["disk_bytes"] += store.places.file_bytes
         found["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
-        found["directory_bytes"] = sum(map(_directory_bytes, self.groups.values()))
+        found["directory_bytes"] = sum(map(self._directory_bytes, self.groups.values()))
         if self._disk is not None:  # where each record is in memory, and whether it is on the disk
             found["directory_bytes"] += 5 * found["written_rows"]
         return found
@@ -163,22 +177,24 @@ class HostRows:
         lines = []
         for name, group in self.groups.items():
             homes, size = group.home_rows, self.records[name].bytes
+            who = "the host" if len(self.owners[name]) == group.owners else "each process"
             lines.append(
                 f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
-                f"optimizer's state); the host finds all by {size_text(_directory_bytes(group))}"
+                f"optimizer's state); {who} finds all by {size_text(self._directory_bytes(group))}"
             )
         return lines
+
+    def _directory_bytes(self, group: Group) -> int:
+        """Bytes that find the rows: slots of all owners' rows on their devices, and places of those that are here."""
+        hot = (s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)
+        slots, places = group.owners, len(self.owners[group.name])
+        return 4 * sum(hot) + slots * (4 * group.home_rows + 28 * group.rows) + places * 4 * group.home_rows
 
     def close(self) -> None:
         """Gives memory and files back."""
         for stores in self._stores.values():
-            for store in stores:
+            for store in stores.values():
                 store.close()
-
-
-def _directory_bytes(group: Group) -> int:
-    lists = sum(4 * s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)  # of hot rows
-    return lists + group.owners * (8 * group.home_rows + 28 * group.rows)
 
 
 def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.buffers import call_sizes, initial_values
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import storage_dtype
-from recjax.parallel.mesh import sharded
+from recjax.parallel.mesh import put, sharded
 
 ROWS = "rows"  # the name of a table's values among the arrays of a record
 _ALIGNED = 64
@@ -98,7 +98,10 @@ class InitialRecords:
 
 
 class Mover:
-    """The programs that take rows out of a group's cache, and that put others there. One thread calls them."""
+    """The programs that take rows out of a group's cache, and that put others there. One thread calls them.
+
+    Of several processes all call them with the same slots; none waits for another in them.
+    """
 
     def __init__(self, group: Group, mesh: Mesh, record: Record) -> None:
         """Compiles nothing yet; `record` is the layout of the group's records."""
@@ -123,18 +126,19 @@ class Mover:
 
         self._take, self._put = mapped(take, ()), mapped(put, (0, 1))
 
-    def take(self, buffers: Arrays, slots: Sequence[np.ndarray]) -> list[tuple[int, Arrays]]:
+    def take(self, buffers: Arrays, slots: Sequence[np.ndarray], longest: int) -> list[tuple[int, Arrays]]:
         """Begins to copy rows to the host.
 
         Args:
           buffers: of the group, ROWS and slots.
-          slots: of each part, which of its rows.
+          slots: of each part, which of its rows; those of other processes' parts may be left empty.
+          longest: rows of the longest list.
 
         Returns:
           (first row of each part's list, arrays [parts * C, ...] with C of each) for each call.
         """
         found = []
-        for start, size in call_sizes(max(map(len, slots))):
+        for start, size in call_sizes(longest):
             out = self._take(buffers, self._placed(self._slots(slots, start, size)))
             for array in out.values():
                 array.copy_to_host_async()
@@ -156,7 +160,7 @@ class Mover:
           homes: int32 [parts * R], beside them; used up.
           slots: of each part.
           come: of each part the homes of the new rows.
-          records: of each part those of the new rows, uint8 [K, record].
+          records: of each part of this process those of the new rows, uint8 [K, record]; of others [0, record].
         """
         for start, size in call_sizes(max(map(len, slots))):
             at = self._placed(self._slots(slots, start, size))
@@ -185,5 +189,5 @@ class Mover:
         return out.reshape(-1, *out.shape[2:])
 
     def _placed(self, x: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(x, self._sharding)
+        placed: jax.Array = put(x, self._sharding)
         return placed

@@ -30,13 +30,13 @@ class Admission:
     Attributes:
       course: of the stage that made it.
       moves: group name -> of each owner.
-      left: group name -> of each owner a future of the records of the rows that leave.
-      records: the records of the rows that come, for each group and owner.
+      left: group name -> of each owner that is here a future of the records of the rows that leave.
+      records: the records of the rows that come, for each group and owner; of owners that are elsewhere none.
     """
 
     course: Course
     moves: dict[str, list[Moves]]
-    left: dict[str, list[Future[np.ndarray]]]
+    left: dict[str, dict[int, Future[np.ndarray]]]
     records: Future[OfOwners]
 
 
@@ -129,6 +129,8 @@ class ReadStage(OrderedStage):
 
 def homes_by_owner(bound: BoundPlan, group: Group, routed: RoutedBatch) -> list[np.ndarray]:
     """The distinct homes of each owner that a batch names, ascending: int32 [U] each."""
+    if group.name in routed.named:
+        return list(routed.named[group.name])
     each = group.home_rows
     found = [np.zeros(0, np.int32)] * group.owners
     if group.sources:

@@ -14,6 +14,8 @@ import numpy as np
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.collection import Saved, export_segment, overlaps
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.errors import ConfigError
+from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS, Record
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
@@ -36,7 +38,16 @@ def hot_rows(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> Hot:
 
 
 def export_cached(bound: BoundPlan, host: HostRows, hot: Hot) -> dict[str, dict[str, LazyArray]]:
-    """Tables of caches as `export_tables` gives others, after `Tier.flush`: good until the next `Tier.admit`."""
+    """Tables of caches as `export_tables` gives others, after `Tier.flush`: good until the next `Tier.admit`.
+
+    Raises:
+      ConfigError: several processes, of which none has all rows.
+    """
+    if distributed.processes() > 1:
+        raise ConfigError(
+            "tier.device_bytes is set, and of several processes each has some rows of a table alone: none can give "
+            "whole tables. Open the newest checkpoint of the run in one process, which has room for what it holds."
+        )
     return {
         segment.spec.name: {
             name: _export(group, segment, host, name, hot[segment.spec.name])
@@ -98,6 +109,7 @@ def import_cached(bound: BoundPlan, host: HostRows, saved: Saved | Sequence[Save
                 for name, _, dtype, tail in layout.fields:
                     index = (*rows, *(slice(0, n) for n in tail))
                     values[name] = np.ascontiguousarray(arrays[name].read(index)).view(dtype)
-                for found in overlaps(group, segment, rows):
+                here = host.owners[group.name]
+                for found in (found for found in overlaps(group, segment, rows) if _owner(group, found.part) in here):
                     records = layout.join({name: x[found.rows] for name, x in values.items()})
                     host.write(group.name, _owner(group, found.part), _homes(found.homes), records)

@@ -4,29 +4,36 @@ For each batch of a training a `CacheStage` decides which rows come and which le
 the step before is under way; what leaves is copied to the host meanwhile, and written by one thread, in order. A row
 that is asked for again before it is written is taken from the copy that waits to be written.
 
+Of several processes each decides that for all devices, alike, and calls the same programs; it reads and writes the
+rows of its own devices alone.
+
 The truth about a cache is its `homes`, on the device: a batch that was prepared but never trained on moved nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
+from recjax.parallel import distributed
 from recjax.parallel.malloc import return_free
+from recjax.parallel.mesh import own as parts_of_this_process
+from recjax.parallel.mesh import put
 from recjax.tiers.directory import Directory, Moves
 from recjax.tiers.host_rows import ROWS_AT_ONCE, HostRows
 from recjax.tiers.moves import ROWS, Arrays, Mover
 from recjax.tiers.stage import Admission, OfOwners
 
+_NONE = np.zeros(0, np.int32)
 _READERS = 2
 _WAITING_BYTES = 2**26  # of rows that have left and are not written; those of one step may be more
 
@@ -82,13 +89,13 @@ class Tier:
           mesh: its devices.
           seed: of the run.
           dtype: of tables and slots.
-          dram_bytes: of the host's memory for rows; 0: as many as they need.
+          dram_bytes: of the host's memory for this process's rows; 0: as many as they need.
           disk: folder for the rest; "": none.
 
         Raises:
           ConfigError: nothing can be written there.
         """
-        self.rows = HostRows(bound, mesh.devices.flat[0], seed, dtype, dram_bytes, disk)
+        self.rows = HostRows(bound, mesh, seed, dtype, dram_bytes, disk)
         self._groups, self._records = self.rows.groups, self.rows.records
         self._movers = {name: Mover(group, mesh, self._records[name]) for name, group in self._groups.items()}
         self._lander = ThreadPoolExecutor(1, "tier-land")
@@ -113,15 +120,16 @@ class Tier:
 
     def prepare(self, course: Course, moves: dict[str, list[Moves]]) -> Admission:
         """Begins to read the rows that come for a batch."""
-        left: dict[str, list[Future[np.ndarray]]] = {}
+        left: dict[str, dict[int, Future[np.ndarray]]] = {}
         jobs: list[tuple[str, int, np.ndarray, list[Leaving]]] = []
         for name, of_owners in moves.items():
-            left[name] = []
-            for owner, own in enumerate(of_owners):
+            left[name] = {}
+            for owner in self.rows.owners[name]:
+                own = of_owners[owner]
                 with self._lock:
                     before = list(course.leaving[name][owner])
                     records: Future[np.ndarray] = Future()
-                    left[name].append(records)
+                    left[name][owner] = records
                     if count := own.leaving:
                         order_K = np.argsort(own.leave_K[:count])
                         course.leaving[name][owner].append(Leaving(own.leave_K[:count][order_K], order_K, records))
@@ -140,9 +148,10 @@ class Tier:
 
     def _read_all(self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[OfOwners]) -> None:
         try:
-            found: OfOwners = {}
+            elsewhere = {name: np.empty((0, self._records[name].bytes), np.uint8) for name in self._groups}
+            found: OfOwners = {name: [elsewhere[name]] * group.owners for name, group in self._groups.items()}
             for name, owner, homes_K, before in jobs:
-                found.setdefault(name, []).append(self._read_behind(name, owner, homes_K, before))
+                found[name][owner] = self._read_behind(name, owner, homes_K, before)
             into.set_result(found)
         except BaseException as error:
             into.set_exception(error)
@@ -188,8 +197,8 @@ class Tier:
             counts = [own.leaving for own in moves]
             if any(counts):
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
-                taken = self._movers[name].take(buffers, of_parts)
-                self._hold_back(sum(counts) * self._records[name].bytes)
+                taken = self._movers[name].take(buffers, of_parts, max(counts))
+                self._hold_back(sum(counts[owner] for owner in self.rows.owners[name]) * self._records[name].bytes)
                 left = admission.left.pop(name)  # nobody keeps rows longer than they are needed
                 self._landing.append(self._lander.submit(self._land, course, name, moves, taken, left))
                 del left
@@ -208,36 +217,36 @@ class Tier:
         name: str,
         moves: Sequence[Moves],
         taken: list[tuple[int, Arrays]],
-        left: list[Future[np.ndarray]],
+        left: dict[int, Future[np.ndarray]],
     ) -> Future[None]:
         """Receives rows that leave, and has them written; a slow disk keeps nobody from those that wait for it."""
-        counts = [own.leaving for own in moves]
+        counts = [moves[owner].leaving for owner in left]
         try:
-            records = self._on_host(self._groups[name], counts, taken)
+            records = self._on_host(name, counts, taken)
         except BaseException as error:
-            for future in left:
+            for future in left.values():
                 future.set_exception(error)
             raise
-        for future, of_owner in zip(left, records, strict=True):
+        for future, of_owner in zip(left.values(), records, strict=True):
             future.set_result(of_owner)
         return self._writer.submit(self._write_left, course, name, moves, left)
 
     def _write_left(
-        self, course: Course, name: str, moves: Sequence[Moves], left: Sequence[Future[np.ndarray]]
+        self, course: Course, name: str, moves: Sequence[Moves], left: dict[int, Future[np.ndarray]]
     ) -> None:
-        for owner, own in enumerate(moves):
-            if count := own.leaving:
-                self.rows.put(name, owner, own.leave_K[:count], left[owner].result())
+        for owner, records in left.items():
+            if count := moves[owner].leaving:
+                self.rows.put(name, owner, moves[owner].leave_K[:count], records.result())
                 with self._lock:
                     kept = course.leaving[name][owner]
-                    kept[:] = [other for other in kept if other.records is not left[owner]]
+                    kept[:] = [other for other in kept if other.records is not records]
 
-    def _on_host(self, group: Group, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
-        """Records of each owner of the rows that `Mover.take` took."""
-        layout = self._records[group.name]
+    def _on_host(self, name: str, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
+        """Records of the rows of a group that `Mover.take` took, so many of each owner that is here."""
+        layout = self._records[name]
         found = [np.empty((count, layout.bytes), np.uint8) for count in counts]
         for start, arrays in taken:
-            host = {name: np.asarray(x) for name, x in arrays.items()}
+            host = {name: parts_of_this_process(x) for name, x in arrays.items()}
             size = len(host[ROWS]) // len(counts)
             for n, count in enumerate(counts):
                 stop = min(count - start, size)
@@ -252,7 +261,7 @@ class Tier:
         self.flush(state)
         homes = dict(state.homes)
         for name in self._groups:
-            homes[name] = jax.device_put(np.full(homes[name].shape, -1, np.int32), homes[name].sharding)
+            homes[name] = put(np.full(homes[name].shape, -1, np.int32), homes[name].sharding)
         with self._lock:
             waiting, course.waiting = course.waiting or [], None
             self._course = course
@@ -261,20 +270,23 @@ class Tier:
         return dataclasses.replace(state, homes=homes)
 
     def flush(self, state: Any) -> None:
-        """Brings the store up to date with the caches of a state, which stay as they are."""
+        """Brings the store up to date with the caches of a state, which stay as they are. All processes call it."""
         self._settle(0)
         return_free()  # an evaluation or a checkpoint begins, which takes memory of its own
         if self._flushed:
             return
         for name, group in self._groups.items():
-            homes = np.asarray(state.homes[name]).reshape(-1, group.rows)[: group.parts]
-            slots = [np.flatnonzero(own >= 0).astype(np.int32) for own in homes]
-            if not any(map(len, slots)):
-                continue
+            here = self.rows.owners[name]
+            homes = dict(zip(here, parts_of_this_process(state.homes[name]).reshape(-1, group.rows), strict=True))
+            slots = {owner: np.flatnonzero(homes[owner] >= 0).astype(np.int32) for owner in here}
+            filled = max(map(len, slots.values()))
+            most = max(map(int, distributed.gather("rows of a cache", str(filled))))
             buffers = {ROWS: state.tables[name], **state.slots[name]}
-            for first in range(0, max(map(len, slots)), ROWS_AT_ONCE):
-                some = [own[first : first + ROWS_AT_ONCE] for own in slots]
-                records = self._on_host(group, [len(own) for own in some], self._movers[name].take(buffers, some))
+            for first in range(0, most, ROWS_AT_ONCE):
+                some = {owner: own[first : first + ROWS_AT_ONCE] for owner, own in slots.items()}
+                of_parts = [some.get(owner, _NONE) for owner in range(group.owners)]
+                taken = self._movers[name].take(buffers, of_parts, min(most - first, ROWS_AT_ONCE))
+                records = self._on_host(name, [len(own) for own in some.values()], taken)
                 for writing in self._writing[:-2]:  # so that no more than that waits in memory
                     writing.result()
                 self._writing.append(self._writer.submit(self._write, name, homes, some, records))
@@ -282,8 +294,10 @@ class Tier:
             writing.result()
         self._writing, self._flushed = [], True
 
-    def _write(self, name: str, homes: np.ndarray, slots: Sequence[np.ndarray], records: Sequence[np.ndarray]) -> None:
-        for owner, (own, new) in enumerate(zip(slots, records, strict=True)):
+    def _write(
+        self, name: str, homes: dict[int, np.ndarray], slots: dict[int, np.ndarray], records: Sequence[np.ndarray]
+    ) -> None:
+        for (owner, own), new in zip(slots.items(), records, strict=True):
             if len(own):
                 self.rows.put(name, owner, homes[owner][own], new)
 
@@ -338,10 +352,10 @@ class Tier:
             layout = self._records[name]
             _, _, dtype, tail = layout.fields[0]
             whole = np.zeros((len(of_owners), rows, *tail), dtype)
-            for owner, homes_K in enumerate(of_owners):
-                for at, records in self.rows.parts(name, owner, homes_K, aside=True):
+            for owner in self.rows.owners[name]:
+                for at, records in self.rows.parts(name, owner, of_owners[owner], aside=True):
                     whole[owner, at] = layout.split(records, ROWS)
-            tables[name] = jax.device_put(whole.reshape(-1, *tail), state.tables[name].sharding)
+            tables[name] = put(whole.reshape(-1, *tail), state.tables[name].sharding)
         return dataclasses.replace(state, tables=tables)
 
     def clear(self) -> None:
@@ -356,11 +370,16 @@ class Tier:
     def figures(self) -> dict[str, int]:
         """Returns those of `HostRows.figures`; "hits" and "misses", rows that were, or were not, on the devices.
 
-        The latter count the rows that batches named since the last `clear`.
+        The latter count the rows that batches named since the last `clear`. Counts of several processes are added up,
+        for which all of them call this; bytes of memory are those of this process alone.
         """
         directories = [d for of in self._course.directories.values() for d in of] if self._course else []
         hits, misses = sum(d.hits for d in directories), sum(d.misses for d in directories)
-        return {"hits": hits, "misses": misses, **self.rows.figures()}
+        own = self.rows.figures()
+        of_all = [json.loads(text) for text in distributed.gather("figures of tiers", json.dumps(own))]
+        memory = ("row_bytes", "directory_bytes")
+        summed = {name: own[name] if name in memory else sum(of[name] for of in of_all) for name in own}
+        return {"hits": hits, "misses": misses, **summed}
 
     def close(self) -> None:
         """Ends the threads, and gives memory and files back."""

@@ -26,29 +26,37 @@ from recjax.embedding.buffers import NAME_BITS, initial_rows
 from recjax.embedding.layout import BoundPlan, BoundSegment, Group
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import TrainingError
+from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS
+from recjax.tiers.shares import POSITIONS as _POSITIONS
+from recjax.tiers.shares import of_processes
 from recjax.tiers.tables import Hot, outside
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 WRITTEN = "written"
-_POSITIONS, _TABLE, _INITIAL = "positions", "table", "initial"
+_TABLE, _INITIAL = "table", "initial"
 _CHUNK = 1 << 16  # rows at a time
 
 Written = dict[str, dict[str, Any]]  # table -> what the module says
 
 
 def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot) -> Written:
-    """The rows that were ever written, and hot ones, after `Tier.flush`: good until the next `Tier.admit`."""
-    return {
-        segment.spec.name: _written(group, segment, host, seed, hot[segment.spec.name])
+    """The rows that were ever written, and hot ones, after `Tier.flush`: good until the next `Tier.admit`.
+
+    Of several processes each gives those of its owners; all call it.
+    """
+    several = distributed.processes() > 1
+    found = {
+        segment.spec.name: _written(group, segment, host, seed, [] if several else hot[segment.spec.name])
         for group in bound.cached
         for segment in group.segments
     }
+    return of_processes(found, hot) if several else found
 
 
 def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot: Sequence[Any]) -> dict[str, Any]:
-    pieces = [_of_owner(group, segment, host, owner) for owner in range(group.owners)]
+    pieces = [_of_owner(group, segment, host, owner) for owner in host.given[group.name]]
     pieces += [_of_hot(*one) for one in hot]
     ends = np.cumsum([len(piece.keys_K) for piece in pieces]).tolist()
 
@@ -203,16 +211,19 @@ def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping
             raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {segment.spec.rows:,}.")
         for part in held[ROWS].parts():
             some = part[0]
+            number_K, here_K = segment.band.number(positions_K[some])
+            owner_K, within_K = segment.split.owner_and_offset(number_K)
+            if here_K is not None:  # others are hot
+                owner_K = np.where(here_K, owner_K, -1)
+            owners = np.intersect1d(owner_K, host.owners[group.name]).tolist()
+            if not owners:  # all are other processes'
+                continue
             arrays = {
                 key: held[key].read((some, *(slice(0, n) for n in tail))).view(dtype)
                 for key, _, dtype, tail in layout.fields
             }
             records = layout.join(arrays)
-            number_K, here_K = segment.band.number(positions_K[some])
-            owner_K, within_K = segment.split.owner_and_offset(number_K)
-            if here_K is not None:  # others are hot
-                owner_K = np.where(here_K, owner_K, -1)
-            for owner in np.unique(owner_K[owner_K >= 0]).tolist():
+            for owner in owners:
                 mine = np.flatnonzero(owner_K == owner)
                 homes_K = (within_K[mine] + segment.offsets[owner]).astype(np.int32)
                 host.put(group.name, owner, homes_K, records[mine])

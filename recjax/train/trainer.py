@@ -48,6 +48,7 @@ from recjax.train.dense import Dense, make_dense
 from recjax.train.eval_shares import eval_shares, share_size
 from recjax.train.inputs import InputStream
 from recjax.train.module import asks_for_samples, built
+from recjax.train.named_rows import gather_named, list_named
 from recjax.train.planned import plan_of
 from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
@@ -275,7 +276,7 @@ class Trainer:
             where: dict[str, Any] = {"position": mine.start + before * each, "end": mine.stop, "epochs": 1}
             workers = self.config.train.workers
             stream = batches(self.source, split, each, transform=route, workers=workers, **where)
-            return synchronize_batches(self._lengthened(stream, split, steps - before, size), self.mesh, stop)
+            return self._together(self._lengthened(stream, split, steps - before, size), stop)
 
         return InputStream(read, self.reading, size, samples, None, self.reading_stages())
 
@@ -303,7 +304,7 @@ class Trainer:
 
         def read(position: int) -> Iterator[InFlight]:
             with ThreadPoolExecutor(max(1, workers)) as pool:
-                yield from synchronize_batches(thread_map.ahead(pool, workers, route, given), self.mesh)
+                yield from self._together(thread_map.ahead(pool, workers, route, given))
 
         return InputStream(read, self.reading, batch_size, batch_size, None, self.reading_stages())
 
@@ -327,7 +328,14 @@ class Trainer:
             part=None if share.count == share.total else mine,
         )
         routed = stream if self.ids is None else map(route, stream)  # rows are given in the order of the batches
-        return synchronize_batches(routed, self.mesh, stop, save)
+        return self._together(routed, stop, save)
+
+    def _together(
+        self, routed: Iterator[InFlight], stop: Callable[[], int] = never, save: Callable[[], int] = never
+    ) -> Iterator[InFlight]:
+        """Gives this process's batches what all processes know of them."""
+        stream = synchronize_batches(routed, self.mesh, stop, save)
+        return stream if self.tier is None else gather_named(stream, self.bound, self.mesh)
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1) -> InFlight:
         """Routes this process's samples of a batch, which are what `batch` of the result holds.
@@ -347,7 +355,8 @@ class Trainer:
         """Routes samples; with `trains`, where rows are given to keys, they are the next ones of the training."""
         with jax.profiler.TraceAnnotation("count"):
             if self.ids is None:
-                return InFlight(batch, self.router.route(batch, batch_size, parts))
+                found = self.router.route(batch, batch_size, parts)
+                return InFlight(batch, found if self.tier is None else list_named(self.bound, found))
             rows, admission = self.ids.advance(batch) if trains else (self.ids.find(batch), None)
             routed = self.router.route(rows, batch_size, parts)
             return InFlight(batch, dataclasses.replace(routed, admission=admission))

@@ -118,6 +118,8 @@ class RoutedBatch:
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
     touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
     at: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name of a source -> which ids, if not all
+    # Name of a cache -> of each owner the distinct homes that the whole batch names; {}: these samples are all of it.
+    named: Mapping[str, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
     admission: Any = None  # what caches need before its step: see `recjax.tiers.stage`
 
 
