@@ -21,6 +21,7 @@ from recjax.embedding.routing.sorting import distinct
 from recjax.tiers.clock import Clock
 from recjax.tiers.directory import Directory
 from recjax.tiers.records import record_bytes
+from recjax.tiers.stage import split_by_owner
 
 BLOCK = 4096
 COUNTS = ("hits", "misses", "first", "leaves", "reads", "blocks_read", "writes", "blocks_written")
@@ -78,8 +79,7 @@ def homes_of(bound: BoundPlan, batch: Batch) -> Homes:
         )  # fmt: skip
         each = group.home_rows
         keys_U, _ = distinct(all_L[all_L >= 0], group.owners * each)  # others are hot
-        edges = np.searchsorted(keys_U, np.arange(1, group.owners) * each)
-        found[group.name] = [(own % each).astype(np.int32) for own in np.split(keys_U, edges)]
+        found[group.name] = split_by_owner(group, keys_U)
     return found
 
 

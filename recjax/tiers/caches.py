@@ -69,15 +69,12 @@ def _sizes(bound: BoundPlan, groups: list[Group], budget_bytes: int, item_bytes:
 
 def _check_plan(bound: BoundPlan) -> None:
     """Refuses plans that caches do not serve (ConfigError)."""
-    for what, found in (
-        ("replica groups that hold rows of their own (train.replica_sync other than exact)", bound.independent),
-        ("several hosts (mesh.hosts)", bound.hosts > 1),
-    ):
-        if found:
-            raise ConfigError(
-                f"tier.device_bytes is set, and not all rows fit into it; but rows on the host do not go with {what} "
-                "yet. Leave that out, or set tier.device_bytes=0, which holds all rows on the devices."
-            )
+    if bound.independent:
+        raise ConfigError(
+            "tier.device_bytes is set, and not all rows fit into it; but rows on the host do not go with replica "
+            "groups that hold rows of their own (train.replica_sync other than exact) yet. Leave that out, or set "
+            "tier.device_bytes=0, which holds all rows on the devices."
+        )
 
 
 def _check_group(group: Group) -> None:

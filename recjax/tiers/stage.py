@@ -11,6 +11,7 @@ import numpy as np
 
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import streams_of
+from recjax.embedding.routing.hierarchical import merge
 from recjax.embedding.routing.host import RoutedBatch
 from recjax.embedding.routing.ordered import OrderedStage
 from recjax.embedding.routing.sorting import distinct
@@ -137,8 +138,7 @@ def homes_by_owner(bound: BoundPlan, group: Group, routed: RoutedBatch) -> list[
         keys_U = routed.keys[group.name]
         if routed.devices > 1:
             keys_U, _ = distinct(keys_U % (group.owners * each), group.owners * each)
-        edges = np.searchsorted(keys_U, np.arange(1, group.owners) * each)
-        found = [(own % each).astype(np.int32) for own in np.split(keys_U, edges)]
+        found = split_by_owner(group, keys_U)
     streams = streams_of(bound, group.name)
     for owner, homes_U in enumerate(found):
         pieces = [homes_U]
@@ -149,6 +149,13 @@ def homes_by_owner(bound: BoundPlan, group: Group, routed: RoutedBatch) -> list[
         if len(pieces) > 1:
             found[owner], _ = distinct(np.concatenate(pieces), each)
     return found
+
+
+def split_by_owner(group: Group, keys_U: np.ndarray) -> list[np.ndarray]:
+    """The homes of each owner among ascending keys (bucket, home): int32 [U] each; see `Group.destination`."""
+    each = group.home_rows
+    of_buckets = np.split(keys_U, np.searchsorted(keys_U, np.arange(1, group.owners) * each))
+    return [(of_buckets[group.destination(owner)] % each).astype(np.int32) for owner in range(group.owners)]
 
 
 def _places_among(homes_U: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -181,14 +188,18 @@ def with_slots(
     lists_U, homes_U = keys_U // each, keys_U % each
     slots_U = np.empty(len(keys_U), np.int64)
     for owner, slots in enumerate(slots_of):
-        mine = slice(None) if group.owners == 1 else lists_U % group.owners == owner
+        mine = slice(None) if group.owners == 1 else lists_U % group.owners == group.destination(owner)
         slots_U[mine] = slots(homes_U[mine])
     sorted_U, place_U = distinct(lists_U * group.rows + slots_U, routed.devices * group.owners * group.rows)
     ordered_U = np.empty_like(keys_U)
     ordered_U[place_U] = keys_U
     inverse = {source.name: place_U.take(routed.inverse[source.name]) for source in group.sources}
+    merged = dict(routed.merged)
+    if group.two_step:
+        merged[group.name] = merge(group, sorted_U, routed.devices, group.rows)
     return dataclasses.replace(
         routed,
+        merged=merged,
         keys={**routed.keys, group.name: ordered_U},
         slots={**routed.slots, group.name: (sorted_U % group.rows).astype(np.int32)},
         inverse={**routed.inverse, **inverse},

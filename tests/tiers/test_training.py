@@ -224,6 +224,24 @@ def test_bits_of_replica_groups_that_agree_in_each_step(
     assert (trainer.tier.figures()["disk_rows"] > 0) == hot
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("devices", "how"), [(4, {"hosts": 2}), (8, {"hosts": 2, "replicas": 2})])
+def test_bits_over_hosts(devices: int, how: dict[str, int], tmp_path: Path) -> None:
+    """Rows travel in two steps, by relays that list slots; of one table one host has all rows, and hot rows none."""
+    names = ("adagrad", "momentum")
+    problem = make(names, True)
+    first, second = hot_plan(problem).tables.values()
+    plan = Plan({names[0]: first, names[1]: (Segment("table_row_wise"),)})
+    trainer = trainer_of(problem, devices, plan, cache_bytes=4_000, dram_bytes=9_000, disk=str(tmp_path), **how)
+    assert [group.two_step for group in trainer.bound.cached] == [True, True]
+    assert ends(problem, trainer) == ends(problem, trainer_of(problem, devices, plan, **how))
+    assert trainer.tier is not None
+    counts = trainer.tier.figures()
+    told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
+    assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
+    assert counts["disk_rows"] > 0
+
+
 def ends(problem: Problem, trainer: Trainer, steps: int = 20) -> tuple[Any, ...]:
     """The bits of the losses of some steps, of all arrays after them, and of predictions then."""
     state, losses = trained(problem, trainer, trainer.init_state(), 0, steps)
@@ -416,7 +434,7 @@ def test_what_caches_cannot_do_is_refused() -> None:
     for words, what, devices, plan, how in (
         ("every_row", other, 2, "row_wise", {}),
         ("split by columns", problem, 2, "column_wise", {}),
-        ("several hosts", problem, 4, "row_wise", {"hosts": 2}),
+        ("split by columns", problem, 4, "grid", {"hosts": 2}),
         ("replica groups", problem, 4, "row_wise", {"replicas": 2, "independent": True}),
         ("dedup", problem, 2, "row_wise", {"dedup": False}),
         ("rows that are not hot", problem, 2, Plan({t.name: divided for t in problem.tables}), {}),

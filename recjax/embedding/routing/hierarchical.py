@@ -52,13 +52,20 @@ class Merged:
     slots_M: np.ndarray | None = None
 
 
-def merge(group: Group, keys_U: np.ndarray, devices: int) -> Merged:
-    """Merges the keys (device, bucket, home) of the devices of each host; `devices` are those of whole hosts."""
+def merge(group: Group, keys_U: np.ndarray, devices: int, rows: int) -> Merged:
+    """Merges the keys (device, bucket, home) of the devices of each host, or with slots in place of homes.
+
+    Args:
+      group: the table group.
+      keys_U: ascending.
+      devices: whose keys; those of whole hosts.
+      rows: homes, or slots, of a bucket.
+    """
     hosts = devices // group.per_host
-    of_device = group.owners * group.rows
+    of_device = group.owners * rows
     keys = keys_U // (of_device * group.per_host) * of_device + keys_U % of_device
     keys_M, index_U = distinct(keys, hosts * of_device, group.dedup)
-    return Merged(hosts, keys_M, index_U, np.bincount(keys_M // group.rows, minlength=hosts * group.owners))
+    return Merged(hosts, keys_M, index_U, np.bincount(keys_M // rows, minlength=hosts * group.owners))
 
 
 def lay_out(

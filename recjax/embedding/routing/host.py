@@ -179,7 +179,7 @@ def route_on_host(
             counts[group.name] = np.bincount(list_U, minlength=share.count * group.num_row_lists)
         required[group.name] = _largest(counts[group.name])
         if group.two_step:
-            merged[group.name] = merge(group, keys[group.name], share.count)
+            merged[group.name] = merge(group, keys[group.name], share.count, group.home_rows)
             required[group.name + ACROSS] = _largest(merged[group.name].counts)
         if group.synchronous and group.spread:
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
