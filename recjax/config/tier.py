@@ -17,7 +17,8 @@ class TierConfig:
     """
 
     device_bytes: int | str = 0  # of a device, for rows and their optimizer's state; 0: all rows are on the devices
-    dram_bytes: int | str = 0  # of the host's memory, for rows that are not on the devices; 0: as many as they need
+    # Of the host's memory, for rows that are not on the devices; each process has so many. 0: as many as they need.
+    dram_bytes: int | str = 0
     disk: str = ""  # folder on a disk for rows that dram_bytes has no room for; "": none
     look_ahead: int = 4  # batches that say which rows stay on the devices, beside the next one
 

@@ -84,7 +84,7 @@ class CacheStage(OrderedStage):
             try:
                 moves[group.name] = [directory.admit() for directory in directories]
             except CacheTooSmallError as short:
-                raise too_small(group, short.args[0]) from None
+                raise too_small(group, short.args[0]).in_all() from None
             slots_of = [directory.slot_of.take for directory in directories]
             routed = with_slots(self._bound, group, routed, slots_of)
         return dataclasses.replace(routed, admission=self._prepared(moves))

@@ -63,7 +63,8 @@ def fit(
       log: reads the metrics of each step while the next one is under way.
       callbacks: called in their order after steps at which something is due.
       stop: the signal that has asked this process to stop, or 0; all processes then stop after the same step, at most
-        three further on, or before the same batch of an evaluation.
+        three further on (with rows on the host as many more as inputs are looked at ahead), or before the same batch of
+        an evaluation.
 
     Raises:
       TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.

@@ -48,6 +48,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "config": settings.config_hash(trainer.config, ("data.path", "data.cache", "plan")),
         **({} if source is None else {"code of the model": source.hash}),
         "plan": digest(trainer.plan),
+        **({"rows of caches": json.dumps({g.name: g.rows for g in trainer.bound.cached})} if trainer.tier else {}),
         "data": trainer.source.fingerprint,
     }
 

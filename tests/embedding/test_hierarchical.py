@@ -92,7 +92,7 @@ def test_merging_by_hand() -> None:
     # device 4 of host 1 has number 1 there: list 1 has the owners 1 and 4, so owner 4 is bucket 3
     assert [group.destination(o) for o in range(6)] == [0, 2, 4, 1, 3, 5]
     keys = [(0, 3, 2), (0, 3, 5), (1, 3, 2), (2, 0, 6), (3, 3, 2), (5, 3, 2), (5, 3, 4)]
-    merged = merge(group, np.array([(n * 6 + b) * 7 + s for n, b, s in keys]), 6)
+    merged = merge(group, np.array([(n * 6 + b) * 7 + s for n, b, s in keys]), 6, 7)
     by_host = [(0, 0, 6), (0, 3, 2), (0, 3, 5), (1, 3, 2), (1, 3, 4)]
     assert merged.keys_M.tolist() == [(h * 6 + b) * 7 + s for h, b, s in by_host]
     assert merged.index_U.tolist() == [1, 2, 1, 0, 3, 3, 4]

@@ -147,3 +147,10 @@ def test_a_full_disk_of_one_ends_both_with_its_name(tmp_path: Path) -> None:
     assert all("No space left on device" in text and "a scratch file of tier.disk" in text for text in said), said
     assert "process 1 (" in said[0] and "failed" in said[0]
     assert not any("Traceback" in text for text in said), said
+
+
+def test_a_cache_that_is_too_small_is_an_error_of_both(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", write_preset(tmp_path), [*TWO, "tier.device_bytes=6000"], 2)
+    assert job.wait(120) == [1, 1], job.tail()
+    assert len(job.messages()) == 2
+    assert all("two batches in a row name" in message for message in job.messages())
