@@ -58,7 +58,8 @@ def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot) -> Wri
 def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot: Sequence[Any]) -> dict[str, Any]:
     pieces = [_of_owner(group, segment, host, owner) for owner in host.given[group.name]]
     pieces += [_of_hot(*one) for one in hot]
-    ends = np.cumsum([len(piece.keys_K) for piece in pieces]).tolist()
+    sizes = [len(piece.keys_K) for piece in pieces]
+    ends, K = np.cumsum(sizes).tolist(), sum(sizes)
 
     def gathered(part: Index, dtype: Any, read: Callable[[_Piece, slice], np.ndarray]) -> np.ndarray:
         """Some of the rows of all pieces, one piece after the other."""
@@ -75,14 +76,14 @@ def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot
         return gathered(part, np.int64, lambda piece, some: piece.keys_K[some].astype(np.int64) + piece.shift)
 
     def array(name: str, kind: np.dtype[Any], tail: tuple[int, ...]) -> LazyArray:
-        shape, dtype = (ends[-1], *tail), outside(kind)
+        shape, dtype = (K, *tail), outside(kind)
 
         def read(part: Index) -> np.ndarray:
             return gathered(part, dtype, lambda piece, some: piece.values(name, some).view(dtype))
 
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
-    of_all = ((ends[-1],), np.dtype(np.int64))
+    of_all = ((K,), np.dtype(np.int64))
     return {
         _POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
         _TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
