@@ -263,7 +263,7 @@ def parts_here(mesh: Mesh, axes: tuple[str, ...], parts: int) -> tuple[int, ...]
 
 
 def first_holders(mesh: Mesh, axes: tuple[str, ...], parts: int) -> list[int]:
-    """Of each of these parts the process of the first device that holds it."""
+    """The process of the first device that holds each of these parts."""
     found: dict[int, int] = {}
     where: Any = sharded(mesh, axes).devices_indices_map((parts,))
     for device, index in where.items():

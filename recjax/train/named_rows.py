@@ -71,7 +71,7 @@ def gather_named(stream: Iterator[InFlight], bound: BoundPlan, mesh: Mesh) -> It
 
 
 def _joined(bound: BoundPlan, routed: RoutedBatch) -> np.ndarray:
-    """How many homes of each owner of each cache are named, and these: int32 [entries]."""
+    """Counts of the homes that are named, for each owner of each cache, and the homes after them: int32 [entries]."""
     homes = [homes_U for group in bound.cached for homes_U in routed.named[group.name]]
     return np.concatenate([np.array([len(homes_U) for homes_U in homes], np.int32), *homes])
 
