@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -77,6 +78,7 @@ class Tier:
     Attributes:
       rows: those of the host.
       read_while_waiting: rows that were asked for again before they were written.
+      decided: of several processes a checksum of all that was to move so far, which all must have alike; else 0.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Tier:
         self._writing: list[Future[None]] = []
         self._landing: list[Future[Future[None]]] = []
         self._waiting: list[int] = []  # bytes of each of these
-        self.read_while_waiting = 0
+        self.read_while_waiting = self.decided = 0
 
     def course(self, directories: dict[str, list[Directory]]) -> Course:
         """Returns a new course; it begins with the first of its batches that is admitted."""
@@ -120,6 +122,9 @@ class Tier:
 
     def prepare(self, course: Course, moves: dict[str, list[Moves]]) -> Admission:
         """Begins to read the rows that come for a batch."""
+        if distributed.processes() > 1:
+            for own in (own for of_owners in moves.values() for own in of_owners):
+                self.decided = zlib.crc32(own.come_K.tobytes(), zlib.crc32(own.slots_K.tobytes(), self.decided))
         left: dict[str, dict[int, Future[np.ndarray]]] = {}
         jobs: list[tuple[str, int, np.ndarray, list[Leaving]]] = []
         for name, of_owners in moves.items():

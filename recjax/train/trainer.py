@@ -335,7 +335,8 @@ class Trainer:
     ) -> Iterator[InFlight]:
         """Gives this process's batches what all processes know of them."""
         stream = synchronize_batches(routed, self.mesh, stop, save)
-        return stream if self.tier is None else gather_named(stream, self.bound, self.mesh)
+        tier = self.tier
+        return stream if tier is None else gather_named(stream, self.bound, self.mesh, lambda: tier.decided)
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1) -> InFlight:
         """Routes this process's samples of a batch, which are what `batch` of the result holds.
