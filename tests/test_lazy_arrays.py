@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recjax.utils import lazy_arrays
-from recjax.utils.lazy_arrays import LazyArray, as_lazy, block_of, load
+from recjax.utils.lazy_arrays import LazyArray, as_lazy, block_of, chosen_rows, load
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
@@ -52,6 +52,21 @@ def test_blocks_are_whole_rows_that_fit_and_waste_less_than_a_row_each(shape, li
     assert count * block[0] - shape[0] < count  # what the store adds to the last block
     row_bytes = 4 * math.prod(shape[1:])
     assert block[0] * row_bytes < limit + row_bytes
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.sets(st.integers(0, 59)), st.integers(4, 300))
+def test_chosen_rows_are_read_a_block_at_a_time(rows, block, chosen, limit):
+    values, asked = np.arange(rows * 2).reshape(rows, 2), []
+
+    def read(part):
+        asked.append((part[0].start // block, (part[0].stop - 1) // block))
+        return values[part]
+
+    rows_K = np.array(sorted(row for row in chosen if row < rows), np.int32)
+    array = chosen_rows(LazyArray(values.shape, values.dtype, read, (block, 2)), rows_K)
+    with lazy_parts_of(limit):
+        assert (array.load() == values[rows_K]).all()
+    assert all(first == last for first, last in asked)
 
 
 def test_small_blocks_are_read_many_at_a_time():

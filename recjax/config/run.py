@@ -190,6 +190,7 @@ FREE_ON_RESUME = (
     "train.bucket_mib",
     "train.eval_batch_size",
     "train.checkpoint_every",
+    "train.checkpoint_increments",
     "train.keep_checkpoints",
     "train.checkpoint_copy",
     "train.log_every",

@@ -162,6 +162,9 @@ class TrainConfig:
     # Steps between checkpoints, or the training time between them: 30s, 5min, 1h. 0: with each evaluation. Else an
     # evaluation brings one only if it is the best so far. So do the first minute of training and the end in any case.
     checkpoint_every: int | str = 0
+    # Checkpoints after each whole one that hold, of tables with rows on the host (tier.device_bytes), those rows alone
+    # that have changed since the one before; 0: all are whole
+    checkpoint_increments: int = 0
     keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
@@ -177,7 +180,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")
         positive = (*sizes, "log_every", "epochs", "average_every")
-        not_negative = ("steps", "eval_every", "patience", "workers")
+        not_negative = ("steps", "eval_every", "patience", "workers", "checkpoint_increments")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_ranges(self, dense_delay=(0, 1))
         check_not_negative(self, "clip_norm", "bucket_mib")

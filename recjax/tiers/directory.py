@@ -71,6 +71,11 @@ class Directory:
         """Batches that were shown but not admitted."""
         return len(self._window)
 
+    @property
+    def oldest(self) -> np.ndarray:
+        """Homes that the next batch to admit names: int32, ascending."""
+        return self._window[0]
+
     def see(self, homes_U: np.ndarray) -> None:
         """Shows the next batch.
 

@@ -14,6 +14,7 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.routing.hot import LISTED_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import first_holders, parts_here
+from recjax.tiers.changes import Changes
 from recjax.tiers.disk import OnDisk
 from recjax.tiers.moves import InitialRecords, Record
 from recjax.tiers.records import record_bytes
@@ -32,10 +33,18 @@ class HostRows:
       records: group name -> the layout of its records.
       owners: group name -> the owners whose rows are here, ascending.
       given: group name -> those of them whose rows this process gives to checkpoints: others may hold the same.
+      changes: which rows have changed since a checkpoint; None: nobody wants to know.
     """
 
     def __init__(
-        self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
+        self,
+        bound: BoundPlan,
+        mesh: Mesh,
+        seed: int,
+        dtype: Any,
+        dram_bytes: int = 0,
+        disk: str = "",
+        track: bool = False,
     ) -> None:
         """Nothing is written: all rows are at their initial values.
 
@@ -46,6 +55,7 @@ class HostRows:
           dtype: of tables and slots.
           dram_bytes: of the host's memory for this process's rows; 0: as many as they need.
           disk: folder for the rest; "": none.
+          track: whether there are `changes`.
 
         Raises:
           ConfigError: nothing can be written there.
@@ -69,6 +79,7 @@ class HostRows:
             name: {owner: RowStore(group.home_rows, self._places(name)) for owner in self.owners[name]}
             for name, group in self.groups.items()
         }
+        self.changes = Changes(self.groups) if track else None
         item, on_host = np.dtype(dtype).itemsize, here[0].platform == "cpu"
         caches = (len(here) * g.rows * g.row_bytes(item) for g in bound.cached)
         self._cache_bytes = sum(caches) if on_host else 0
@@ -122,6 +133,20 @@ class HostRows:
         """The homes of an owner from `first` to below `last` that were ever written, in that order: int32 [K]."""
         return self._stores[name][owner].written_between(first, last)
 
+    def changed(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
+        """Those of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
+        assert self.changes is not None
+        homes_K = self.changes.homes(name, owner, first, last)
+        found: np.ndarray = homes_K[self._stores[name][owner].order(homes_K)]
+        return found
+
+    def mark(self, named: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Notes that a step changes the homes that its batch names, group name -> of each owner, if need be."""
+        if self.changes is not None:
+            for name, of_owners in named.items():
+                for owner, homes_U in enumerate(of_owners):
+                    self.changes.mark(name, owner, homes_U)
+
     def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
         """Records of some homes of one owner as they are before any is written, uint8 [K, record]."""
         return self._initial[name].make(owner, homes_K)
@@ -140,6 +165,8 @@ class HostRows:
     def clear(self) -> None:
         """Forgets all rows: they are at their initial values."""
         self._budget.left = self._budget.limit
+        if self.changes is not None:
+            self.changes.clear()
         for name, stores in self._stores.items():
             for store in stores.values():
                 store.clear(self._places(name))
@@ -188,7 +215,8 @@ class HostRows:
         """Bytes that find the rows: slots of all owners' rows on their devices, and places of those that are here."""
         hot = (s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)
         slots, places = group.owners, len(self.owners[group.name])
-        return 4 * sum(hot) + slots * (4 * group.home_rows + 28 * group.rows) + places * 4 * group.home_rows
+        marks = 0 if self.changes is None else group.owners * group.home_rows // 4
+        return 4 * sum(hot) + slots * (4 * group.home_rows + 28 * group.rows) + places * 4 * group.home_rows + marks
 
     def close(self) -> None:
         """Gives memory and files back."""

@@ -31,12 +31,14 @@ class Admission:
     Attributes:
       course: of the stage that made it.
       moves: group name -> of each owner.
+      named: group name -> of each owner the homes that the batch names, int32, ascending.
       left: group name -> of each owner that is here a future of the records of the rows that leave.
       records: the records of the rows that come, for each group and owner; of owners that are elsewhere none.
     """
 
     course: Course
     moves: dict[str, list[Moves]]
+    named: OfOwners
     left: dict[str, dict[int, Future[np.ndarray]]]
     records: Future[OfOwners]
 
@@ -75,19 +77,21 @@ class CacheStage(OrderedStage):
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """See `OrderedStage.advance`."""
         moves: dict[str, list[Moves]] = {}
+        named: OfOwners = {}
         self._advanced = True
         for group in self._groups:
             directories = self._directories[group.name]
             for batch in (routed, *upcoming)[directories[0].seen :]:
                 for directory, homes_U in zip(directories, homes_by_owner(self._bound, group, batch), strict=True):
                     directory.see(homes_U)
+            named[group.name] = [directory.oldest for directory in directories]
             try:
                 moves[group.name] = [directory.admit() for directory in directories]
             except CacheTooSmallError as short:
                 raise too_small(group, short.args[0]).in_all() from None
             slots_of = [directory.slot_of.take for directory in directories]
             routed = with_slots(self._bound, group, routed, slots_of)
-        return dataclasses.replace(routed, admission=self._prepared(moves))
+        return dataclasses.replace(routed, admission=self._prepared(moves, named))
 
     def enter(self, homes: Mapping[str, np.ndarray]) -> Admission:
         """Has rows come that no batch has named yet, for a measurement that begins with caches which are full.
@@ -96,16 +100,18 @@ class CacheStage(OrderedStage):
           homes: group name -> int32, homes of each of its owners, ascending.
         """
         moves: dict[str, list[Moves]] = {}
+        named: OfOwners = {}
         self._advanced = True
         for name, homes_U in homes.items():
+            named[name] = [homes_U for _ in self._directories[name]]
             for directory in self._directories[name]:
                 directory.see(homes_U)
             moves[name] = [directory.admit() for directory in self._directories[name]]
-        return self._prepared(moves)
+        return self._prepared(moves, named)
 
-    def _prepared(self, moves: dict[str, list[Moves]]) -> Admission:
+    def _prepared(self, moves: dict[str, list[Moves]], named: OfOwners) -> Admission:
         assert self._course is not None
-        return self._tier.prepare(self._course, moves)
+        return self._tier.prepare(self._course, moves, named)
 
 
 class ReadStage(OrderedStage):

@@ -82,7 +82,14 @@ class Tier:
     """
 
     def __init__(
-        self, bound: BoundPlan, mesh: Mesh, seed: int, dtype: Any, dram_bytes: int = 0, disk: str = ""
+        self,
+        bound: BoundPlan,
+        mesh: Mesh,
+        seed: int,
+        dtype: Any,
+        dram_bytes: int = 0,
+        disk: str = "",
+        track: bool = False,
     ) -> None:
         """Nothing is written: all rows are at their initial values.
 
@@ -93,11 +100,12 @@ class Tier:
           dtype: of tables and slots.
           dram_bytes: of the host's memory for this process's rows; 0: as many as they need.
           disk: folder for the rest; "": none.
+          track: whether to note which rows change, for checkpoints of these alone.
 
         Raises:
           ConfigError: nothing can be written there.
         """
-        self.rows = HostRows(bound, mesh, seed, dtype, dram_bytes, disk)
+        self.rows = HostRows(bound, mesh, seed, dtype, dram_bytes, disk, track)
         self._groups, self._records = self.rows.groups, self.rows.records
         self._movers = {name: Mover(group, mesh, self._records[name]) for name, group in self._groups.items()}
         self._lander = ThreadPoolExecutor(1, "tier-land")
@@ -120,8 +128,8 @@ class Tier:
 
     # What the stage asks for, a batch or more ahead of the step.
 
-    def prepare(self, course: Course, moves: dict[str, list[Moves]]) -> Admission:
-        """Begins to read the rows that come for a batch."""
+    def prepare(self, course: Course, moves: dict[str, list[Moves]], named: OfOwners) -> Admission:
+        """Begins to read the rows that come for a batch, which names those of `named`."""
         if distributed.processes() > 1:
             for own in (own for of_owners in moves.values() for own in of_owners):
                 self.decided = zlib.crc32(own.come_K.tobytes(), zlib.crc32(own.slots_K.tobytes(), self.decided))
@@ -149,7 +157,7 @@ class Tier:
                 begin()
             else:
                 course.waiting.append(begin)
-        return Admission(course, moves, left, read)
+        return Admission(course, moves, named, left, read)
 
     def _read_all(self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[OfOwners]) -> None:
         try:
@@ -195,6 +203,7 @@ class Tier:
         if self._steps == 1:
             return_free()  # the first step was compiled, which leaves much of it
         self._admitted, self._flushed = True, False
+        self.rows.mark(admission.named)
         records = admission.records.result()
         tables, slots, homes = dict(state.tables), dict(state.slots), dict(state.homes)
         for name, moves in admission.moves.items():
@@ -283,7 +292,7 @@ class Tier:
         for name, group in self._groups.items():
             here = self.rows.owners[name]
             homes = dict(zip(here, parts_of_this_process(state.homes[name]).reshape(-1, group.rows), strict=True))
-            slots = {owner: np.flatnonzero(homes[owner] >= 0).astype(np.int32) for owner in here}
+            slots = {owner: self._unsaved(name, owner, homes[owner]) for owner in here}
             filled = max(map(len, slots.values()))
             most = max(map(int, distributed.gather("rows of a cache", str(filled))))
             buffers = {ROWS: state.tables[name], **state.slots[name]}
@@ -298,6 +307,18 @@ class Tier:
         for writing in self._writing:
             writing.result()
         self._writing, self._flushed = [], True
+
+    def _unsaved(self, name: str, owner: int, homes_R: np.ndarray) -> np.ndarray:
+        """Slots of an owner's cache whose rows the host may have no record of as they are, int32."""
+        slots_K = np.flatnonzero(homes_R >= 0).astype(np.int32)
+        changes = self.rows.changes
+        return slots_K if changes is None else slots_K[changes.marked(name, owner, homes_R[slots_K])]
+
+    def begin_checkpoint(self, state: Any) -> None:
+        """Does what `flush` does; from here on, the rows that change are for the checkpoint after this one."""
+        self.flush(state)
+        if self.rows.changes is not None:
+            self.rows.changes.begin()
 
     def _write(
         self, name: str, homes: dict[int, np.ndarray], slots: dict[int, np.ndarray], records: Sequence[np.ndarray]

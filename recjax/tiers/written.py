@@ -9,7 +9,8 @@
 
 Rows are in the order of their first write, in which a disk gives them at full speed; hot rows, which are on the
 devices, come last. With these any other run goes on, whether it has caches or not: `whole_tables` makes tables of them,
-for which it holds the written rows of one table.
+for which it holds the written rows of one table. An increment (`recjax/train/checkpoint/chain.py`) holds those of these
+rows that have changed since the checkpoint before it, and all hot ones: `overlay.py` lays it over that.
 """
 
 from __future__ import annotations
@@ -29,34 +30,40 @@ from recjax.errors import TrainingError
 from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS
-from recjax.tiers.shares import POSITIONS as _POSITIONS
-from recjax.tiers.shares import of_processes
+from recjax.tiers.shares import POSITIONS, of_processes
 from recjax.tiers.tables import Hot, outside
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 WRITTEN = "written"
-_TABLE, _INITIAL = "table", "initial"
+TABLE, INITIAL = "table", "initial"
 _CHUNK = 1 << 16  # rows at a time
 
 Written = dict[str, dict[str, Any]]  # table -> what the module says
 
 
-def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot) -> Written:
-    """The rows that were ever written, and hot ones, after `Tier.flush`: good until the next `Tier.admit`.
+def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot, changed: bool = False) -> Written:
+    """The rows that were ever written, and hot ones, after `Tier.begin_checkpoint`: good until the next `Tier.admit`.
 
-    Of several processes each gives those of its owners; all call it.
+    With `changed` those alone that have changed since the checkpoint that was complete last, and hot ones. Of several
+    processes each gives those of its owners; all call it.
     """
     several = distributed.processes() > 1
+    homes = host.changed if changed else host.written
     found = {
-        segment.spec.name: _written(group, segment, host, seed, [] if several else hot[segment.spec.name])
+        segment.spec.name: _written(group, segment, host, homes, seed, [] if several else hot[segment.spec.name])
         for group in bound.cached
         for segment in group.segments
     }
     return of_processes(found, hot) if several else found
 
 
-def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot: Sequence[Any]) -> dict[str, Any]:
-    pieces = [_of_owner(group, segment, host, owner) for owner in host.given[group.name]]
+_Homes = Callable[[str, int, int, int], np.ndarray]  # as `HostRows.written`
+
+
+def _written(
+    group: Group, segment: BoundSegment, host: HostRows, homes: _Homes, seed: int, hot: Sequence[Any]
+) -> dict[str, Any]:
+    pieces = [_of_owner(group, segment, host, homes, owner) for owner in host.given[group.name]]
     pieces += [_of_hot(*one) for one in hot]
     sizes = [len(piece.keys_K) for piece in pieces]
     ends, K = np.cumsum(sizes).tolist(), sum(sizes)
@@ -85,9 +92,9 @@ def _written(group: Group, segment: BoundSegment, host: HostRows, seed: int, hot
 
     of_all = ((K,), np.dtype(np.int64))
     return {
-        _POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
-        _TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
-        _INITIAL: np.array(_initial(group, segment), np.float64),
+        POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
+        TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
+        INITIAL: np.array(_initial(group, segment), np.float64),
         **{name: array(name, dtype, tail) for name, _, dtype, tail in host.records[group.name].fields},
     }
 
@@ -107,11 +114,11 @@ class _Piece:
     values: Callable[[str, slice], np.ndarray]
 
 
-def _of_owner(group: Group, segment: BoundSegment, host: HostRows, owner: int) -> _Piece:
-    """The rows of an owner that were ever written."""
+def _of_owner(group: Group, segment: BoundSegment, host: HostRows, homes: _Homes, owner: int) -> _Piece:
+    """The rows of an owner that `homes` gives."""
     first, last = (int(edge) for edge in segment.split.bounds(owner))
     offset = segment.offsets[owner]
-    homes_K = host.written(group.name, owner, offset, offset + last - first)
+    homes_K = homes(group.name, owner, offset, offset + last - first)
     return _Piece(homes_K, first - offset, lambda name, some: host.values(group.name, owner, homes_K[some], name))
 
 
@@ -158,9 +165,9 @@ class _Loaded:
 
 def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str, LazyArray]:
     held = {name: as_lazy(array) for name, array in written.items()}
-    rows, seed, name_bits = [*held.pop(_TABLE).load().tolist(), 32][:3]
-    scale, *initial = held.pop(_INITIAL).load().tolist()
-    positions_K = held.pop(_POSITIONS).load()
+    rows, seed, name_bits = [*held.pop(TABLE).load().tolist(), 32][:3]
+    scale, *initial = held.pop(INITIAL).load().tolist()
+    positions_K = held.pop(POSITIONS).load()
     order_K = np.argsort(positions_K)
     positions_K, rank_K = positions_K[order_K], np.empty(len(order_K), np.int32)
     rank_K[order_K] = np.arange(len(order_K), dtype=np.int32)
@@ -202,12 +209,12 @@ def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping
     for name, (group, segment) in tables.items():
         if name not in written:
             return False
-        alike = as_lazy(written[name][_TABLE]).load().tolist() == [segment.spec.rows, seed, NAME_BITS]
-        if not alike or as_lazy(written[name][_INITIAL]).load().tolist() != _initial(group, segment):
+        alike = as_lazy(written[name][TABLE]).load().tolist() == [segment.spec.rows, seed, NAME_BITS]
+        if not alike or as_lazy(written[name][INITIAL]).load().tolist() != _initial(group, segment):
             return False
     for name, (group, segment) in tables.items():
         held = {key: as_lazy(array) for key, array in written[name].items()}
-        positions_K, layout = held[_POSITIONS].load(), host.records[group.name]
+        positions_K, layout = held[POSITIONS].load(), host.records[group.name]
         if len(positions_K) and not 0 <= positions_K.min() <= positions_K.max() < segment.spec.rows:
             raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {segment.spec.rows:,}.")
         for part in held[ROWS].parts():

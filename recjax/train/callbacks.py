@@ -13,6 +13,7 @@ from recjax.train import evaluation
 from recjax.train.agreement import StopRequested, never
 from recjax.train.checkpoint.array_store import size_bytes
 from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.increments import Increments
 from recjax.train.progress import TrainProgress, describe
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
@@ -154,6 +155,7 @@ class SaveCheckpoint:
           log: is paused meanwhile.
         """
         self._trainer, self._checkpoints, self._log = trainer, checkpoints, log
+        self._increments = Increments(trainer, checkpoints)
         self._copies: bool | None = None  # whether a save copies the tables; decided at the first one
 
     def __call__(self, event: Event, state: TrainState, progress: TrainProgress) -> None:
@@ -165,19 +167,20 @@ class SaveCheckpoint:
             event.saved = True
         if ends:
             with watchdog.during("checkpoint"):
-                self._checkpoints.wait()
+                self._increments.wait()
 
     def _save(self, state: TrainState, progress: TrainProgress) -> None:
         # A run that is extended forgets an evaluation that was only due to its end, so the best before it stays too.
         best = progress.end["best_step"] if progress.end else progress.best_step
         with self._log.progress.paused(), watchdog.during("checkpoint"):
-            self._checkpoints.wait()  # its arrays go first: the host never holds two copies of the tables
-            arrays = self._trainer.checkpoint(state)
+            self._increments.wait()  # its arrays go first: the host never holds two copies of the tables
+            arrays, after = self._increments.arrays(state, progress.step)
             if self._copies is None:
                 self._copies = self._decide(size_bytes(arrays))
             if self._copies:
                 arrays = load(arrays)
-            self._checkpoints.save(progress.step, arrays, meta=describe(self._trainer, progress), pinned=best)
+            meta = describe(self._trainer, progress)
+            self._checkpoints.save(progress.step, arrays, meta, pinned=best, after=after)
             if not self._copies:
                 self._checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
 

@@ -117,7 +117,7 @@ def resume(trainer: Trainer, restored: Restored) -> tuple[TrainState, TrainProgr
       TrainingError: it stores rows in an order that this version does not know.
     """
     progress = _progress(trainer, restored.meta, f"checkpoint {restored.step}")
-    return trainer.restore(restored.arrays, restored.step), progress
+    return trainer.restore(restored.arrays, restored.step, restored.chain), progress
 
 
 def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainProgress:

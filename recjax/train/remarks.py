@@ -18,7 +18,7 @@ def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
       config: as it was asked for.
       trainer: of the run; its config is that for so many training samples.
     """
-    return [*_smaller(config, trainer), *_unvalidated(trainer), *_without_bottom(trainer)]
+    return [*_smaller(config, trainer), *_unvalidated(trainer), *_without_bottom(trainer), *_always_whole(trainer)]
 
 
 def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:
@@ -60,4 +60,15 @@ def _without_bottom(trainer: Trainer) -> list[str]:
     return [
         f"the data have no dense features, so the model has no bottom MLP: model.bottom={written(model.bottom)} is not "
         "used, and the embeddings interact alone"
+    ]
+
+
+def _always_whole(trainer: Trainer) -> list[str]:
+    """Says so where checkpoints cannot be increments."""
+    most = trainer.config.train.checkpoint_increments
+    if not most or trainer.tier is not None:
+        return []
+    return [
+        f"train.checkpoint_increments={most} changes nothing: all rows are on the devices, of which each checkpoint is "
+        "whole"
     ]

@@ -44,6 +44,7 @@ from recjax.tiers.written import WRITTEN, export_written, import_written
 from recjax.train import routers
 from recjax.train import state as states
 from recjax.train.agreement import StopRequested, never, synchronize_batches
+from recjax.train.checkpoint.chain import Chain
 from recjax.train.dense import Dense, make_dense
 from recjax.train.eval_shares import eval_shares, share_size
 from recjax.train.inputs import InputStream
@@ -106,14 +107,19 @@ class Trainer:
         of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
         return states.create(*of, self.config.train.replica_init == "own", self.options.late)
 
-    def restore(self, arrays: dict[str, Any], step: int) -> TrainState:
-        """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`."""
+    def restore(self, arrays: dict[str, Any], step: int, chain: Chain = ()) -> TrainState:
+        """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`.
+
+        With the checkpoint's `chain`, where the host takes rows from it as they are, increments may be made after it.
+        """
         of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
         state = states.from_host(arrays, step, *of, self.options.late)
         if self.tier is not None:
             self.tier.clear()
             if not import_written(self.bound, self.tier.rows, self.config.seed, arrays.get(WRITTEN, {})):
                 import_cached(self.bound, self.tier.rows, states.one_version(arrays)["tables"])
+            elif self.tier.rows.changes is not None:
+                self.tier.rows.changes.complete(chain)
         if self.ids is not None:
             self.ids.load(load(arrays.get(DYNAMIC, {})))
         return state
@@ -127,15 +133,18 @@ class Trainer:
         hot = hot_rows(self.bound, state.tables, state.slots)
         return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier.rows, hot)}}
 
-    def checkpoint(self, state: TrainState) -> dict[str, Any]:
-        """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`."""
+    def checkpoint(self, state: TrainState, increment: bool = False) -> dict[str, Any]:
+        """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`.
+
+        With `increment` what has changed since the checkpoint that `Tier.rows.changes` names: see `Increments`.
+        """
         arrays = self._exported(state)
         if self.tier is None:
             return arrays
-        self.tier.flush(state)
+        self.tier.begin_checkpoint(state)
         arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
         hot = hot_rows(self.bound, state.tables, state.slots)
-        return {**arrays, WRITTEN: export_written(self.bound, self.tier.rows, self.config.seed, hot)}
+        return {**arrays, WRITTEN: export_written(self.bound, self.tier.rows, self.config.seed, hot, increment)}
 
     def _exported(self, state: TrainState) -> dict[str, Any]:
         """All but the tables with rows on the host."""
@@ -465,7 +474,8 @@ def build_trainer(
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
             return_memory()
-            tier = Tier(bound, mesh, config.seed, dtype, config.tier.bytes_of("dram_bytes"), config.tier.disk)
+            host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, config.train.checkpoint_increments > 0)
+            tier = Tier(bound, mesh, config.seed, dtype, *host)
     ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
     if ids is not None and held.hot.rows:
         raise ConfigError(

@@ -143,6 +143,22 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], pieces: Sequence[tuple[
     return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
 
+def chosen_rows(array: LazyArray, rows_K: np.ndarray) -> LazyArray:
+    """Some rows of an array, int [K], ascending; each block that has one is read by itself."""
+    shape = (len(rows_K), *array.shape[1:])
+
+    def read(index: Index) -> np.ndarray:
+        some_K, size = rows_K[index[0]], array.block[0]
+        out = np.empty([axis.stop - axis.start for axis in index], array.dtype)
+        starts = np.flatnonzero(np.diff(some_K // size, prepend=-1)).tolist()
+        for start, stop in itertools.pairwise([*starts, len(some_K)]):
+            first, last = int(some_K[start]), int(some_K[stop - 1]) + 1
+            out[start:stop] = array.read((slice(first, last), *index[1:]))[some_K[start:stop] - first]
+        return out
+
+    return LazyArray(shape, array.dtype, read, block_of(shape, array.dtype))
+
+
 def _box(at: Place, piece: LazyArray) -> list[tuple[int, int]]:
     """The smallest box around a piece: its first index on each axis, and the one after its last."""
     if isinstance(at, Runs):

@@ -135,12 +135,13 @@ def trainer_of(
     cache_bytes: int = 0,
     dram_bytes: int = 0,
     disk: str = "",
+    increments: int = 0,
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
     With `mapped`, the seed of a random permutation, no row lies in the slot of its home. With `cache_bytes` a device
-    has so many for rows, and all others are on the host, in so much of its memory and on disk. With `lines` rows lie as
-    on a TPU.
+    has so many for rows, and all others are on the host, in so much of its memory and on disk; `increments` are those
+    after a whole checkpoint. With `lines` rows lie as on a TPU.
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
@@ -151,11 +152,16 @@ def trainer_of(
     tier = None
     if cache_bytes:
         bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
-        tier = Tier(bound, mesh, problem.seed, dtype, dram_bytes, disk)
+        tier = Tier(bound, mesh, problem.seed, dtype, dram_bytes, disk, increments > 0)
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,
-        train=TrainConfig(batch_size=problem.batch_size, accumulate=problem.options.accumulate, workers=0),
+        train=TrainConfig(
+            batch_size=problem.batch_size,
+            accumulate=problem.options.accumulate,
+            workers=0,
+            checkpoint_increments=increments,
+        ),
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
     source: Any = problem.source

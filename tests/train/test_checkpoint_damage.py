@@ -184,8 +184,8 @@ def test_a_manifest_must_not_reach_outside(tmp_path, name):
 
 def test_another_format_is_no_damage(tmp_path):
     save(tmp_path, 10, 20)
-    rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=3))
-    with pytest.raises(TrainingError, match=r"00000020 has format 3, but .* reads 1 and 2"):
+    rewrite_manifest(tmp_path / "00000020", lambda content: content.update(format=4))
+    with pytest.raises(TrainingError, match=r"00000020 has format 4, but .* reads 1 to 3"):
         Checkpoints(tmp_path, 2).newest(no_report, in_memory)
 
 

@@ -6,6 +6,8 @@
     checkpoints/00000100/manifest.sha256   the manifest's own checksum
     checkpoints/.unfinished-00000200-...   being written or deleted; never read
 
+A checkpoint may be an increment, which is read over those that it was made after: see `chain.py`.
+
 A checkpoint is written under an unfinished name, flushed to the disk, and renamed last: a process that is
 killed, or a machine that loses power, at any moment leaves a complete newest checkpoint.
 
@@ -16,6 +18,7 @@ once everybody has. They tell each other so through `distributed.post`, from the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -23,7 +26,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -31,7 +34,9 @@ from typing import Any, Self, TypeVar
 from recjax.errors import TrainingError
 from recjax.parallel import distributed, watchdog
 from recjax.train.checkpoint import array_store, manifest, reading, save_protocol
+from recjax.train.checkpoint import chain as chains
 from recjax.train.checkpoint.array_store import Arrays
+from recjax.train.checkpoint.chain import Chain, Link
 from recjax.utils.files import disk_error, flush_folder
 
 _NAME = re.compile(r"(\d{8,})(\.replaced)?")
@@ -48,11 +53,13 @@ class Restored:
       step: the training step after which it was saved.
       arrays: nested dict of lazy arrays, with the types and shapes that were saved.
       meta: the `meta` of `save`, as JSON reads it back (tuples are lists).
+      chain: the checkpoints that it is read from, itself the last: what an increment after it names.
     """
 
     step: int
     arrays: Arrays
     meta: dict[str, Any]
+    chain: Chain = ()
 
 
 class Checkpoints:
@@ -74,7 +81,7 @@ class Checkpoints:
         self._directory = directory
         self._keep = keep
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._saving: Future[None] | None = None
+        self._saving: Future[Chain] | None = None
         self._arrays_read = threading.Event()  # whether the arrays of the last save have been read
         self._arrays_read.set()
         self._damaged: set[int] = set()
@@ -83,12 +90,18 @@ class Checkpoints:
         """Lists the steps of the checkpoints that are there, ascending. Reading one shows whether it is intact."""
         return list(self._folders(together=False))
 
-    def save(self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None) -> None:
+    def holds(self, chain: Chain) -> bool:
+        """Returns whether the checkpoints of a chain are there as they were, as far as their manifests tell."""
+        return chains.is_there(self._folders(together=False), chain)
+
+    def save(
+        self, step: int, arrays: Arrays, meta: dict[str, Any], pinned: int | None = None, after: Chain = ()
+    ) -> None:
         """Starts to write a checkpoint in the background; waits first for one that is still being written.
 
-        When it is complete, what is no longer needed goes: all but the newest `keep` and those that they pin;
-        those that `newest` found damaged; and those of later steps, which belong to a course that the run
-        left when it went back to an earlier checkpoint.
+        When it is complete, what is no longer needed goes: all but the newest `keep`, those that they pin, and those
+        that these need (`chain.steps_that_stay`); those that `newest` found damaged; and those of later steps, which
+        belong to a course that the run left when it went back to an earlier checkpoint.
 
         Args:
           step: training steps done.
@@ -97,12 +110,14 @@ class Checkpoints:
           meta: JSON values, taken over before this returns.
           pinned: a step whose checkpoint (this or an earlier one) is kept besides the newest, such as the
             best one so far. It is kept as long as this one, since a run that goes back to this one needs it again.
+          after: of an increment, the checkpoints that it is read over, all of earlier steps; (): it is whole.
 
         Raises:
           TrainingError: the save *before* this one failed: no space, no permission. This one is not begun.
           TypeError: arrays or meta that cannot be stored.
         """
-        content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta}
+        chain = {"chain": [dataclasses.asdict(link) for link in after]} if after else {}
+        content = {"step": step, "pinned": pinned, "arrays": array_store.describe(arrays), "meta": meta, **chain}
         content = json.loads(json.dumps(content))
         self.wait()
         self._arrays_read.clear()
@@ -116,15 +131,17 @@ class Checkpoints:
         """
         self._arrays_read.wait()
 
-    def wait(self) -> None:
+    def wait(self) -> Chain:
         """Returns when no checkpoint is being written any more.
+
+        Returns:
+          What an increment after the one that was being written names; () if none was.
 
         Raises:
           TrainingError: the last save failed: no space, no permission. The checkpoints before it are intact.
         """
         saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        return () if saving is None else saving.result()
 
     def close(self) -> None:
         """Waits for the last save and ends the background thread.
@@ -169,9 +186,10 @@ class Checkpoints:
         """
         self.wait()
         damages: dict[Path, str] = {}
-        for step, folder in reversed(self._folders().items()):
+        folders, known = self._folders(), chains.Known()
+        for step, folder in reversed(folders.items()):
             try:
-                used = _used(folder, step, use)
+                used = _used(folders, step, use, known)
             except manifest.CorruptCheckpointError as damage:
                 if reading.gone(folder):  # a run that goes on has removed it meanwhile, and so has newer ones
                     return self.newest(report, use)
@@ -207,7 +225,7 @@ class Checkpoints:
                 "these, or another run folder."
             )
         try:
-            return _used(folders[step], step, use)
+            return _used(folders, step, use, {})
         except manifest.CorruptCheckpointError as damage:
             if reading.gone(folders[step]):
                 return self.restore(step, use)
@@ -230,8 +248,8 @@ class Checkpoints:
         folders = {int(m[1]): self._directory / m[0] for name in reversed(names) if (m := _NAME.fullmatch(name))}
         return {step: folders[step] for step in sorted(folders)}
 
-    def _save(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
-        """Saves a checkpoint; runs in the background thread of process 0."""
+    def _save(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> Chain:
+        """Saves a checkpoint, and returns its chain; runs in the background thread of process 0."""
         final = self._directory / f"{step:08}"
         unfinished = self._unfinished(step)
         others = range(1, distributed.processes())
@@ -261,7 +279,7 @@ class Checkpoints:
                         known |= answer["files"]
                     save_protocol.forget(turn - 1)  # all others have begun this one
                     reading.read(unfinished, content)  # what they wrote is here, too
-                manifest.seal(unfinished, content, known)
+                sha256 = manifest.seal(unfinished, content, known)
                 self._put(unfinished, final)
             except BaseException:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -270,6 +288,7 @@ class Checkpoints:
             self._retire(step)
             if others:
                 save_protocol.broadcast(turn, "done", "saved")
+            return (*chains.of_content(content), Link(step, sha256, array_store.size_bytes(arrays)))
         except BaseException as error:
             failed = _failed(final, error, array_store.size_bytes(arrays))
             if others:
@@ -281,7 +300,7 @@ class Checkpoints:
         finally:
             self._arrays_read.set()
 
-    def _save_part(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> None:
+    def _save_part(self, turn: int, step: int, arrays: Arrays, content: dict[str, Any]) -> Chain:
         """Saves the part of another process than 0 and waits for process 0's verdict; runs in its background thread."""
         me = distributed.process()
         try:
@@ -302,6 +321,7 @@ class Checkpoints:
                 raise failed from error
             save_protocol.report_to_main(turn, {"corners": array_store.corners(arrays), "files": files})
             save_protocol.wait_for_main(turn, "done")
+            return ()
         finally:
             self._arrays_read.set()
 
@@ -317,9 +337,10 @@ class Checkpoints:
 
     def _retire(self, step: int) -> None:
         folders = self._folders(together=False)
-        kept = [other for other in folders if other <= step and other not in self._damaged][-self._keep :]
-        pinned = {manifest.peek(folders[other]).get("pinned") for other in kept}
-        for other in set(folders) - set(kept) - pinned:
+        intact = [other for other in folders if other <= step and other not in self._damaged]
+        content_of = functools.cache(lambda other: manifest.peek(folders[other]) if other in folders else {})
+        stay = chains.steps_that_stay(intact, self._keep, content_of)
+        for other in sorted(set(folders) - stay, reverse=True):  # an increment before what it needs
             self._delete(folders[other])
             self._damaged.discard(other)
 
@@ -340,13 +361,14 @@ class Checkpoints:
         return self._directory / f"{_UNFINISHED}{step:08}-{secrets.token_hex(4)}"
 
 
-def _used(folder: Path, step: int, use: Callable[[Restored], T]) -> T:
+def _used(folders: Mapping[int, Path], step: int, use: Callable[[Restored], T], known: chains.Known) -> T:
     """Returns the result of `use` on a checkpoint; `CorruptCheckpointError` in all processes if any cannot read it."""
     with watchdog.during("restore"):
-        content, damage = reading.verified(folder, step)
+        contents, damage = chains.verified(folders, step, known)
         if not damage:
             try:
-                restored = Restored(step, reading.read(folder, content), content["meta"])
+                arrays, chain = chains.read(folders, contents)
+                restored = Restored(step, arrays, contents[-1]["meta"], chain)
             except manifest.CorruptCheckpointError as error:
                 damage = str(error)
             except (KeyError, TypeError, AttributeError) as error:

@@ -22,7 +22,8 @@ from recjax.errors import TrainingError
 from recjax.utils import strict_json
 from recjax.utils.files import flush_folder, sha256, write_whole
 
-_WHOLE, _IN_PARTS = 1, 2  # formats: a new one when an older recjax could no longer read what is written
+# Formats: a new one when an older recjax could no longer read what is written.
+_WHOLE, _IN_PARTS, _INCREMENT = _FORMATS = 1, 2, 3
 _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 
 
@@ -58,8 +59,11 @@ def flush(folder: Path, known: Files | None = None) -> Files:
     return files
 
 
-def seal(folder: Path, content: dict[str, Any], known: Files | None = None) -> None:
+def seal(folder: Path, content: dict[str, Any], known: Files | None = None) -> str:
     """Flushes every file in `folder` to the disk and writes the manifest beside them.
+
+    Returns:
+      sha256 of manifest.json.
 
     Args:
       folder: holds the files, and no manifest yet.
@@ -70,11 +74,19 @@ def seal(folder: Path, content: dict[str, Any], known: Files | None = None) -> N
       OSError, TrainingError: the disk is full or refuses.
     """
     files = flush(folder, known)
-    form = _IN_PARTS if "parts" in content else _WHOLE
+    form = _INCREMENT if "chain" in content else _IN_PARTS if "parts" in content else _WHOLE
     text = json.dumps({"format": form, **content, "files": files}, indent=1).encode() + b"\n"
     write_whole(folder / _MANIFEST, text)
     write_whole(folder / _CHECKSUM, _checksum_line(text))
     flush_folder(folder)
+    return hashlib.sha256(text).hexdigest()
+
+
+def sha256_of(folder: Path) -> str:
+    """Returns sha256 of manifest.json; "" if it cannot be read."""
+    with contextlib.suppress(OSError, CorruptCheckpointError):
+        return hashlib.sha256(_read(folder / _MANIFEST)).hexdigest()
+    return ""
 
 
 def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
@@ -97,10 +109,10 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     if _read(folder / _CHECKSUM) != _checksum_line(text):
         raise CorruptCheckpointError(f"{_MANIFEST} does not match the checksum in {_CHECKSUM}")
     content = _parsed(text)
-    if content["format"] not in (_WHOLE, _IN_PARTS):
+    if content["format"] not in _FORMATS:
         raise TrainingError(
-            f"checkpoint {folder} has format {content['format']}, but this version of recjax reads {_WHOLE} and "
-            f"{_IN_PARTS}. Use the version that wrote it, or start again with another --out."
+            f"checkpoint {folder} has format {content['format']}, but this version of recjax reads {_FORMATS[0]} to "
+            f"{_FORMATS[-1]}. Use the version that wrote it, or start again with another --out."
         )
     expected: Files = content.pop("files")
     found = set(files) - {_MANIFEST, _CHECKSUM}
@@ -133,7 +145,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise CorruptCheckpointError(f"{_MANIFEST} is no manifest of a checkpoint")
     files = content.get("files")
-    if content["format"] not in (_WHOLE, _IN_PARTS):
+    if content["format"] not in _FORMATS:
         return content
     if not isinstance(files, dict):
         raise CorruptCheckpointError(f"{_MANIFEST} lists no files")
