@@ -22,6 +22,7 @@ from recjax.embedding.plan import Plan, RowIds, Segment
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
+from recjax.tiers import disk
 from recjax.train.checkpoint import array_store
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.increments import Increments
@@ -33,14 +34,21 @@ from recjax.utils.lazy_arrays import load
 pytestmark = pytest.mark.light_compile(optimised=True)
 
 B, V, D = 8, 500, 4
-# Steps of a phase, after each of which there is a checkpoint, and the rows that its batches name: some of the first
-# again; some first in the second or the third; all of the second again in the fourth; none at all in the third.
-PHASES = [range(60), range(40, 90), range(0), range(30, 140), range(5), range(200, 260)]
-STEPS = 2
+# Phases, after each of which there is a checkpoint: steps, and the rows that their batches name. Some of the first come
+# again; some come first in the second or the fourth; the third names none.
+PHASES = (
+    (12, range(220)),
+    (2, range(190, 260)),
+    (2, range(0)),
+    (2, range(200, 330)),
+    (2, range(5)),
+    (2, range(300, 420)),
+)
+FIRST = np.cumsum([0, *(count for count, _ in PHASES)]).tolist()  # step of each phase
 
 
 def make_batch(step: int) -> Batch:
-    rng, among = np.random.default_rng(step), PHASES[step // STEPS]
+    rng, among = np.random.default_rng(step), PHASES[int(np.searchsorted(FIRST, step, "right")) - 1][1]
     lengths = rng.integers(1, 4, B) if len(among) else np.zeros(B, np.int64)
     ids = rng.choice(np.array(among), lengths.sum()) if len(among) else np.zeros(0, np.int64)
     labels = (rng.random(B) < 0.4).astype(np.float32)
@@ -54,7 +62,7 @@ def make() -> Problem:
     tables = [TableSpec(name, V + k, D, rule, dtype="float32") for k, (name, rule) in enumerate(optimizers.items())]
     tables[2] = TableSpec("c", V, D, optimizers["c"], dtype="bfloat16")
     features = tuple(FeatureSpec(table.name, table.name, None, "sum", False, "x") for table in tables)
-    batches, tx = [make_batch(step) for step in range(STEPS * len(PHASES))], DenseAdagrad(0.1).build()
+    batches, tx = [make_batch(step) for step in range(FIRST[-1])], DenseAdagrad(0.1).build()
     return Problem(batches, B, tuple(tables), features, Net(), 2, tx, options=OPTIONS)
 
 
@@ -65,12 +73,13 @@ def stream_of(problem: Problem, trainer: Trainer, phase: int) -> InputStream:
     stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, size, None, trainer.stages())
     needs = [batch.routed.required_capacities for batch in routed]
     largest = {name: max(of[name] for of in needs) for name in needs[0]}
-    stream.load_state_dict({"position": phase * STEPS * B, "capacities": largest, "peaks": {}})
+    stream.load_state_dict({"position": FIRST[phase] * B, "capacities": largest, "peaks": {}})
     return stream
 
 
-def steps(trainer: Trainer, state: TrainState, stream: InputStream, count: int = STEPS) -> TrainState:
-    for _ in range(count):
+def trained(trainer: Trainer, state: TrainState, stream: InputStream, phase: int) -> TrainState:
+    """The state after the steps of a phase."""
+    for _ in range(PHASES[phase][0]):
         inputs = next(stream)
         state, metrics = trainer.train_step(trainer.admit(state, stream.latest), inputs)
         assert bool(metrics["ok"])
@@ -85,14 +94,15 @@ def ends_of(problem: Problem, devices: int, plan: str | Plan = "row_wise") -> li
     """The bits after each phase with all rows on the devices, where there is neither a tier nor an increment."""
     trainer = trainer_of(problem, devices, plan)
     state, stream, found = trainer.init_state(), stream_of(problem, trainer, 0), []
-    for _ in PHASES:
-        state = steps(trainer, state, stream)
+    for phase in range(len(PHASES)):
+        state = trained(trainer, state, stream, phase)
         found.append(bits(trainer.export(state)))
     return found
 
 
-def save(trainer: Trainer, increments: Increments, checkpoints: Checkpoints, state: TrainState, step: int) -> int:
-    """Saves as a run does; returns how many checkpoints its chain has before it."""
+def save(trainer: Trainer, increments: Increments, checkpoints: Checkpoints, state: TrainState, phases: int) -> int:
+    """Saves after so many phases as a run does; returns how many checkpoints its chain has before it."""
+    step = FIRST[phases]
     increments.wait()
     arrays, after = increments.arrays(state, step)
     checkpoints.save(step, arrays, {}, after=after)
@@ -100,38 +110,35 @@ def save(trainer: Trainer, increments: Increments, checkpoints: Checkpoints, sta
     return len(after)
 
 
-def restored(checkpoints: Checkpoints, step: int) -> Any:
-    """The bits of a checkpoint, all tables whole."""
-    return checkpoints.restore(step, lambda found: bits(one_version(found.arrays)))
+def restored(checkpoints: Checkpoints, phases: int) -> Any:
+    """The bits of the checkpoint after so many phases, all tables whole."""
+    return checkpoints.restore(FIRST[phases], lambda found: bits(one_version(found.arrays)))
 
 
-def rows_in(directory: Path, step: int, table: str) -> np.ndarray:
-    """The positions of the rows of a table that are in the files of a checkpoint itself."""
-    content = manifest_of(directory / f"{step:08}")
-    arrays = array_store.read(directory / f"{step:08}" / "state", content["arrays"])
+def rows_in(directory: Path, phases: int, table: str) -> np.ndarray:
+    """The positions of the rows of a table that are in the files of a checkpoint itself, ascending."""
+    folder = directory / f"{FIRST[phases]:08}"
+    content = json.loads((folder / "manifest.json").read_text())
+    arrays = array_store.read(folder / "state", content["arrays"])
     found: np.ndarray = np.sort(arrays["written"][table]["positions"].load())
     return found
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    return content
-
-
 def named_in(problem: Problem, phases: range) -> np.ndarray:
     """The rows that batches of some phases name, ascending."""
-    batches = [problem.batches[p * STEPS + k] for p in phases for k in range(STEPS)]
+    batches = problem.batches[FIRST[phases.start] : FIRST[phases.stop]]
     return np.unique(np.concatenate([batch.bags["x"].ids for batch in batches]))
 
 
-@pytest.mark.parametrize(
-    "devices", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.full)]
-)
-def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(devices: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 8))])
+def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "memory_records", lambda *_: 16)
     problem = make()
     ends, program = ends_of(problem, devices), None
     for dram_bytes in (0, 2_000):
-        how: Any = {"cache_bytes": 30_000 // devices + 4_000, "dram_bytes": dram_bytes, "increments": 2}
+        how: Any = {"cache_bytes": 1_000 + 4_000 // devices, "dram_bytes": dram_bytes, "increments": 2}
         scratch = str(tmp_path / "scratch") if dram_bytes else ""
         trainer = trainer_of(problem, devices, "row_wise", disk=scratch, **how)
         assert len(trainer.bound.cached) == 2
@@ -144,7 +151,7 @@ def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(d
             increments, state = Increments(trainer, checkpoints), trainer.init_state()
             stream, before = stream_of(problem, trainer, 0), []
             for phase in range(len(PHASES)):
-                state = steps(trainer, state, stream)
+                state = trained(trainer, state, stream, phase)
                 if phase % 2:
                     trainer.export(state)  # as an evaluation does, which loses no mark
                 before.append(save(trainer, increments, checkpoints, state, phase + 1))
@@ -168,12 +175,12 @@ def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(d
 def test_a_run_goes_on_from_a_chain_with_increments_after_it_and_on_any_mesh_and_tier(tmp_path: Path) -> None:
     problem = make()
     ends = ends_of(problem, 2)
-    trainer = trainer_of(problem, 2, cache_bytes=17_000, increments=9)
+    trainer = trainer_of(problem, 2, cache_bytes=3_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
         stream = stream_of(problem, trainer, 0)
         for phase in range(3):
-            state = steps(trainer, state, stream)
+            state = trained(trainer, state, stream, phase)
             save(trainer, increments, checkpoints, state, phase + 1)
 
     def on(trainer: Trainer, checkpoints: Checkpoints) -> TrainState:
@@ -186,14 +193,14 @@ def test_a_run_goes_on_from_a_chain_with_increments_after_it_and_on_any_mesh_and
 
     with Checkpoints(tmp_path, 9) as checkpoints:
         for other in (
-            trainer_of(problem, 8, cache_bytes=8_000, increments=3),
-            trainer_of(problem, 1, "table_wise", cache_bytes=40_000),
-            trainer_of(problem, 2, hot_plan(problem), cache_bytes=17_000),
+            trainer_of(problem, 8, cache_bytes=1_500, increments=3),
+            trainer_of(problem, 1, "table_wise", cache_bytes=5_000),
+            trainer_of(problem, 2, hot_plan(problem), cache_bytes=3_000),
             trainer_of(problem, 1),
         ):
             assert bits(other.export(on(other, checkpoints))) == ends[2]
         # On the same mesh it ends with the same bits; its next checkpoint is an increment of what it changes.
-        state = steps(trainer, on(trainer, checkpoints), stream_of(problem, trainer, 3))
+        state = trained(trainer, on(trainer, checkpoints), stream_of(problem, trainer, 3), 3)
         increments = Increments(trainer, checkpoints)
         assert save(trainer, increments, checkpoints, state, 4) == 3
         increments.wait()
@@ -207,7 +214,7 @@ def test_a_run_goes_on_from_a_chain_with_increments_after_it_and_on_any_mesh_and
         assert restored(checkpoints, 4) == ends[3]
         # From a run whose rows were all on the devices: nothing on the host is as in a checkpoint.
         whole = trainer_of(problem, 2)
-        checkpoints.save(5, whole.checkpoint(on(whole, checkpoints)), {})
+        checkpoints.save(FIRST[5], whole.checkpoint(on(whole, checkpoints)), {})
         checkpoints.wait()
         assert save(trainer, increments, checkpoints, on(trainer, checkpoints), 6) == 0
         increments.wait()
@@ -224,12 +231,12 @@ def hot_plan(problem: Problem) -> Plan:
 def test_hot_rows_are_in_each(tmp_path: Path) -> None:
     problem = make()
     plan = hot_plan(problem)
-    ends, trainer = ends_of(problem, 2, plan), trainer_of(problem, 2, plan, cache_bytes=17_000, increments=9)
+    ends, trainer = ends_of(problem, 2, plan), trainer_of(problem, 2, plan, cache_bytes=3_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
         stream = stream_of(problem, trainer, 0)
         for phase in range(4):
-            state = steps(trainer, state, stream)
+            state = trained(trainer, state, stream, phase)
             assert save(trainer, increments, checkpoints, state, phase + 1) == phase
         increments.wait()
         assert [restored(checkpoints, phase + 1) for phase in range(4)] == ends[:4]
@@ -237,12 +244,12 @@ def test_hot_rows_are_in_each(tmp_path: Path) -> None:
         assert rows_in(tmp_path, 3, "a").tolist() == np.sort(hot).tolist()
         assert not len(rows_in(tmp_path, 3, "c"))
         # Others are hot, or none, when it goes on.
-        for other in (trainer_of(problem, 2, cache_bytes=17_000, increments=9), trainer_of(problem, 2)):
+        for other in (trainer_of(problem, 2, cache_bytes=3_000, increments=9), trainer_of(problem, 2)):
 
             def use(found: Restored, other: Trainer = other) -> TrainState:
                 return other.restore(found.arrays, found.step, found.chain)
 
-            state = checkpoints.restore(4, use)
+            state = checkpoints.restore(FIRST[4], use)
             assert bits(other.export(state)) == ends[3]
             if other.tier is not None:
                 assert save(other, Increments(other, checkpoints), checkpoints, state, 5) == 4
@@ -253,32 +260,33 @@ def test_hot_rows_are_in_each(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_failed_loses_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make()
-    ends, trainer = ends_of(problem, 1), trainer_of(problem, 1, cache_bytes=34_000, increments=9)
+    ends, trainer = ends_of(problem, 1), trainer_of(problem, 1, cache_bytes=5_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
         stream = stream_of(problem, trainer, 0)
-        state = steps(trainer, state, stream)
+        state = trained(trainer, state, stream, 0)
         save(trainer, increments, checkpoints, state, 1)
-        state = steps(trainer, state, stream)
+        state = trained(trainer, state, stream, 1)
         with monkeypatch.context() as patched:
             patched.setattr(array_store, "write", full)
             save(trainer, increments, checkpoints, state, 2)
             with pytest.raises(TrainingError, match="No space left"):
                 increments.wait()
-        state = steps(trainer, state, stream, 2 * STEPS)
+        for phase in (2, 3):
+            state = trained(trainer, state, stream, phase)
         assert save(trainer, increments, checkpoints, state, 4) == 1
         trainer.checkpoint(state)  # which somebody else may do with it what they want, and not say
-        state = steps(trainer, state, stream)
+        state = trained(trainer, state, stream, 4)
         trainer.checkpoint(state)
         assert save(trainer, increments, checkpoints, state, 5) == 1  # after the first again: nobody knows how far
         increments.wait()
-        assert names(tmp_path) == ["00000001", "00000004", "00000005"]
-        assert [restored(checkpoints, step) for step in (4, 5)] == [ends[3], ends[4]]
+        assert names(tmp_path) == ["00000012", "00000018", "00000020"]
+        assert [restored(checkpoints, phases) for phases in (4, 5)] == [ends[3], ends[4]]
         named = named_in(problem, range(1, 4)).astype(np.int32)
         assert rows_in(tmp_path, 4, "b").tolist() == np.sort(RowOrder(V + 1).position(named)).tolist()
         # One whose chain is not there any more is whole.
-        state = steps(trainer, state, stream)
-        os.rename(tmp_path / "00000001", tmp_path / "elsewhere")
+        state = trained(trainer, state, stream, 5)
+        os.rename(tmp_path / "00000012", tmp_path / "elsewhere")
         assert save(trainer, increments, checkpoints, state, 6) == 0
         increments.wait()
         assert restored(checkpoints, 6) == ends[5]
@@ -291,14 +299,14 @@ def full(*_: Any) -> None:
 def test_increments_that_would_hold_more_than_the_whole_one_are_whole(tmp_path: Path) -> None:
     """Of the same rows again and again: one fits, two do not."""
     problem = make()
-    problem.batches[:] = [problem.batches[step % STEPS] for step in range(len(problem.batches))]
-    trainer = trainer_of(problem, 1, cache_bytes=34_000, increments=9)
+    problem.batches[:] = [problem.batches[step % 2] for step in range(FIRST[-1])]
+    trainer = trainer_of(problem, 1, cache_bytes=5_000, increments=9)
     with Checkpoints(tmp_path, 99) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
         stream = stream_of(problem, trainer, 0)
         found = []
         for phase in range(5):
-            state = steps(trainer, state, stream)
+            state = trained(trainer, state, stream, phase)
             found.append(save(trainer, increments, checkpoints, state, phase + 1))
         increments.wait()
     assert found == [0, 1, 0, 1, 0]
