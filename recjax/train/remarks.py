@@ -65,10 +65,8 @@ def _without_bottom(trainer: Trainer) -> list[str]:
 
 def _always_whole(trainer: Trainer) -> list[str]:
     """Says so where checkpoints cannot be increments."""
-    most = trainer.config.train.checkpoint_increments
-    if not most or trainer.tier is not None:
+    most, tier = trainer.config.train.checkpoint_increments, trainer.tier
+    if not most or tier is not None and tier.rows.changes is not None:
         return []
-    return [
-        f"train.checkpoint_increments={most} changes nothing: all rows are on the devices, of which each checkpoint is "
-        "whole"
-    ]
+    why = "all rows are on the devices" if tier is None else "there are several processes"
+    return [f"train.checkpoint_increments={most} changes nothing: {why}, of which each checkpoint is whole"]

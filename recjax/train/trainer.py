@@ -474,7 +474,8 @@ def build_trainer(
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
             return_memory()
-            host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, config.train.checkpoint_increments > 0)
+            track = config.train.checkpoint_increments > 0 and jax.process_count() == 1
+            host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, track)
             tier = Tier(bound, mesh, config.seed, dtype, *host)
     ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
     if ids is not None and held.hot.rows:

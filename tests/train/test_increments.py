@@ -23,6 +23,7 @@ from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.tiers import disk
+from recjax.tiers.host_rows import HostRows
 from recjax.train.checkpoint import array_store
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.increments import Increments
@@ -290,6 +291,35 @@ def test_a_checkpoint_that_failed_loses_no_mark(tmp_path: Path, monkeypatch: pyt
         assert save(trainer, increments, checkpoints, state, 6) == 0
         increments.wait()
         assert restored(checkpoints, 6) == ends[5]
+
+
+def test_only_rows_that_changed_leave_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third phase names none, the fifth five, and the caches hold more."""
+    problem = make()
+    trainer = trainer_of(problem, 1, cache_bytes=5_000, increments=9)
+    written: list[int] = []
+    plain = HostRows.put
+
+    def put(self: HostRows, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        written.append(len(homes_K))
+        plain(self, name, owner, homes_K, records)
+
+    with Checkpoints(tmp_path, 9) as checkpoints:
+        increments, state = Increments(trainer, checkpoints), trainer.init_state()
+        stream, counts = stream_of(problem, trainer, 0), []
+        for phase in range(5):
+            state = trained(trainer, state, stream, phase)
+            assert trainer.tier is not None
+            trainer.tier.wait_for_writes()
+            with monkeypatch.context() as patched:
+                patched.setattr(HostRows, "put", put)
+                save(trainer, increments, checkpoints, state, phase + 1)
+            counts.append(sum(written))
+            written.clear()
+        increments.wait()
+    assert counts[2] == 0
+    assert counts[4] == 3 * len(named_in(problem, range(4, 5))) < 3 * 5 + 1
+    assert min(counts[0], counts[1], counts[3]) > 15
 
 
 def full(*_: Any) -> None:

@@ -118,6 +118,7 @@ def test_all_verbs_read_chains(preset: Path, whole: Path, chained: Path, tmp_pat
         files = []
         for run in (whole, chained):
             out = tmp_path / f"{run.parent.name} {step}"
+            out.mkdir()
             for verb in (
                 ("predict", run, "--input", prepared, "--out", out / "scores.csv"),
                 ("export", run, "--out", out / "model"),
