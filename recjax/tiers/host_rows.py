@@ -134,7 +134,7 @@ class HostRows:
         return self._stores[name][owner].written_between(first, last)
 
     def changed(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
-        """Those of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
+        """The homes of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
         assert self.changes is not None
         homes_K = self.changes.homes(name, owner, first, last)
         found: np.ndarray = homes_K[self._stores[name][owner].order(homes_K)]

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole or an increment: see `recjax/train/checkpoint/chain.py`."""
+"""The choice of whole checkpoints and increments in a training: see `recjax/train/checkpoint/chain.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recjax.train.trainer import Trainer
 
 
 class Increments:
-    """Decides that for each checkpoint of a training, and which one the marks of changed rows (`Changes`) count from.
+    """Decides which a checkpoint is, and says from which one the marks of changed rows (`Changes`) count.
 
     A checkpoint is an increment after the one that was complete last, also if that was the one that the run goes on
     from, unless `train.checkpoint_increments` of them are in its chain already; or they and it would together hold more

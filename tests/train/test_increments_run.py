@@ -126,8 +126,8 @@ def test_all_verbs_read_chains(preset: Path, whole: Path, chained: Path, tmp_pat
             ):
                 done = inside(*verb, "--step", step)
                 assert done.status == 0, done.err
-            tables = [*(out / "model").glob("tables/*"), out / "scores.csv", out / "weights.npz"]
-            files.append({str(path.relative_to(out)): path.read_bytes() for path in tables})
+            written = [*(out / "model").glob("tables/*"), out / "scores.csv", out / "weights.npz"]
+            files.append({str(path.relative_to(out)): path.read_bytes() for path in written})
         assert files[0] == files[1]
         assert len(files[0]) >= 5
 
