@@ -180,7 +180,7 @@ class SaveCheckpoint:
             if self._copies:
                 arrays = load(arrays)
             meta = describe(self._trainer, progress)
-            self._checkpoints.save(progress.step, arrays, meta, pinned=best, after=after)
+            self._checkpoints.save(progress.step, arrays, meta=meta, pinned=best, after=after)
             if not self._copies:
                 self._checkpoints.wait_for_arrays()  # they are the devices' own, which the next step changes
 
