@@ -322,14 +322,18 @@ def test_bits_with_caches_of_all_sizes(
 
 
 @pytest.mark.full
-def test_bits_with_rows_that_come_in_pieces() -> None:
-    names = ("adagrad", "momentum")
-    losses, middle, _ = whole(names, 2, True, "row_wise")
-    trainer = trainer_of(make(names, True), 2, "row_wise", cache_bytes=6_000, pieces=3)
-    assert {group.row_pieces for group in trainer.bound.cached} == {3}
-    state, found = trained(make(names, True), trainer, trainer.init_state(), 0, STEPS // 2)
-    assert found == losses[: STEPS // 2]
-    assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
+@pytest.mark.parametrize(("devices", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.wide)])
+def test_bits_with_rows_that_come_in_pieces(devices: int, hosts: int) -> None:
+    problem = make(("adagrad", "momentum"), True)
+    ends: list[Any] = []
+    ways: tuple[dict[str, Any], ...] = ({}, {"cache_bytes": 6_000, "pieces": 3})
+    for how in ways:
+        trainer = trainer_of(problem, devices, "row_wise", hosts=hosts, **how)
+        assert {group.row_pieces for group in trainer.bound.groups} == {how.get("pieces", 1)}
+        assert bool(trainer.bound.cached) == bool(how)
+        state, losses = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
+        ends.append((losses, bits(trainer.export(state))))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.full
