@@ -153,7 +153,8 @@ class Workload:
             for segment in group.segments:  # each device looks its own samples up in its copy
                 of_all_K = self.of_columns(segment.spec, group.dim, group.exchange)
                 fraction = segment.band.size / segment.spec.rows
-                loads_NxK += fraction * of_all_K * np.array([1, 1 / self.devices, 0, 0, 1 / self.devices])
+                loads_NxK += fraction * of_all_K * np.array([0, 1 / self.devices, 0, 0, 1 / self.devices])
+                loads_NxK[:, 0] += segment.band.size * group.row_bytes(self.item_bytes)
         return loads_NxK
 
     def _of_spread(self, group: Group, segment: BoundSegment, pooled: Collection[str]) -> np.ndarray:
