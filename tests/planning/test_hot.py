@@ -15,6 +15,7 @@ from recjax.config.train import TrainConfig
 from recjax.data.pipeline import batches
 from recjax.data.presence import Items, Presence
 from recjax.data.synthetic.stream import ZipfStream
+from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adam
 from recjax.embedding.plan import Plan, RowIds, Segment, check_plan, make_plan
 from recjax.embedding.spec import TableSpec
@@ -24,7 +25,7 @@ from recjax.planning.hot import estimate
 from recjax.planning.hot_copies import HotCopies
 from recjax.planning.hot_rank import Candidates, candidates, ranked
 from recjax.planning.machine import open_machine
-from recjax.planning.resolve import resolve
+from recjax.planning.resolve import resolve, workload
 from recjax.planning.work import Work
 from recjax.train.table_specs import specs
 
@@ -119,6 +120,17 @@ def test_copies_on_hosts_by_hand() -> None:
     ]
     leaving = sum(size * (1 - 1 / each) for _, size, each, _ in works)
     assert leaving == 0.75 * 5 * (2 * 16 + 4)
+
+
+def test_loads_are_what_devices_hold_in_either_form() -> None:
+    """40 rows of 16 bytes and 32 of Adam's slots, on two hosts of two; the rest of both tables is spread."""
+    for copies, each in (("device", 16 + 32 / 4), ("host", 16 / 2 + 32 / 4)):
+        config, shape = run(40, copies=copies), (1, 2, 2)
+        source = config.data.open()
+        tables, features = specs(config, source.schema)
+        plan = resolve(config, source, tables, features, shape)[0]
+        loads_NxK = workload(config, source, tables, features, shape).of_plan(bind(plan, tables, features, 4, hosts=2))
+        assert loads_NxK[:, 0].tolist() == [(300 + 5000) / 4 * 48 + 40 * each] * 4
 
 
 def test_a_network_between_hosts_counts_by_the_form() -> None:
