@@ -107,6 +107,7 @@ def test_one_of_two_is_killed_one_goes_on_then_two_that_are_stopped(whole: Path,
 HOT = ["embedding.hot.rows=150", "embedding.hot.batches=2"]
 HOW = {
     "two hosts, beside hot rows": (2, ["mesh.hosts=2", *HOT]),
+    "two hosts, with a copy of hot rows on each": (2, ["mesh.hosts=2", *HOT, "embedding.hot.copies=host"]),
     "pooled vectors": (2, ["embedding.exchange.kind=pooled"]),
     "four processes in two replica groups": (4, ["mesh.replicas=2"]),
 }

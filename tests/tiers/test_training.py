@@ -225,13 +225,15 @@ def test_bits_of_replica_groups_that_agree_in_each_step(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("devices", "how"), [(4, {"hosts": 2}), (8, {"hosts": 2, "replicas": 2})])
-def test_bits_over_hosts(devices: int, how: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "hot", "how"),
+    [(4, "hot", {"hosts": 2}), (8, "hot_per_host", {"hosts": 2, "replicas": 2, "pieces": 2})],
+)
+def test_bits_over_hosts(devices: int, hot: str, how: dict[str, int], tmp_path: Path) -> None:
     """Rows travel in two steps, by relays that list slots; of one table one host has all rows, and hot rows none."""
     names = ("adagrad", "momentum")
     problem = make(names, True)
-    first, second = hot_plan(problem).tables.values()
-    plan = Plan({names[0]: first, names[1]: (Segment("table_row_wise"),)})
+    plan = Plan({**hot_plan(problem, placement=hot).tables, names[1]: (Segment("table_row_wise"),)})
     trainer = trainer_of(problem, devices, plan, cache_bytes=4_000, dram_bytes=9_000, disk=str(tmp_path), **how)
     assert [group.two_step for group in trainer.bound.cached] == [True, True]
     assert ends(problem, trainer) == ends(problem, trainer_of(problem, devices, plan, **how))
