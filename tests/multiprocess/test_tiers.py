@@ -93,10 +93,12 @@ def test_one_of_two_is_killed_one_goes_on_then_two_that_are_stopped(whole: Path,
     assert job.wait(60) == [4, 4], job.tail()
     assert "process 1 was ended by SIGKILL" in " ".join(job.messages())
     assert list((tmp_path / "disk").iterdir()) == []  # a file of rows has no name
-    train_together(1, out, preset, [*TWO, *disk, "train.steps=13"])
+    train_together(1, out, preset, [*TWO, *disk, "train.steps=16", "train.checkpoint_increments=3"])
+    newest = max((out / "checkpoints").glob("[0-9]*"))
+    assert json.loads((newest / "manifest.json").read_text())["chain"]  # which two processes read
     assert tier_of(out)["disk_rows"] > 200
     job = Job(out, preset, [*TWO, *disk], 2, limit_s=30)
-    job.wait_for(lambda: job.step() > 14)
+    job.wait_for(lambda: job.step() > 17)
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.wait(60) == [143, 143], job.tail()
     train_together(2, out, preset, TWO)  # with all rows on the devices
