@@ -69,4 +69,4 @@ def _always_whole(trainer: Trainer) -> list[str]:
     if not most or tier is not None and tier.rows.changes is not None:
         return []
     why = "all rows are on the devices" if tier is None else "there are several processes"
-    return [f"train.checkpoint_increments={most} changes nothing: {why}, of which each checkpoint is whole"]
+    return [f"train.checkpoint_increments={most} changes nothing, each checkpoint is whole: {why}"]

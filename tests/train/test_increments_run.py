@@ -182,7 +182,7 @@ def test_a_run_goes_on_from_a_chain_without_tiers_and_without_increments(
     assert "chain" in manifests(run)[max(steps_kept(run))]
     done = inside(*command, "train.steps=25", "train.checkpoint_increments=3")
     assert done.status == 0
-    assert "train.checkpoint_increments=3 changes nothing: all rows are on the devices" in done.err
+    assert "train.checkpoint_increments=3 changes nothing, each checkpoint is whole: all rows are on" in done.err
     assert "chain" not in manifests(run)[25]
     assert inside(*command, "train.steps=30", *TIER[:2], f"tier.disk={tmp_path / 'scratch'}").status == 0
     assert "chain" not in manifests(run)[30]
