@@ -106,6 +106,18 @@ def test_one_of_two_is_killed_one_goes_on_then_two_that_are_stopped(whole: Path,
     assert_same(whole, out)
 
 
+@pytest.mark.wide
+def test_two_go_on_from_a_chain_that_one_wrote_and_one_from_what_they_write(whole: Path, tmp_path: Path) -> None:
+    """Several processes write whole checkpoints, after which one makes increments again."""
+    preset, out, disk = write_preset(tmp_path), tmp_path / "run", on_disk(tmp_path / "disk")
+    chained = [*TWO, *disk, "train.checkpoint_increments=3"]
+    for processes, steps, links in ((1, 10, [5]), (2, 20, []), (1, 25, [20]), (2, 40, [])):
+        train_together(processes, out, preset, [*chained, f"train.steps={steps}"])
+        content = json.loads((out / "checkpoints" / f"{steps:08}" / "manifest.json").read_text())
+        assert [link["step"] for link in content.get("chain", [])] == links
+    assert_same(whole, out)
+
+
 HOT = ["embedding.hot.rows=150", "embedding.hot.batches=2"]
 HOW = {
     "two hosts, beside hot rows": (2, ["mesh.hosts=2", *HOT]),
