@@ -1,18 +1,23 @@
 """Records on a disk behind a cache of them in host memory, for rows that are in no device's cache.
 
 The file has no name from the moment it is open: it goes when the process does, however that ends, and is never read by
-another. Reads and writes go around the page cache where the file system lets them, in blocks of 4 KiB from threads.
+another. Reads and writes go around the page cache where the file system lets them, in blocks of 4 KiB from threads,
+since a disk does more of them at a time than one after the other.
 Records are written when they leave the memory, many at a time and sorted by place; a block of which only some records
 are new is read first. Every record has a checksum, which is checked on each read.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import itertools
 import json
 import mmap
 import os
 import secrets
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +30,7 @@ from recjax.utils.files import disk_error
 
 _BLOCK = 4096
 _RUN = 64  # blocks at most that one call writes
+_WRITERS = 16  # threads that wait for the disk
 _PART_BYTES = 2**23  # of records that are made ready at a time
 
 
@@ -70,6 +76,7 @@ class OnDisk:
                 f"tier.disk: a file for rows cannot be made in {folder}: {error.strerror or error}. Choose another "
                 "folder, on a disk with room for all rows that are touched."
             ) from error
+        self._writers = concurrent.futures.ThreadPoolExecutor(_WRITERS, "tier-disk")
         self._blocks = 0  # of the file, but for the first
         size = memory_records(record, memory_bytes)
         self._slab = np.empty((size, record), np.uint8)
@@ -158,20 +165,30 @@ class OnDisk:
         self.written_records += count
 
     def _write_blocks(self, blocks: np.ndarray, held: np.ndarray, each: int) -> None:
-        """Writes blocks, those that follow each other together."""
-        run = max(1, _RUN // each)
-        ends = [*(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
-        start = 0
-        with mmap.mmap(-1, run * each * _BLOCK) as aligned:  # O_DIRECT takes whole pages alone
-            for end in ends:
-                for a in range(start, end, run):
-                    part = held[a : min(a + run, end)]
-                    aligned[: part.nbytes] = part.tobytes()
-                    at, done = (1 + int(blocks[a]) * each) * _BLOCK, 0
-                    while done < part.nbytes:
-                        with memoryview(aligned)[done : part.nbytes] as rest:
-                            done += os.pwrite(self._descriptor, rest, at + done)
-                start = end
+        """Writes blocks, those that follow each other together, and some of these runs at a time."""
+        most = max(1, _RUN // each)
+        edges = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+        runs = [
+            (first, min(first + most, end))
+            for start, end in itertools.pairwise(edges)
+            for first in range(start, end, most)
+        ]
+        work = [functools.partial(self._write_runs, runs[n::_WRITERS], blocks, held, each) for n in range(_WRITERS)]
+        under_way = [self._writers.submit(part) for part in work[: len(runs)]]
+        concurrent.futures.wait(under_way)
+        for done in under_way:
+            done.result()
+
+    def _write_runs(self, runs: Sequence[tuple[int, int]], blocks: np.ndarray, held: np.ndarray, each: int) -> None:
+        longest = max(end - first for first, end in runs)
+        with mmap.mmap(-1, longest * each * _BLOCK) as aligned:  # O_DIRECT takes whole pages alone
+            for first, end in runs:
+                part = held[first:end]
+                aligned[: part.nbytes] = part.tobytes()
+                at, done = (1 + int(blocks[first]) * each) * _BLOCK, 0
+                while done < part.nbytes:
+                    with memoryview(aligned)[done : part.nbytes] as rest:
+                        done += os.pwrite(self._descriptor, rest, at + done)
 
     @property
     def file_bytes(self) -> int:
@@ -180,6 +197,7 @@ class OnDisk:
 
     def close(self) -> None:
         """Gives memory and the disk's room back."""
+        self._writers.shutdown()
         self._file.close()
         self._reads.close()
         os.close(self._descriptor)
