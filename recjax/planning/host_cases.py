@@ -41,7 +41,7 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     for ids, count, held in of_reading if quick else [*of_reading, (60_000, 20, True)]:
         named = {"ids": float(ids), "features": float(count)}
         for kind, stage in _SOURCES.items():
-            make = functools.partial(_stage, _SOURCES[""], kind, ids, count, 1)
+            make = functools.partial(_stage, "host_read", kind, ids, count, 1)
             yield Case(stage, named, make, held, False, True)
         for devices, stage in itertools.product((4,) if held else _ROUTED_FOR, ("host_route", "host_pack")):
             make = functools.partial(_stage, stage, "", ids, count, devices)
@@ -82,8 +82,7 @@ def _source(kind: str, features: int) -> Any:
 class _Turn:
     """A host's work for batches of one size, stage after stage, as a training does it.
 
-    A stage takes up to twice as long as when it alone is repeated: each finds the processor's caches as the others left
-    them.
+    A stage that alone is repeated takes less: here each finds the processor's caches as the others left them.
 
     Attributes:
       seconds: that each stage of the last batch took, by its name in the machine file.
@@ -102,7 +101,7 @@ class _Turn:
 
     def run(self) -> Any:
         """Reads, routes and packs the next batch; returns its routing."""
-        batch = self._timed(_SOURCES[""], lambda: next(self._batches))
+        batch = self._timed("host_read", lambda: next(self._batches))
         counted = self._timed("host_route", lambda: host.route_on_host(batch, self._bound, batch.size))
         self._sizes = capacity.grow(self._sizes, counted.required_capacities)
         return self._timed("host_pack", lambda: host.pack(counted, self._bound, self._sizes))

@@ -10,6 +10,7 @@ CPU time over the cores.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -153,12 +154,14 @@ def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, de
       devices: that share the cores.
     """
     cores = costs.machine.cores
-    left = float(cores)
+    left = before = float(cores)
     for _ in range(_ROUNDS):
         found = schedule(graph, costs, left / devices)
         together = (devices * found.core_us + host_us) / cores
         step_us = max(found.end_us, together, least_us)
-        left = cores - min(host_us / step_us, cores - 1) if step_us else cores
+        before, left = left, cores - min(host_us / step_us, cores - 1) if step_us else cores
+        if math.isclose(left, before, rel_tol=1e-3):
+            break
     return found, together
 
 

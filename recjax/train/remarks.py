@@ -64,7 +64,7 @@ def _without_bottom(trainer: Trainer) -> list[str]:
 
 
 def _always_whole(trainer: Trainer) -> list[str]:
-    """Says so where checkpoints cannot be increments."""
+    """A remark where increments are asked for and each checkpoint is whole all the same."""
     most, tier = trainer.config.train.checkpoint_increments, trainer.tier
     if not most or tier is not None and tier.rows.changes is not None:
         return []

@@ -1,4 +1,4 @@
-"""What do increments save? Bytes and seconds of checkpoints of a training with rows on the host, whole and in chains.
+"""Bytes and seconds of checkpoints of a training with rows on the host, whole ones beside increments.
 
     python tests/benchmarks/tier_checkpoints.py [a.b=value ...] [--steps 60,1,4,16] [--folder DIR]
 

@@ -84,6 +84,27 @@ def test_a_product_is_of_the_layout_that_its_class_names(layout):
     assert [(w.kernel, dict(w.sizes)) for w in works] == [(f"matmul.{layout}_f32", {"m": 40, "n": 24, "k": 56})]
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        min(
+            (c for c in cases.kernel_cases(False, ("f32",)) if c.kernel == kernel),
+            key=lambda c: tuple(c.sizes.values()),
+        )
+        for kernel in (f"batched_matmul.{how}{layout}_f32" for how in ("", "each_") for layout in ("nt", "nn"))
+    ],
+    ids=lambda case: case.kernel,
+)
+def test_a_batched_product_is_read_as_the_class_that_measures_it(case):
+    """In a program of its own: XLA calls a library for each of the smallest, and has a kernel for the others."""
+    texts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "runner", lambda f, *given: texts.append(jax.jit(f).lower(*given).compile().as_text()))
+        case.make()
+    works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("batched_matmul")]
+    assert [(w.kernel, dict(w.sizes)) for w in works] == [(case.kernel, case.sizes)]
+
+
 def test_an_update_in_place_goes_on_from_its_own_result():
     run = cases.in_place(lambda x, y: x + y, [cases._values((3,)) * 0], cases._values((3,)))
     run()

@@ -1,4 +1,4 @@
-"""What waits for what in a compiled step."""
+"""Dependencies among the kernels and collectives of a compiled step."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_without_a_whole_checkpoint_each_is_named(tmp_path: Path) -> None:
 
 
 def test_links_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chain of four whose first is damaged nothing is read four times to find that out."""
+    """All four checkpoints of a chain need its first, which is damaged; it is read once to find that out."""
     with Checkpoints(tmp_path, 9) as checkpoints:
         save_chain(checkpoints, 1, 2, 3, 4)
         flip(tmp_path / "00000001")

@@ -327,7 +327,7 @@ def full(*_: Any) -> None:
 
 
 def test_increments_that_would_hold_more_than_the_whole_one_are_whole(tmp_path: Path) -> None:
-    """Of the same rows again and again: one fits, two do not."""
+    """Each batch names the same rows: one increment fits, two do not."""
     problem = make()
     problem.batches[:] = [problem.batches[step % 2] for step in range(FIRST[-1])]
     trainer = trainer_of(problem, 1, cache_bytes=5_000, increments=9)

@@ -80,7 +80,7 @@ def placed(case: str, pieces: int) -> Placed:
 
 @functools.cache
 def bits(case: str, pieces: int) -> list[Any]:
-    """Of losses, of all that a training ends with, and of predictions."""
+    """Bytes of the losses, of all that a training ends with, and of its predictions."""
     here = placed(case, pieces)
     state, found = here.start(), []
     for inputs in here.inputs:
@@ -106,7 +106,7 @@ def bits(case: str, pieces: int) -> list[Any]:
     ],
 )
 def test_no_bit_depends_on_the_number_of_pieces(case: str, pieces: int) -> None:
-    """Of reduced precision, columns, hot rows, owners, pooled vectors, sequences, and jagged and weighted bags."""
+    """Cases have reduced precision, columns, hot rows, owners, pooled vectors, sequences, jagged and weighted bags."""
     assert bits(case, pieces) == bits(case, 1)
 
 
