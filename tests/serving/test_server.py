@@ -189,9 +189,8 @@ def test_overload_is_refused_and_what_was_taken_is_answered(exported):
     """The model stands still until all have come."""
 
     async def act(service, ask):
-        go, plain = threading.Event(), service.scorer
-        service.scorer = lambda requests: go.wait(30) and plain(requests)
-        service.scorer.__dict__ |= {"most": plain.most, "compiled": 0}
+        go, start = threading.Event(), service.scorer.start
+        service.scorer.start = lambda requests: go.wait(30) and start(requests)
         asked = [asyncio.create_task(ask("/score", request_of([at]))) for at in range(10)]
         done, waiting = await asyncio.wait(asked, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         for _ in range(500):
