@@ -85,6 +85,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.add_argument("--rows", default="", metavar="K,...", help="numbers of hot rows (default: 1000,4000,"
                      "16000; with --choice 64, 256, 1024, ... 131072)")  # fmt: skip
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
+    hot.add_argument("--hosts", default="2", metavar="H,...", help="numbers of hosts in which these stand where copies "
+                     "on hosts are counted; 0: none are (default: 2)")  # fmt: skip
     hot.add_argument("--batches", type=int, default=100, metavar="N", help="whose ids are counted (default: 100)")
     hot.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each way to hold the tables has; 0 "
                      "leaves out the times (default: 5)")  # fmt: skip
@@ -180,7 +182,8 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
         return tuple(int(word) for word in text.split(","))
 
     options.rows = options.rows or ("64,256,1024,4096,16384,65536,131072" if options.choice else "1000,4000,16000")
-    how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps)
+    hosts = () if options.hosts == "0" else numbers("hosts")
+    how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps, hosts)
     say = functools.partial(log.info, "hot_rows:")
     if options.choice:
         if not how.rounds:

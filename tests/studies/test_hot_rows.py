@@ -83,9 +83,23 @@ def test_findings() -> None:
                  "accesses": {"1": 1.0, "2": 0.6}, "all": {"rows": 20, "items": 10, "ids": 16, "items_for": [1, 8, 10],
                  "items_for_share": [0.1, 0.8, 1.0]}}  # fmt: skip
     about = {"model": "dlrm", "data": "zipf", "batch_size": 4, "dim": 8}
-    result = {"about": about, "presence": described, "arms": arms, "summary": [line]}
+    copies = [
+        {
+            "devices": 8,
+            "hosts": 2,
+            "rows": 9,
+            "on": on,
+            "held": held,
+            "sent": 60.0,
+            "across": across,
+            "all_sent": 90.0,
+            "all_across": 45.0,
+        }
+        for on, held, across in (("device", 80.0, 40.0), ("host", 20.0, 10.0))
+    ]
+    result = {"about": about, "presence": described, "arms": arms, "copies": copies, "summary": [line]}  # fmt: skip
     drawn = draw.pictures(result)
-    assert [picture.name for picture in drawn] == ["presence.png", "bytes.png", "cpu.png"]
+    assert [picture.name for picture in drawn] == ["presence.png", "bytes.png", "copies.png", "cpu.png"]
     assert all(len(picture.png) > 10_000 for picture in drawn)
     report = findings.report(result, {}, drawn)
     rows = {row.quantity: row for row in report.rows}
@@ -96,7 +110,12 @@ def test_findings() -> None:
     assert sent.ours.startswith("best 8.00") and sent.same is None
     assert rows["items of a batch that no batch before it had"].same is False  # a quarter
     assert rows["share of the items that takes 90% of the look-ups"].ours == "80.0% on zipf"
+    on_hosts = rows["bytes with copies on hosts, over those on devices, 9 hot rows, 8 devices in 2 host(s)"]
+    assert on_hosts.ours == "held 0.250x, sent 1.000x, across 0.250x" and on_hosts.same is None
     tables = {table.title: table.rows for section in report.sections for table in section.tables}
+    assert tables["bytes of a device"][2] == ["8", "2", "9", "hosts", "20", "60", "10", "90", "45"]
+    assert [[picture.name for picture in section.pictures] for section in report.sections] == [
+        ["presence.png"], ["bytes.png", "cpu.png"], ["copies.png"]]  # fmt: skip
     assert tables["2 device(s)"][4][:4] == ["9 hot, dedup", "50%", "160", "5.00"]
     assert ["2 batches", "1", "10.00%", "60.00%"] in tables["items by the number of batches that they are in"]
 
@@ -135,7 +154,28 @@ def test_bytes_by_hand() -> None:
     assert 0 < host < cpu and wall > 0
 
 
+@pytest.mark.full
+def test_bytes_of_copies_on_hosts_by_hand() -> None:
+    """Four devices in two hosts, all R = 12 rows of two tables hot, D = 4, float32.
+
+    Copies on devices: 3/4 of [R, D + 1] is reduced and of [R, D] gathered; 2 of the 4 links of a ring cross, and 2 of 3
+    other devices are elsewhere. On hosts: half of both inside, then half of half of both across. A device holds half.
+    """
+    small = ("data.rows=7,5", "data.train_rows=400", "embedding.dim=4", "train.batch_size=40", "small.below_rows=0")
+    options = study.Options((12,), (4,), batches=2, rounds=0, steps=2, hosts=(2, 3, 4))
+    result = study.study(load("synthetic", (*small, "plan=row_wise")), options, lambda text: None)
+    reduced, gathered = 12 * 5 * 4, 12 * 4 * 4
+    sent, across = 3 / 4 * (reduced + gathered), 3 / 4 * (reduced * 2 / 4 + gathered * 2 / 3)
+    on_devices = {"held": gathered, "sent": sent, "across": across, "all_sent": sent, "all_across": across}
+    across = (reduced / 2 + gathered / 2) / 2
+    on_hosts = {"held": gathered / 2, "sent": sent, "across": across, "all_sent": sent, "all_across": across}
+    case = {"devices": 4, "hosts": 2, "rows": 12}
+    assert result["copies"] == [case | {"on": "device"} | on_devices, case | {"on": "host"} | on_hosts]
+
+
 def test_options() -> None:
+    with pytest.raises(ConfigError, match="--hosts"):
+        study.Options(hosts=(2, 0))
     with pytest.raises(ConfigError, match="--devices"):
         study.Options(devices=())
     with pytest.raises(ConfigError, match="--batches"):

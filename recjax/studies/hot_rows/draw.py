@@ -17,6 +17,9 @@ def pictures(result: dict[str, Any]) -> list[Picture]:
                         "most present ones take.", _presence(result)),
                 Picture("bytes.png", "Bytes that a device sends for the tables in a step.",
                         _arms(result, "bytes sent a step, MiB", lambda of: of["bytes"]["padded"] / 2**20))]  # fmt: skip
+        if result["copies"]:
+            made.append(Picture("copies.png", "Bytes of hot rows with a copy on every device and on every host, of a "
+                                "device.", _copies(result)))  # fmt: skip
         if "times" in result["arms"][0]:
             made.append(Picture("cpu.png", "CPU time of a step, routing included.",
                                 _arms(result, "CPU time of a step, ms", lambda of: of["times"]["cpu_ms"])))  # fmt: skip
@@ -58,6 +61,28 @@ def _arms(result: dict[str, Any], unit: str, measure: Any) -> bytes:
         panel.set_xlabel(unit)
         panel.set_title(f"{number} device(s)", fontsize=9)
     figure.suptitle(_title(result), fontsize=10)
+    return plots.png(figure)
+
+
+def _copies(result: dict[str, Any]) -> bytes:
+    """A panel for each number of devices in hosts, with the most hot rows: held, sent and across hosts in pairs."""
+    most = max(of["rows"] for of in result["copies"])
+    cases = list(dict.fromkeys((of["devices"], of["hosts"]) for of in result["copies"]))
+    figure = plots.figure(4.8 * len(cases), 3.6)
+    for panel, (devices, hosts) in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+        plots.plain(panel)
+        for shift, on, colour in ((-0.2, "device", plots.BLUE), (0.2, "host", plots.ORANGE)):
+            (of,) = (
+                c
+                for c in result["copies"]
+                if (c["devices"], c["hosts"], c["rows"]) == (devices, hosts, most) and c["on"] == on
+            )
+            sizes = [of[name] / 2**20 for name in ("held", "sent", "across")]
+            panel.bar(np.arange(3) + shift, sizes, width=0.4, color=colour, label=f"a copy on every {on}")
+        panel.set_xticks(range(3), ["held", "sent in a step", "across hosts"])
+        panel.set(ylabel="MiB a device", title=f"{devices} devices in {hosts} host(s), {most:,} hot rows")
+        panel.set_ylim(0, 1.3 * panel.get_ylim()[1])  # room for the legend
+        panel.legend(fontsize=8, loc="upper left")
     return plots.png(figure)
 
 

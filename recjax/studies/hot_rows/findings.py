@@ -24,23 +24,31 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     own = result["about"]
     run = f"{own['model']} on {own['data']}, batches of {own['batch_size']:,}, D={own['dim']}"
     described = result["presence"]
-    seen, *others = pictures
+    seen = [picture for picture in pictures if picture.name == "presence.png"]
+    drawn = [picture for picture in pictures if picture.name == "copies.png"]
+    others = [picture for picture in pictures if picture not in (*seen, *drawn)]
     sections = [
         Section("Presence of items", (f"In {described['batches']} batches of {described['batch_size']:,}.",),
                 [Table("items that take most look-ups", presence.item_rows(described)),
-                 Table("items by the number of batches that they are in", presence.batch_rows(described))], [seen]),
+                 Table("items by the number of batches that they are in", presence.batch_rows(described))], seen),
         Section("Ways to hold the tables", ("Bytes are those that a device sends for the tables in a step, padding "
                 "included; times are CPU times of all threads, route those of routing, packing and placing the next "
                 "batch, step all others. Owners' max/mean: rows that the owner asked for most is "
                 "asked for, over the mean; contiguous: the same if each owner had a contiguous range of the ids.",),
                 [_arms(result, line["devices"]) for line in result["summary"]], others),
     ]  # fmt: skip
+    if result["copies"]:
+        sections.append(Section("Copies on devices and on hosts", (
+            "Bytes of a device, by the collectives of the compiled step, with dedup and padding. Held are hot rows "
+            "between steps, without the optimizer's slots; sent are their gradients and new rows; all are these with the lists "
+            "of the other rows. Across hosts a ring that goes host by host is assumed for reductions, and that "
+            "gathers send each part to every device.",), [_copies(result["copies"])], drawn))  # fmt: skip
     return Report(
         "hot_rows",
         f"Copies of hot rows: {run}",
         "P2RES (poster): two-fold parallelism, copies of the items that are in most batches, on 32 V100",
         about,
-        [*_presence(described, own["data"]), *_gains(result)],
+        [*_presence(described, own["data"]), *_gains(result), *_on_hosts(result["copies"])],
         ("The baseline exchanges every id, row-wise and without dedup, as the systems that the source compares with.",
          "An item is hot if it is in most of the counted batches; each number of hot rows is tried with and without "
          "dedup."),
@@ -79,6 +87,29 @@ def _gains(result: Mapping[str, Any]) -> list[Row]:
                              f"{SPEED[0]} to {SPEED[1]} times faster", f"best {best:.2f} ({ways})",
                              SPEED[0] <= best <= SPEED[1] if timed else None, why))  # fmt: skip
     return found
+
+
+def _on_hosts(copies: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each pair of copies on devices and on hosts."""
+    found = []
+    for on_devices, on_hosts in zip(copies[::2], copies[1::2], strict=True):
+        of = {name: on_hosts[name] / on_devices[name] for name in ("held", "sent", "across") if on_devices[name]}
+        ours = ", ".join(f"{name} {ratio:.3f}x" for name, ratio in of.items())
+        where = f"{on_devices['rows']:,} hot rows, {on_devices['devices']} devices in {on_devices['hosts']} host(s)"
+        why = "a device holds a part of its host's copy, and across hosts sends that part alone"
+        what = f"bytes with copies on hosts, over those on devices, {where}"
+        found.append(Row("copies", what, "not stated", ours, None, why))
+    return found
+
+
+def _copies(copies: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        ["devices", "hosts", "hot rows", "copies on", "held", "sent", "across hosts", "all sent", "all across hosts"]
+    ]
+    for of in copies:
+        sizes = [f"{of[name]:,.0f}" for name in ("held", "sent", "across", "all_sent", "all_across")]
+        rows.append([str(of["devices"]), str(of["hosts"]), f"{of['rows']:,}", f"{of['on']}s", *sizes])
+    return Table("bytes of a device", rows)
 
 
 def _arms(result: Mapping[str, Any], devices: int) -> Table:

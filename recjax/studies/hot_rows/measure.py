@@ -1,9 +1,10 @@
-"""Measures of one way to hold the tables: bytes, balance, and CPU time by turns."""
+"""Measures of one way to hold the tables: bytes, held and sent, balance, and CPU time by turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import Trainer, build_trainer
 
 EXCHANGED = ("id_exchange", "row_exchange", "grad_exchange", "pooled_exchange", "pooled_grad_exchange")
+HOT_PHASES = ("row_exchange", "grad_exchange")  # in which rows that devices have at hand are gathered and reduced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +63,7 @@ class Contestant:
 
         The all-reduce of small replicated tables may be joined with that of the dense part, so that it is calculated.
         """
-        b = host.local_samples(self.size, self.trainer.bound.all_devices, self.parts)
-        item_bytes = np.dtype(self.trainer.dtype).itemsize
-        lines = wire_bytes(self.step.as_text() or "", self.trainer.bound, self.routing, item_bytes, samples=b)
-        lines = [line for line in lines if line["phase"] in EXCHANGED and line["kind"] != "all-reduce"]
+        lines, item_bytes = self._lines(), np.dtype(self.trainer.dtype).itemsize
         N = self.trainer.bound.devices
         for group in self.trainer.bound.listing:
             if not group.spread:
@@ -76,6 +75,33 @@ class Contestant:
             name = f"{line['phase']} {line['kind']}"
             found[name] = found.get(name, 0.0) + line["padded_bytes"]
         return found
+
+    def copies_bytes(self) -> dict[str, float]:
+        """Bytes of hot rows, of a device: "held" between steps; "sent" in a step, and of that "across" hosts.
+
+        Also "all_sent" and "all_across", with the lists of all other rows; those of tables that are replicated without
+        being hot are left out. Padding counts.
+        """
+        tables = abstract_state(self.trainer).tables
+        blocks = [tables[group.name] for group in self.trainer.bound.hot]
+        held = sum(math.prod(block.sharding.shard_shape(block.shape)) * block.dtype.itemsize for block in blocks)
+        lines = self._lines()
+        own = [
+            line for line in lines if line["kind"] in ("all-gather", "reduce-scatter") and line["phase"] in HOT_PHASES
+        ]
+        found = {"held": float(held)}
+        for name, those in (("", own), ("all_", lines)):
+            found[f"{name}sent"] = float(sum(line["padded_bytes"] for line in those))
+            found[f"{name}across"] = float(sum(line["across_padded_bytes"] for line in those))
+        return found
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Lines of `wire_bytes` of exchanges of rows that devices list, or have at hand."""
+        bound = self.trainer.bound
+        b = host.local_samples(self.size, bound.all_devices, self.parts)
+        item_bytes = np.dtype(self.trainer.dtype).itemsize
+        lines = wire_bytes(self.step.as_text() or "", bound, self.routing, item_bytes, samples=b)
+        return [line for line in lines if line["phase"] in EXCHANGED and line["kind"] != "all-reduce"]
 
     def imbalance(self) -> float:
         """Rows that the owner asked for most is asked for, over the mean, in the first batch; 1 if no row travels."""

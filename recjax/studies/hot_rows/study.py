@@ -5,6 +5,9 @@ is; the share of look-ups that the most present ones take; and the time of a ste
 (row-wise, without dedup). Here the same model is trained by turns on the same batches: row-wise without dedup, which is
 the paper's baseline, with dedup, which is recjax's default, with K hot rows on either, and with pooled vectors where
 bags are long. Bytes are counted in the compiled programs; times are CPU times of this machine.
+
+A copy of hot rows may also be one for each host: then the bytes that a device holds and sends, in all and across hosts,
+are counted beside those of copies on devices. No time is taken of these: host devices know no hosts.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Options:
       batches: that are counted and trained on.
       rounds: times that each takes its turn; 0 leaves the times out.
       steps: of a turn.
+      hosts: numbers of hosts in which the devices stand where copies on hosts are counted; (): none are.
     """
 
     rows: tuple[int, ...] = (1000, 4000, 16_000)
@@ -44,11 +48,14 @@ class Options:
     batches: int = 100
     rounds: int = 5
     steps: int = 4
+    hosts: tuple[int, ...] = (2,)
 
     def __post_init__(self) -> None:
         for name in ("rows", "devices"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ConfigError(f"--{name} needs numbers of 1 and more, as in --{name} 2,8.")
+        if any(count < 1 for count in self.hosts):
+            raise ConfigError("--hosts needs numbers of 1 and more, as in --hosts 1,2; 0 alone leaves hosts out.")
         if self.batches < 1 or self.rounds < 0 or self.steps < 1:
             raise ConfigError("--batches and --steps must be at least 1, --rounds at least 0.")
 
@@ -64,7 +71,8 @@ def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> di
     Returns:
       JSON values: "about"; "presence", as `presence.describe` gives it; "arms", for each number of devices and way to
       hold the tables "label", "devices", "rows" (K), "covered", "bytes", "imbalance", "contiguous_imbalance" and, if
-      they were measured, "times"; "summary", see `summary`.
+      they were measured, "times"; "copies", for each number of devices in hosts, of rows and kind of copies "devices",
+      "hosts", "rows", "on" ("device" or "host") and what `Contestant.copies_bytes` gives; "summary", see `summary`.
 
     Raises:
       ConfigError, DataError, DeviceError: as `build_trainer`.
@@ -77,10 +85,13 @@ def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> di
         "about": about_run(config, options),
         "presence": presence.describe(counted),
         "arms": [],
+        "copies": [],
     }
     long = max((feature.bag or LONG_BAG for feature in source.schema.features), default=1) >= LONG_BAG
     for devices in options.devices:
         result["arms"] += _on(devices, config, options, long, say)
+        for hosts in options.hosts:
+            result["copies"] += _in_hosts(devices, hosts, config, options, say)
     result["summary"] = summary(result["arms"])
     return result
 
@@ -115,12 +126,7 @@ def _on(
     devices: int, config: RunConfig, options: Options, long: bool, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """All arms on some devices."""
-    contestants = []
-    for arm in arms(options.rows, long):
-        say(f"{devices} device(s): compiling {arm.label}")
-        common = (f"mesh.devices={devices}", f"embedding.hot.batches={options.batches}")
-        made = settings.override(config, [*common, "embedding.hot.memory_mib=1000000", *arm.overrides])
-        contestants.append(Contestant(arm, made, options.steps))
+    contestants = [_contestant(arm, devices, config, options, say) for arm in arms(options.rows, long)]
     counted = trainer_presence(contestants[0].trainer)
     tables = {name: items.rows for name, items in counted.tables.items()}
     found = [
@@ -141,6 +147,28 @@ def _on(
         say(f"{devices} device(s): taking turns")
         for of, times in zip(found, by_turns(contestants, options.rounds, options.steps), strict=True):
             of["times"] = times
+    return found
+
+
+def _contestant(arm: Arm, devices: int, config: RunConfig, options: Options, say: Callable[[str], None]) -> Contestant:
+    say(f"{devices} device(s): compiling {arm.label}")
+    common = (f"mesh.devices={devices}", f"embedding.hot.batches={options.batches}", "embedding.hot.memory_mib=1000000")
+    return Contestant(arm, settings.override(config, [*common, *arm.overrides]), options.steps)
+
+
+def _in_hosts(
+    devices: int, hosts: int, config: RunConfig, options: Options, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Bytes of copies on devices and on hosts; nothing where hosts are not equal, or have a device each."""
+    if devices % hosts or hosts >= devices:
+        return []
+    found = []
+    for count in options.rows:
+        for on in ("device", "host"):
+            label = f"{count:,} hot, copies on {on}s, {hosts} host(s)"
+            chosen = (f"mesh.hosts={hosts}", f"embedding.hot.rows={count}", f"embedding.hot.copies={on}")
+            made = _contestant(Arm(label, chosen, count), devices, config, options, say)
+            found.append({"devices": devices, "hosts": hosts, "rows": count, "on": on, **made.copies_bytes()})
     return found
 
 
