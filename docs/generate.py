@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax import settings
-from recjax.cli.main import _parser
+from recjax.cli.parser import make_parser
 from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.settings.named import entry_class
@@ -31,7 +31,7 @@ MOST = 30  # settings of a preset that are shown; some set each of a thousand ta
 
 def cli() -> str:
     """Returns every verb with its arguments, options and example."""
-    return "\n".join(_verb(parser) for parser in _leaves(_parser()))
+    return "\n".join(_verb(parser) for parser in _leaves(make_parser()))
 
 
 def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

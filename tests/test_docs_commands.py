@@ -16,7 +16,7 @@ from support.commands import inside
 from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
-from recjax.cli.main import _parser
+from recjax.cli.parser import make_parser
 from recjax.tracing.verbs import joined
 
 # Words that a page leaves open.
@@ -70,7 +70,7 @@ def reason(words):
 @pytest.mark.parametrize("words", LISTED, ids=shlex.join)
 def test_is_accepted(words, tmp_path, monkeypatch):
     """Verb, options, preset and settings; nothing is run."""
-    options, rest = _parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
+    options, rest = make_parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
     assert [word for word in rest if "=" not in word or word.startswith("-")] == []
     if getattr(options, "preset", None):
         overrides = [*options.overrides, *rest]

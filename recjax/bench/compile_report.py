@@ -21,7 +21,7 @@ from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.embedding.routing import capacity, host
-from recjax.embedding.routing.host import GroupRouting, Routing
+from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.errors import ConfigError
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.trainer import Trainer, build_trainer

@@ -10,7 +10,7 @@ import numpy as np
 
 from recjax.comms.compiled import collectives, members
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.routing.host import Routing
+from recjax.embedding.routing.routed import Routing
 from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.planning.work import DENSE_CALLS
 

@@ -15,7 +15,7 @@ def plan(options: argparse.Namespace) -> None:
     """Prints where tables go."""
     from recjax.config import presets
     from recjax.embedding.bind import bind
-    from recjax.embedding.plan import is_file
+    from recjax.embedding.plan_choice import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table
     from recjax.planning.loads import describe_loads, loads_table
     from recjax.planning.resolve import workload

@@ -1,7 +1,7 @@
 """Addresses of the rows in a group's buffer: from slots back to tables and storage positions, on the device.
 
 A row has an owner and, in the owner's part of the buffer, a *home*: one of R numbers that its segment, band and storage
-position determine (`layout.BoundSegment.locate`). The *slot* is the row of the buffer that holds it. Two addresses:
+position determine (`BoundSegment.locate`). The *slot* is the row of the buffer that holds it. Two addresses:
 
 - direct: the slot is the home. Arithmetic alone; every group unless it says otherwise.
 - mapped (`Group.mapped`): any permutation of the homes of one part. The device has an int32 array with the home of each

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bands import Band, bands
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, BoundSegment, Group
+from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
 from recjax.embedding.plan import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Plan, Segment, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams

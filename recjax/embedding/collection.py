@@ -19,8 +19,9 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band
+from recjax.embedding.bound_segment import BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group, Piece
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import Lines, buffer_shape, lines_of
 from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError

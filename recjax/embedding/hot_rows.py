@@ -16,8 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import get_rows, set_rows
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import MODEL_AXES

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recjax.embedding.bands import Band
+from recjax.embedding.bound_segment import BoundSegment, Piece
 from recjax.embedding.lookups import Lookup, Pool, Source
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan import EXACT, Exchange
-from recjax.embedding.row_order import Cut, RowOrder, Split, library
-from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype, TableSpec
+from recjax.embedding.row_order import Cut, Split
+from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype
 
 if TYPE_CHECKING:
     from recjax.embedding.lines import Lines
@@ -35,71 +35,6 @@ if TYPE_CHECKING:
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
-
-
-@dataclasses.dataclass(frozen=True)
-class BoundSegment:
-    """A segment's place in its group's buffer.
-
-    Attributes:
-      spec: the table that it is a part of.
-      placement: as the plan has it.
-      split: the rows of its band, by their numbers, over the parts of the buffer that differ in rows.
-      offsets: where its range starts in each of those parts, in rows.
-      band: the rows of the table that it holds.
-      first: its first column.
-      last: the one after its last column.
-      number: of the segment in the table's plan.
-    """
-
-    spec: TableSpec
-    placement: str
-    split: Split
-    offsets: tuple[int, ...]
-    band: Band
-    first: int
-    last: int
-    number: int = 0
-
-    @functools.cached_property
-    def order(self) -> RowOrder:
-        """Maps rows to storage positions."""
-        return RowOrder(self.spec.rows)
-
-    @property
-    def whole_rows(self) -> bool:
-        """True if it holds all columns of the table."""
-        return self.last - self.first == self.spec.dim
-
-    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
-        """Returns (owner, home in the owner's part of the buffer, whether it is here) of each row id, elementwise.
-
-        The last is None if the segment holds all rows of its table. For NumPy and JAX.
-        """
-        number, here = self.band.number(self.order.position(ids))
-        if here is not None:
-            number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one after the last
-        owner, within = self.split.owner_and_offset(number)
-        return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Share of a segment that one part of a group's buffer holds.
-
-    Attributes:
-      part: which part, 0 to `Group.parts` - 1.
-      offset: its first row there; its first column there is 0.
-      start, stop: the rows that it holds, by their numbers in the segment's band.
-      first, last: the columns of the table that it holds, `last` excluded.
-    """
-
-    part: int
-    offset: int
-    start: int
-    stop: int
-    first: int
-    last: int
 
 
 class _InReplicas:

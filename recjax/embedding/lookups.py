@@ -9,7 +9,7 @@ from recjax.embedding.row_order import library
 from recjax.embedding.spec import FeatureSpec
 
 if TYPE_CHECKING:
-    from recjax.embedding.layout import BoundSegment
+    from recjax.embedding.bound_segment import BoundSegment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
-from recjax.embedding.routing.host import FeatureRouting
+from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import FeatureSpec
 

@@ -34,7 +34,7 @@ from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled import lookup as pooled_lookup
-from recjax.embedding.routing.host import Routing
+from recjax.embedding.routing.routed import Routing
 from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES

@@ -18,7 +18,7 @@ from recjax.embedding.lookups import Pool
 from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.pooled.lookup import Entries, Vectors
 from recjax.embedding.pooling import Sequence, pool
-from recjax.embedding.routing.host import GroupRouting, Routing
+from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.row_statistic import row_means
 from recjax.embedding.sharding.local import (
     FetchResiduals,

@@ -7,7 +7,7 @@ import numpy as np
 from recjax.embedding.layout import Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 
 EXCHANGES = ("id_exchange", "row_exchange", "grad_exchange")
 

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from recjax.embedding.bind import bind, stack_of
-from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, make_plan, with_exchange
+from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, with_exchange
+from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.cuts import Cut, Demand, Stack, cut_all, cut_width, narrowest

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.plan import Exchange, ExchangeKind
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.spec import TableSpec

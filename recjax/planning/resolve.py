@@ -7,7 +7,8 @@ import math
 
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
-from recjax.embedding.plan import Plan, is_file, make_plan
+from recjax.embedding.plan import Plan
+from recjax.embedding.plan_choice import is_file, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance
 from recjax.planning.hot import Choice, hot_rows, refuse_twice, with_hot_rows

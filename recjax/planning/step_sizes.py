@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung

@@ -12,8 +12,8 @@ import numpy as np
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import streams_of
 from recjax.embedding.routing.hierarchical import merge
-from recjax.embedding.routing.host import RoutedBatch
 from recjax.embedding.routing.ordered import OrderedStage
+from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
 from recjax.tiers.directory import CacheTooSmallError, Directory, Moves

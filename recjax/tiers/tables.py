@@ -11,9 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.collection import Saved, export_segment, overlaps
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows

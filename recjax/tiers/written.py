@@ -23,8 +23,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import NAME_BITS, initial_rows
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import TrainingError
 from recjax.parallel import distributed

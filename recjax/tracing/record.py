@@ -29,7 +29,7 @@ from recjax.config.run import RunConfig
 from recjax.embedding.exchange import cuts, piece_scope
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.routing import host
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.errors import ConfigError
 from recjax.parallel import distributed

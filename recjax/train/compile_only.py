@@ -20,7 +20,8 @@ from recjax.embedding.lines import buffer_shape
 from recjax.embedding.low_precision import storage_dtype
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.pooled.routing import PooledRouting
-from recjax.embedding.routing.host import FeatureRouting, GroupRouting, Routing, local_samples
+from recjax.embedding.routing.host import local_samples
+from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.late import like

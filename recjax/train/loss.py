@@ -17,7 +17,7 @@ from flax import nnx
 
 from recjax.embedding.buffers import Tables
 from recjax.embedding.pooled.lookup import Vectors
-from recjax.embedding.routing.host import Routing
+from recjax.embedding.routing.routed import Routing
 from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
 from recjax.models import in_step
 from recjax.models.in_step import Samples

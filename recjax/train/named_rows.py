@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.capacity import rung
-from recjax.embedding.routing.host import RoutedBatch
+from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import Share, everywhere, put_share

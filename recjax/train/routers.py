@@ -18,7 +18,7 @@ from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
-from recjax.embedding.routing.host import RoutedBatch
+from recjax.embedding.routing.routed import RoutedBatch, Routing
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
 from recjax.train.step_inputs import StepInputs, place
@@ -109,7 +109,7 @@ class DeviceRouter:
         with jax.profiler.TraceAnnotation("route"):
             features = device.pack_ids(routed, self.bound, capacities, self.dtype)
         lists = host.pack_pooled(routed, self.bound, capacities, self.dtype)
-        inputs = place(routed.batch, host.Routing({}, features, lists), routed.local, self.mesh, self.dtype)
+        inputs = place(routed.batch, Routing({}, features, lists), routed.local, self.mesh, self.dtype)
         located, required = self._sort(inputs.routing.features)
         for size in required.values():
             size.copy_to_host_async()

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.data.batch import Batch
-from recjax.embedding.routing.host import Routing
+from recjax.embedding.routing.routed import Routing
 from recjax.parallel.mesh import Share, put_share
 
 

@@ -13,9 +13,10 @@ from recjax.data.batch import Batch
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import make_plan
-from recjax.embedding.routing import capacity, host
+from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
+from recjax.embedding.routing.routed import Routing
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.table_specs import specs
 
@@ -96,7 +97,7 @@ def test_what_crosses_hosts_is_read_from_the_groups() -> None:
         ("all-gather", "[2,2]<=[2,2]T(1,0)"): ("hosts", 0.5 * 40, 0.5 * 40),
     }
     for case, expected in cases.items():
-        (line,) = roofline.wire_bytes(template.format(*case), bound, host.Routing({}, {}), item_bytes=4)
+        (line,) = roofline.wire_bytes(template.format(*case), bound, Routing({}, {}), item_bytes=4)
         assert (line["between"], line["padded_bytes"], line["across_padded_bytes"]) == expected
 
 
@@ -108,5 +109,5 @@ def test_a_joined_all_reduce_is_that_of_most_of_its_bytes() -> None:
         "  %x.1 = (f32[1000]{0}, f32[10]{0}) all-reduce(%x, %y), channel_id=1, replica_groups=[1,2]<=[2], "
         'metadata={op_name="jit(train_step)/(dense_grads/psum:t/grad_exchange/psum)"}'
     )
-    (found,) = roofline.wire_bytes(line, bound, host.Routing({}, {}), item_bytes=4)
+    (found,) = roofline.wire_bytes(line, bound, Routing({}, {}), item_bytes=4)
     assert (found["phase"], found["padded_bytes"]) == ("dense_grads", 4040)

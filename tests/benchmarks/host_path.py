@@ -21,6 +21,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
 from recjax.embedding.routing import capacity, device, host  # noqa: E402
+from recjax.embedding.routing.routed import Routing  # noqa: E402
 from recjax.parallel.malloc import keep_freed_memory  # noqa: E402
 from recjax.train.routers import InFlight  # noqa: E402
 from recjax.train.step_inputs import place  # noqa: E402
@@ -34,7 +35,7 @@ def packed(trainer: Trainer, batch: InFlight, sizes: dict[str, int]) -> Any:
     if trainer.config.train.routing == "host":
         return host.pack(routed, trainer.bound, sizes, trainer.dtype)
     features = device.pack_ids(routed, trainer.bound, sizes, trainer.dtype)
-    return host.Routing({}, features, host.pack_pooled(routed, trainer.bound, sizes, trainer.dtype))
+    return Routing({}, features, host.pack_pooled(routed, trainer.bound, sizes, trainer.dtype))
 
 
 def measured(config: RunConfig, steps: int) -> dict[str, float]:

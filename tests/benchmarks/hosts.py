@@ -22,14 +22,15 @@ from recjax.config.run import RunConfig
 from recjax.data.pipeline import batches
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
-from recjax.embedding.plan import make_plan
+from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import route_on_host
+from recjax.embedding.routing.routed import RoutedBatch
 from recjax.train.table_specs import specs
 from recjax.utils.text import aligned
 
 
-def crossing(counted: host.RoutedBatch, bound: BoundPlan, hosts: int) -> tuple[int, int]:
+def crossing(counted: RoutedBatch, bound: BoundPlan, hosts: int) -> tuple[int, int]:
     """Useful and padded bytes of the rows that leave their host, where the devices stand in so many."""
     capacities = capacity.grow({}, counted.required_capacities)
     useful = padded = 0

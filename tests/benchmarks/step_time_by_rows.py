@@ -19,7 +19,7 @@ from flax import nnx
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import make_plan
+from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig

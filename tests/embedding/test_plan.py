@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import (
-    AUTO_REPLICATE_BYTES,
-    PLACEMENTS,
-    Exchange,
-    Plan,
-    RowIds,
-    Segment,
-    make_plan,
-    self_contained,
-)
+from recjax.embedding.plan import PLACEMENTS, Exchange, Plan, RowIds, Segment, self_contained
+from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES, make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recjax.embedding import segment_sums
 from recjax.embedding.pooling import pool, sum_bags
-from recjax.embedding.routing.host import FeatureRouting
+from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
 D = 3

@@ -18,11 +18,12 @@ from recjax.embedding import segment_sums
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import make_plan
+from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
-from recjax.embedding.routing import capacity, host
-from recjax.embedding.routing.host import FeatureRouting, pack, route_on_host
+from recjax.embedding.routing import capacity
+from recjax.embedding.routing.host import pack, route_on_host
+from recjax.embedding.routing.routed import FeatureRouting, RoutedBatch, Routing
 from recjax.embedding.sharding.local import SparseGradient, UpdateContext, coalesce
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -120,9 +121,7 @@ FEATURES = (
 )
 
 
-def make(
-    devices: int, plan: str, batch_size: int, size: int
-) -> tuple[BoundPlan, Batch, host.RoutedBatch, host.Routing]:
+def make(devices: int, plan: str, batch_size: int, size: int) -> tuple[BoundPlan, Batch, RoutedBatch, Routing]:
     rng = np.random.default_rng(size)
     bound = bind(make_plan(plan, TABLES), TABLES, FEATURES, devices)
     bags = {}

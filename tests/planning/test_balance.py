@@ -20,7 +20,8 @@ from recjax.config import presets
 from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan import Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance

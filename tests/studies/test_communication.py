@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.studies.communication import compare, draw, study
 from recjax.studies.communication.shape import BASE, FULL, SMALL, Size, cases, config, cut_plan, facts
 from recjax.studies.report import Report

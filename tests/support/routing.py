@@ -6,7 +6,8 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec

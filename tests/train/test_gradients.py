@@ -10,7 +10,7 @@ from support.routing import locate
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import make_plan
+from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
 from recjax.embedding.sharding.local import SparseGradient

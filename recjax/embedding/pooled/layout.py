@@ -23,7 +23,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, BoundSegment, Group
+from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lookups import Source
 from recjax.embedding.plan import Exchange
 from recjax.embedding.spec import FeatureSpec

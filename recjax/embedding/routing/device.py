@@ -20,16 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
-from recjax.embedding.routing.host import (
-    FeatureRouting,
-    GroupRouting,
-    RoutedBatch,
-    Routing,
-    local_samples,
-    locate_pooled,
-    longest,
-    pack_feature,
-)
+from recjax.embedding.routing.host import local_samples, locate_pooled, longest, pack_feature
+from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 

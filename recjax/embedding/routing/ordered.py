@@ -16,7 +16,7 @@ import numpy as np
 
 from recjax.embedding.address import Maps, identity
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.routing.host import RoutedBatch
+from recjax.embedding.routing.routed import RoutedBatch
 
 
 class OrderedStage(abc.ABC):

@@ -31,7 +31,7 @@ from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows, set_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import OptimizerContext, Slots
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, write_all
 from recjax.parallel.mesh import ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from recjax.embedding.exchange import all_to_all, exchange_rows, fetch_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import (
     FetchResiduals,

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.sharding.replicated import ReplicatedSharding

@@ -18,7 +18,7 @@ from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.ordering import in_order
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError

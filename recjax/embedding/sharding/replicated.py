@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
-from recjax.embedding.routing.host import GroupRouting
+from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment_sums import by_segments
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import (

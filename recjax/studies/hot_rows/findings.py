@@ -40,9 +40,9 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     if result["copies"]:
         sections.append(Section("Copies on devices and on hosts", (
             "Bytes of a device, by the collectives of the compiled step, with dedup and padding. Held are hot rows "
-            "between steps, without the optimizer's slots; sent are their gradients and new rows; all are these with the lists "
-            "of the other rows. Across hosts a ring that goes host by host is assumed for reductions, and that "
-            "gathers send each part to every device.",), [_copies(result["copies"])], drawn))  # fmt: skip
+            "between steps, without the optimizer's slots; sent are their gradients and new rows; all are these "
+            "with the lists of the other rows. Across hosts a ring that goes host by host is assumed for reductions, "
+            "and that gathers send each part to every device.",), [_copies(result["copies"])], drawn))  # fmt: skip
     return Report(
         "hot_rows",
         f"Copies of hot rows: {run}",

@@ -14,7 +14,8 @@ from typing import IO
 from recjax import settings
 from recjax.config.own_code import source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
-from recjax.embedding.plan import is_file, self_contained
+from recjax.embedding.plan import self_contained
+from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
 from recjax.train import code_of_run, origins

@@ -1,0 +1,106 @@
+"""A batch after routing: with exact sizes (`RoutedBatch`), and as arrays of static capacity for a step (`Routing`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from recjax.data.batch import Batch
+from recjax.embedding.layout import Group
+from recjax.embedding.pooled.routing import Found, PooledRouting
+from recjax.embedding.routing.hierarchical import Merged
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GroupRouting:
+    """Rows that each device asks of each owner. N devices, O owners (`Group.owners`), capacity C.
+
+    Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
+
+    In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.num_peers`, C the capacity across
+    hosts, and what a device fetches for itself are `Group.num_row_lists` lists of another capacity, which names below
+    call C.
+
+    Attributes:
+      slots_NxOxC: int32, slot in the owner's buffer; R (out of range) where there is nothing.
+      counts_NxO: int32, the true number of rows asked for: the useful part of C.
+      inside_NxExC: None, or int32: for each device of its host the rows that the relay hands to it.
+      handed_NxE: None, or int32: how many these are.
+      summed: capacity for the rows of one owner that the devices of one replica group ask for, each once; 0 where
+        gradients do not travel between such groups.
+      touched_NxR: None, or bool: of rows that every device has at hand (`Group.listed`), which ones each device's
+        samples have ids of. Then there is nothing else.
+    """
+
+    slots_NxOxC: Any
+    counts_NxO: Any
+    inside_NxExC: Any = None
+    handed_NxE: Any = None
+    summed: int = dataclasses.field(default=0, metadata={"static": True})
+    touched_NxR: Any = None
+
+    def fetched_rows(self, group: Group) -> int:
+        """Returns how many rows each device fetches for itself, with padding: the index that stands for nothing."""
+        if not group.listed:
+            return group.rows
+        lists = self.slots_NxOxC if self.inside_NxExC is None else self.inside_NxExC
+        return group.num_row_lists * int(lists.shape[2])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FeatureRouting:
+    """Arrays by which a device pools one feature from the rows that came back. Leading axes are device-major.
+
+    A step may work on its samples in several parts (see `route_on_host`); P is their number on all devices together,
+    s the samples of one.
+
+    Attributes:
+      inverse: int32, index into the device's O*C rows (`Group.num_row_lists` lists of C), O*C (out of range, reads as
+        zeros) where there is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity
+        for the longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
+      weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
+      segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
+    """
+
+    inverse: Any
+    weights: Any
+    segments: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """A routed batch: everything the device needs to look up and update, by group and feature name."""
+
+    groups: dict[str, GroupRouting]
+    features: dict[str, FeatureRouting]
+    pooled: dict[str, PooledRouting] = dataclasses.field(default_factory=dict)  # by the names of exchanges
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutedBatch:
+    """A batch after `route_on_host`, its sizes still exact."""
+
+    batch: Batch  # the samples of these devices
+    devices: int  # how many devices it is routed for, and laid out
+    local: int  # b, samples per device with padding
+    parts: int  # parts in which a device works on them, each of b / parts samples
+    required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
+    keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, home); see `Group.destination`
+    counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
+    inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys; or see `find_hot`
+    merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
+    # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
+    slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
+    touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
+    at: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name of a source -> which ids, if not all
+    # Name of a cache -> of each owner the distinct homes that the whole batch names; {}: these samples are all of it.
+    named: Mapping[str, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
+    admission: Any = None  # what caches need before its step: see `recjax.tiers.stage`
