@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: as in `sys.argv[1:]`; None takes those.
 
     Returns:
-      The exit status, see `parser.STATUS`. A command that was stopped by a signal does not return, unless `arguments` were
-      given: nothing more of the process may wait, or be interrupted once more.
+      The exit status, see `parser.STATUS`. A command that was stopped by a signal does not return, unless `arguments`
+      were given: nothing more of the process may wait, or be interrupted once more.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it; print would take the other one instead
