@@ -3,8 +3,10 @@
 import concurrent.futures
 import functools
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -53,6 +55,22 @@ def test_interaction_is_the_triangle_of_products_and_its_gradient(shape: Any, dt
             all_magnitudes[:, a] += np.abs(ct[:, p, None] * exact[:, b])
     check_sums(value, products, magnitudes, dim)
     check_sums(gradient, sums, all_magnitudes, F + 1)
+
+
+@needs_them
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_the_library_asks_no_more_of_a_system_than_manylinux_2_28_has() -> None:
+    import recjax_kernels
+
+    names = (Path(recjax_kernels.__file__).parent / "_kernels.so").read_bytes()
+    newest = {
+        "GLIBC_2.": 28,
+        "GLIBCXX_3.4.": 24,
+        "CXXABI_1.3.": 11,
+    }  # as auditwheel knows them
+    for prefix, most in newest.items():
+        versions = [int(found) for found in re.findall(rb"\0" + re.escape(prefix).encode() + rb"(\d+)", names)]
+        assert versions and max(versions) <= most, prefix
 
 
 @needs_them

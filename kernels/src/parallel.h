@@ -1,13 +1,13 @@
 // Loops over chunks of work on XLA's own threads.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -38,15 +38,17 @@ inline void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t chu
     int64_t chunks;
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> done{0};
-    std::mutex mutex;
-    std::condition_variable finished;
+    // The system's own: waiting on a std::condition_variable needs a C++ library of GCC 12, see older_systems.cc.
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t finished = PTHREAD_COND_INITIALIZER;
 
     void Help() {
       for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
         run(chunk);
         if (done.fetch_add(1) + 1 == chunks) {
-          std::lock_guard<std::mutex> lock(mutex);
-          finished.notify_one();
+          pthread_mutex_lock(&mutex);
+          pthread_cond_signal(&finished);
+          pthread_mutex_unlock(&mutex);
         }
       }
     }
@@ -56,8 +58,9 @@ inline void ParallelFor(xla::ffi::ThreadPool& pool, int64_t threads, int64_t chu
   work->chunks = chunks;
   for (int64_t i = std::min(threads, chunks) - 1; i > 0; --i) pool.Schedule([work] { work->Help(); });
   work->Help();
-  std::unique_lock<std::mutex> lock(work->mutex);
-  work->finished.wait(lock, [&] { return work->done.load() == work->chunks; });
+  pthread_mutex_lock(&work->mutex);
+  while (work->done.load() != work->chunks) pthread_cond_wait(&work->finished, &work->mutex);
+  pthread_mutex_unlock(&work->mutex);
 }
 
 // Below this many multiplications or moved values a chunk is not worth another thread.
