@@ -1,15 +1,17 @@
 """Records on a disk behind a cache of them in host memory, for rows that are in no device's cache.
 
 The file has no name from the moment it is open: it goes when the process does, however that ends, and is never read by
-another. Reads and writes go around the page cache where the file system lets them, in blocks of 4 KiB from threads,
-since a disk does more of them at a time than one after the other.
-Records are written when they leave the memory, many at a time and sorted by place; a block of which only some records
-are new is read first. Every record has a checksum, which is checked on each read.
+another. Reads and writes go around the page cache where the file system lets them, many at a time, since a disk does
+more of them so than one after the other, and in units of 512 bytes, or of 4 KiB where it takes no less.
+Records are written when they leave the memory, many at a time and sorted by place. One of a unit or more is written by
+itself; of smaller ones, a unit in which only some are new is read first. Every record has a checksum, which is checked
+on each read.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import functools
 import itertools
 import json
@@ -25,11 +27,11 @@ import numpy as np
 from recjax.errors import ConfigError, TrainingError
 from recjax.tiers.clock import Clock
 from recjax.tiers.reads import Reads
-from recjax.tiers.records import FORMAT, CorruptRecordError, RecordFile, checksums, record_bytes
+from recjax.tiers.records import FORMAT, UNITS, CorruptRecordError, RecordFile, checksums, record_bytes
 from recjax.utils.files import disk_error
 
 _BLOCK = 4096
-_RUN = 64  # blocks at most that one call writes
+_RUN_BYTES = 64 * _BLOCK  # at most, that one call writes
 _WRITERS = 16  # threads that wait for the disk
 _PART_BYTES = 2**23  # of records that are made ready at a time
 
@@ -67,9 +69,10 @@ class OnDisk:
             about = {"format": FORMAT, "records": 0, "row_bytes": record, "record_bytes": self._padded}
             with self._path.open("xb") as opened:
                 opened.write(json.dumps(about).encode().ljust(_BLOCK))
-            self._file = RecordFile(self._path, self._reads, _BLOCK)
+            self._file = RecordFile(self._path, self._reads, UNITS[0])
             flags = os.O_WRONLY | (getattr(os, "O_DIRECT", 0) if self._file.direct else 0)
             self._descriptor = os.open(self._path, flags)
+            self._file.unit = self._unit = _unit(self._descriptor, self._file.unit)
             self._path.unlink()
         except OSError as error:
             raise ConfigError(
@@ -77,7 +80,7 @@ class OnDisk:
                 "folder, on a disk with room for all rows that are touched."
             ) from error
         self._writers = concurrent.futures.ThreadPoolExecutor(_WRITERS, "tier-disk")
-        self._blocks = 0  # of the file, but for the first
+        self._units = 0  # of the file, after its first block
         size = memory_records(record, memory_bytes)
         self._slab = np.empty((size, record), np.uint8)
         self._clock = Clock(size)
@@ -142,21 +145,19 @@ class OnDisk:
         padded = np.zeros((count, self._padded), np.uint8)
         padded[:, : self._bytes] = records
         padded[:, -8:] = checksums(padded[:, :-8], places_K).astype("<u8").view(np.uint8).reshape(-1, 8)
-        each = max(1, self._padded // _BLOCK)  # blocks of a record
-        per = max(1, _BLOCK // self._padded)  # records of a block
-        blocks, inverse, counts = np.unique(places_K // per, return_inverse=True, return_counts=True)
-        held = np.zeros((len(blocks), each * _BLOCK), np.uint8)
-        partial = np.flatnonzero((counts < per) & (blocks * each < self._blocks))
+        per = max(1, self._unit // self._padded)  # records of a cell, which is written as a whole
+        cells, inverse, counts = np.unique(places_K // per, return_inverse=True, return_counts=True)
+        held = np.zeros((len(cells), per, self._padded), np.uint8)
+        partial = np.flatnonzero((counts < per) & (cells < self._units))  # of units of several records alone
         try:
             if len(partial):
-                held[partial] = self._file.read_units(blocks[partial])
-            cells = held.reshape(len(blocks), per, self._padded) if per > 1 else held.reshape(len(blocks), 1, -1)
-            cells[inverse, places_K % per] = padded
-            self._write_blocks(blocks, held.reshape(len(blocks), -1), each)
+                held[partial] = self._file.read_units(cells[partial]).reshape(-1, per, self._padded)
+            held[inverse, places_K % per] = padded
+            self._write_cells(cells, held.reshape(len(cells), -1))
         except OSError as error:
             failed = disk_error(self._path, error, held.nbytes)
             raise TrainingError(f"{failed} It is a scratch file of tier.disk.") from error
-        self._blocks = max(self._blocks, int(blocks[-1] + 1) * each)
+        self._units = max(self._units, int(cells[-1] + 1) * (per * self._padded // self._unit))
         if (highest := int(places_K[-1])) >= len(self._is_stored):
             more = np.zeros(max(highest + 1, 2 * len(self._is_stored)) - len(self._is_stored), bool)
             self._is_stored = np.concatenate([self._is_stored, more])
@@ -164,28 +165,29 @@ class OnDisk:
         self._is_stored[places_K] = True
         self.written_records += count
 
-    def _write_blocks(self, blocks: np.ndarray, held: np.ndarray, each: int) -> None:
-        """Writes blocks, those that follow each other together, and some of these runs at a time."""
-        most = max(1, _RUN // each)
-        edges = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+    def _write_cells(self, cells: np.ndarray, held: np.ndarray) -> None:
+        """Writes cells, those that follow each other together, and some of these runs at a time."""
+        most = max(1, _RUN_BYTES // held.shape[1])
+        edges = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
         runs = [
             (first, min(first + most, end))
             for start, end in itertools.pairwise(edges)
             for first in range(start, end, most)
         ]
-        work = [functools.partial(self._write_runs, runs[n::_WRITERS], blocks, held, each) for n in range(_WRITERS)]
+        work = [functools.partial(self._write_runs, runs[n::_WRITERS], cells, held) for n in range(_WRITERS)]
         under_way = [self._writers.submit(part) for part in work[: len(runs)]]
         concurrent.futures.wait(under_way)
         for done in under_way:
             done.result()
 
-    def _write_runs(self, runs: Sequence[tuple[int, int]], blocks: np.ndarray, held: np.ndarray, each: int) -> None:
+    def _write_runs(self, runs: Sequence[tuple[int, int]], cells: np.ndarray, held: np.ndarray) -> None:
+        width = held.shape[1]
         longest = max(end - first for first, end in runs)
-        with mmap.mmap(-1, longest * each * _BLOCK) as aligned:  # O_DIRECT takes whole pages alone
+        with mmap.mmap(-1, longest * width) as aligned:  # O_DIRECT takes aligned memory alone
             for first, end in runs:
                 part = held[first:end]
                 aligned[: part.nbytes] = part.tobytes()
-                at, done = (1 + int(blocks[first]) * each) * _BLOCK, 0
+                at, done = _BLOCK + int(cells[first]) * width, 0
                 while done < part.nbytes:
                     with memoryview(aligned)[done : part.nbytes] as rest:
                         done += os.pwrite(self._descriptor, rest, at + done)
@@ -193,7 +195,7 @@ class OnDisk:
     @property
     def file_bytes(self) -> int:
         """Bytes of the file."""
-        return (1 + self._blocks) * _BLOCK
+        return _BLOCK + self._units * self._unit
 
     def close(self) -> None:
         """Gives memory and the disk's room back."""
@@ -202,3 +204,24 @@ class OnDisk:
         self._reads.close()
         os.close(self._descriptor)
         self._slab = self._slab[:0]
+
+
+def _unit(descriptor: int, readable: int) -> int:
+    """Bytes of which all writes to a new file are multiples: as few as it can be read in, where it takes such writes.
+
+    Tries the first block, from its end: nobody reads it once the file is open.
+
+    Raises:
+      OSError: it takes no write of a whole block either.
+    """
+    for unit in UNITS:
+        if unit >= readable:
+            try:
+                with mmap.mmap(-1, _BLOCK) as blank, memoryview(blank)[:unit] as part:
+                    part[:] = b" " * unit
+                    os.pwrite(descriptor, part, _BLOCK - unit)
+                return unit
+            except OSError as error:
+                if error.errno != errno.EINVAL or unit == UNITS[-1]:
+                    raise
+    raise AssertionError(readable)

@@ -18,9 +18,23 @@ from recjax.tiers.store import Budget, InMemory, RowStore
 HOMES = 3000
 
 
-@pytest.fixture(params=["memory", "disk", "disk, wide"])
-def store(request: Any, tmp_path: Path) -> Iterator[tuple[RowStore, int]]:
-    record = 5000 if request.param == "disk, wide" else 576
+def whole_blocks(patched: pytest.MonkeyPatch) -> None:
+    """Has the disk refuse writes that are not of whole blocks, as some do."""
+    write = os.pwrite
+
+    def pwrite(descriptor: int, data: Any, at: int) -> int:
+        if at % 4096 or len(data) % 4096:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return write(descriptor, data, at)
+
+    patched.setattr(os, "pwrite", pwrite)
+
+
+@pytest.fixture(params=["memory", "disk", "disk, narrow", "disk, wide", "disk, blocks"])
+def store(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RowStore, int]]:
+    record = {"disk, wide": 5000, "disk, narrow": 100}.get(request.param, 576)
+    if request.param == "disk, blocks":
+        whole_blocks(monkeypatch)
     places: Any = InMemory(record, Budget(None, ""))
     if request.param != "memory":
         places = OnDisk(tmp_path, "some", record, 90 * (record + 9))
@@ -48,7 +62,7 @@ def test_it_holds_what_was_written(store: tuple[RowStore, int], monkeypatch: pyt
     every = np.array(sorted(truth), np.int32)
     assert (rows.read(every) == np.stack([truth[home] for home in every.tolist()])).all()
     if isinstance(rows.places, OnDisk):
-        padded = 1024 if record == 576 else 8192
+        padded = {100: 128, 576: 1024, 5000: 8192}[record]
         assert 0 < rows.places.file_bytes - 4096 <= -(-len(truth) * padded // 4096) * 4096
 
 
@@ -75,6 +89,30 @@ def test_a_flipped_bit_is_noticed_and_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"record 17 of .*recjax-some.*is damaged.*scratch file of tier.disk"):
         places.read(np.arange(30))
     assert (places.read(np.arange(18, 30))[:, 0] == np.arange(18, 30)).all()
+    places.close()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_record_is_written_by_itself_where_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    if whole:
+        whole_blocks(monkeypatch)
+    places = filled(tmp_path)
+    if places._file.unit == 4096 and not whole:
+        pytest.skip("the disk takes whole blocks alone")
+    places.write(np.arange(400, 520, dtype=np.int32), np.zeros((120, 576), np.uint8))
+    sizes: list[int] = []
+    read, write = places._file.units_read, os.pwrite
+
+    def pwrite(descriptor: int, data: Any, at: int) -> int:
+        sizes.append(len(data))
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    places._to_disk(np.array([9, 5, 6, 301]), np.arange(4))
+    assert sorted(sizes) == ([4096, 4096 * 2] if whole else [1024, 1024, 2048])  # blocks 1 and 2, and 75
+    assert places._file.units_read - read == (3 if whole else 0)
     places.close()
 
 
