@@ -6,6 +6,7 @@ Hits and misses are those of `planning.tier_run`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from typing import Any
 
@@ -52,8 +53,12 @@ def host_bytes(config: RunConfig, source: BlockSource) -> int:
     return sum(g.owners * g.home_rows * Record.of(g, dtype_of(config)).bytes for g in bound.cached)
 
 
-def run_of(config: RunConfig) -> Run:
+def run_of(config: RunConfig, processes: int = 1) -> Run:
     """Binds the plan of a config, with caches; ConfigError where these cannot do what it asks for."""
+    if math.prod(config.mesh.shape) % processes:
+        raise ConfigError(
+            f"--processes {processes}: {math.prod(config.mesh.shape)} devices cannot be shared evenly by so many."
+        )
     source = config.data.open()
     config, bound, chosen = _planned(config, source)
     budget = config.tier.bytes_of("device_bytes") or (chosen.tier.device_bytes if chosen and chosen.tier else 0)
@@ -64,11 +69,15 @@ def run_of(config: RunConfig) -> Run:
         )
     config = dataclasses.replace(config, tier=dataclasses.replace(config.tier, device_bytes=budget))
     item_bytes = item_bytes_of(config)
-    return Run(config, source, with_caches(bound, budget, item_bytes), item_bytes)
+    return Run(config, source, with_caches(bound, budget, item_bytes), item_bytes, processes)
 
 
 def tier_plan(
-    config: RunConfig, machine: Machine | None = None, step_ms: float | None = None, samples_per_s: float | None = None
+    config: RunConfig,
+    machine: Machine | None = None,
+    step_ms: float | None = None,
+    samples_per_s: float | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Places, hits, traffic, slowdown and nodes of a run with `tier.device_bytes`.
 
@@ -78,6 +87,7 @@ def tier_plan(
         `tier.disk`, which is measured.
       step_ms: of a step with all rows on the devices; None: as predicted on the machine, if there is one.
       samples_per_s: that the training has to reach, for the nodes; None: those of the step.
+      processes: that train together, each with `tier.dram_bytes` of its own. Their disk counts as one.
 
     Returns:
       JSON values: "cached", False if all rows fit; "tables", "caches"; "steps" of the run, "replayed" of them; "hits",
@@ -88,7 +98,7 @@ def tier_plan(
     Raises:
       ConfigError, TrainingError, DataError: as a training would; or the disk cannot be measured.
     """
-    run = run_of(config)
+    run = run_of(config, processes)
     whole = _whole(run)
     if not run.bound.cached:
         return {"cached": False, "tables": whole}
@@ -114,7 +124,7 @@ def tier_plan(
     if step_ms is None and whole_step is not None:
         step_ms = whole_step.step_us / 1e3
     behind = sum(of["dram"] * of["row_bytes"] for of in result["tables"])
-    limit = config.tier.bytes_of("dram_bytes")
+    limit = min(map(run.memory_bytes, run.bound.cached))
     result["memory_too_small"] = bool(limit and not config.tier.disk and behind > limit)
     result |= {"step": step, "costs": costs(run, step, known, step_ms)}
     if whole_step is not None:
@@ -188,10 +198,10 @@ def _nodes(
         float(devices * tier.bytes_of("device_bytes")),
         devices * rates["memory"].value,
         devices * rates["host_link"].value,
-        float(tier.bytes_of("dram_bytes") or whole),
+        float(run.processes * tier.bytes_of("dram_bytes") or whole),
         disk,
         rates["disk_reads"].value,
-        rates["disk_write"].value,
+        min(rates["disk_write"].value, 4096 * rates["disk_writes"].value),
     )
     need = Need(config.data.kind, tables, samples_per_s / config.train.batch_size, float(tier.look_ahead))
     found = compared(need, node)

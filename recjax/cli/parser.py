@@ -199,6 +199,8 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("--step-ms", type=float, metavar="MS", help="with --tiers: of a step with all rows on the "
                       "devices (default: predicted, with --machine)")  # fmt: skip
     plan.add_argument("--samples-per-s", type=float, metavar="R", help="with --tiers: rate that nodes have to reach")
+    plan.add_argument("--processes", type=int, default=1, metavar="N", help="with --tiers: that train it, each with "
+                      "tier.dram_bytes of its own (default: 1)")  # fmt: skip
     plan.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
     plan.add_argument("--machine", metavar="FILE", help="with --predict, --devices or --tiers: what `recjax "
                       "calibrate` wrote, or a machine that is shipped, such as h100 (default: planner.machine, or, "

@@ -35,6 +35,8 @@ def plan(options: argparse.Namespace) -> None:
         given = getattr(options, name)
         if given is not None and not (options.tiers and 0 < given < float("inf")):
             raise ConfigError(f"--{name.replace('_', '-')} belongs to --tiers, and is above 0.")
+    if options.processes != 1 and not (options.tiers and options.processes > 0):
+        raise ConfigError("--processes belongs to --tiers, and is above 0.")
     if options.target and not options.predict:
         raise ConfigError("--target belongs to --predict: give that too.")
     if options.price is not None and not options.devices:
@@ -104,7 +106,7 @@ def plan(options: argparse.Namespace) -> None:
 
         name = options.machine or config.planner.machine
         tiers = tier_plan.tier_plan(
-            config, open_machine(name) if name else None, options.step_ms, options.samples_per_s
+            config, open_machine(name) if name else None, options.step_ms, options.samples_per_s, options.processes
         )
         result, texts = result | {"tiers": tiers}, [*texts, tier_report.to_text(tiers)]
     write_result(options, result, lambda: "\n\n".join(texts))

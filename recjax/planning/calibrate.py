@@ -173,6 +173,7 @@ def with_disk(machine: Machine, folder: Path) -> Machine:
     rates = {
         "disk_reads": Quantity(found.reads, "1/s", "measured"),
         "disk_write": Quantity(found.written, "B/s", "measured"),
+        "disk_writes": Quantity(found.writes, "1/s", "measured"),
     }
     return dataclasses.replace(machine, rates=machine.rates | rates)
 

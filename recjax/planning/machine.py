@@ -72,6 +72,7 @@ RATES: dict[str, tuple[str, bool]] = {
     "torus": ("dimensions", True),
     "disk_reads": ("1/s", True),
     "disk_write": ("B/s", True),
+    "disk_writes": ("1/s", True),
 }
 OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
 _WHERE = ("cpu", "device", "versions", "date", "note")
@@ -168,7 +169,7 @@ class Machine:
       streams: kernels that a device runs at a time, collectives apart.
       rates: see `RATES`; of one device, a link's in one direction. `link` joins the devices of a host, of which there
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
-        `disk_reads` are of 4 KiB, anywhere, and of a host's disk, as is `disk_write`.
+        `disk_reads` and `disk_writes` are of 4 KiB, anywhere, and of a host's disk; `disk_write` is in order.
       overheads: see `OVERHEADS`.
       kernels: name of a class, perhaps with a variant -> it.
     """

@@ -18,6 +18,7 @@ from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
 from recjax.errors import ConfigError, TrainingError
+from recjax.parallel import distributed
 from recjax.planning.assign import WAYS, Assignment, as_plan
 from recjax.planning.machine import Machine
 from recjax.planning.memory import GIB, USABLE, needed
@@ -133,7 +134,7 @@ def _option(
     left = left * row // (row + _ADDRESS_BYTES) // _BLOCK * _BLOCK
     cached = with_caches(bound, left, work.item_bytes)
     config = dataclasses.replace(config, tier=dataclasses.replace(config.tier, device_bytes=left))
-    run = Run(config, source, cached, work.item_bytes)
+    run = Run(config, source, cached, work.item_bytes, distributed.processes())
     sizes = of_plan(cached, work)
     prediction, tier = _traffic(run, planner.predicted(sizes), planner.predicted(whole), asked)
     return _Option(name, plan, ways, sizes, prediction, tier)
@@ -153,7 +154,7 @@ def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> 
         parts = {name: dataclasses.asdict(part) for name, part in found.parts.items()}
     records = {s.spec.name: run.records[group.name] for group in run.bound.cached for s in group.segments}
     behind, disk = (sum(of[where] * records[name] for name, of in parts.items()) for where in ("dram", "disk"))
-    limit = _host_bytes(run.config, asked)
+    limit = _host_bytes(run, asked)
     if behind > limit:
         raise ConfigError(
             f"rows that leave the devices take {size_text(int(behind))} of the host's memory in the course of the run, "
@@ -171,11 +172,11 @@ def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> 
     return prediction, TierChoice(size, tables, hit_rate, counts["misses"], behind, disk, whole.step_us / 1e3, slower)
 
 
-def _host_bytes(config: RunConfig, asked: Question) -> float:
-    """Bytes of the host's memory that rows may take; infinite with a disk, or if nothing is known of it."""
-    if config.tier.disk:
+def _host_bytes(run: Run, asked: Question) -> float:
+    """Bytes of the hosts' memory that rows may take; infinite with a disk, or if nothing is known of it."""
+    if run.config.tier.disk:
         return math.inf
-    if limit := config.tier.bytes_of("dram_bytes"):
+    if limit := min(map(run.memory_bytes, run.bound.cached), default=0):
         return limit
     machine: Machine = asked.machine
     if not machine.shared:

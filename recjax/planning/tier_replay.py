@@ -20,11 +20,12 @@ from recjax.embedding.routing.hot import codes
 from recjax.embedding.routing.sorting import distinct
 from recjax.tiers.clock import Clock
 from recjax.tiers.directory import Directory
-from recjax.tiers.records import record_bytes
+from recjax.tiers.disk import WRITE_BYTES
+from recjax.tiers.records import READ_BYTES, Cells, record_bytes
 from recjax.tiers.stage import split_by_owner
 
-BLOCK = 4096
-COUNTS = ("hits", "misses", "first", "leaves", "reads", "blocks_read", "writes", "blocks_written")
+COUNTS = ("hits", "misses", "first", "leaves", "reads", "pieces_read", "bytes_read", "writes", "pieces_written",
+          "bytes_written")  # fmt: skip
 Homes = dict[str, list[np.ndarray]]  # group name -> of each owner the distinct homes that a batch names, ascending
 
 
@@ -51,8 +52,9 @@ class Replayed:
 
     Attributes:
       counts: int64 [steps, len(COUNTS)], of each step: rows that its batch names which were on the devices, which were
-        not, of these the ones that were never touched before; rows that left; records and blocks of 4 KiB that the disk
-        read; and that it wrote.
+        not, of these the ones that were never touched before; rows that left; records that the disk read, the pieces in
+        which it did, and their bytes; and that it wrote. Pieces read are also those that hold records which stay beside
+        others that are written.
       parts: of each table that has a cache, without its hot rows.
     """
 
@@ -89,6 +91,7 @@ def replay(
     steps: int,
     look_ahead: int,
     memories: Mapping[str, tuple[int, int]] | None = None,
+    unit: int = 512,
 ) -> Replayed:
     """Sends batches through directories that begin empty.
 
@@ -98,11 +101,12 @@ def replay(
       steps: how many are trained.
       look_ahead: L of the run.
       memories: group name -> records that each owner has memory for before a disk, and their bytes; None: no disk.
+      unit: bytes of which all that the disk reads and writes is a multiple.
 
     Raises:
       CacheTooSmallError: a cache cannot hold two batches.
     """
-    groups = [_Group(group, *(memories[group.name] if memories else (0, 0))) for group in bound.cached]
+    groups = [_Group(group, *(memories[group.name] if memories else (0, 0)), unit) for group in bound.cached]
     window: collections.deque[Homes] = collections.deque()
     rest, counts = iter(batches), []
     for _ in range(steps):
@@ -121,9 +125,9 @@ def replay(
 class _Group:
     """The caches of one group, with the memory and disk that they are filled from."""
 
-    def __init__(self, group: Group, slots: int, record: int) -> None:
+    def __init__(self, group: Group, slots: int, record: int, unit: int) -> None:
         self.group = group
-        self._owners = [_Owner(group, slots, record) for _ in range(group.owners)]
+        self._owners = [_Owner(group, slots, record, unit) for _ in range(group.owners)]
 
     def step(self, window: collections.deque[Homes]) -> np.ndarray:
         """Admits the first batch of the window, and counts."""
@@ -150,14 +154,14 @@ class _Group:
 class _Owner:
     """One owner's cache."""
 
-    def __init__(self, group: Group, slots: int, record: int) -> None:
+    def __init__(self, group: Group, slots: int, record: int, unit: int) -> None:
         self.directory = Directory(group.home_rows, group.rows)
         self._place_of = np.full(group.home_rows, -1, np.int32)  # of each home that has ever left
         self._touched = np.zeros(group.home_rows, bool)
         self._written = 0
         self._clock = Clock(slots) if slots else None
-        padded = record_bytes(record) if slots else BLOCK
-        self._each, self._per = max(1, padded // BLOCK), max(1, BLOCK // padded)
+        self._cells = Cells.of(record_bytes(record), unit)
+        self._cells_there = 0  # in the file
         self._before = np.zeros(0, np.int32)  # homes that left for the last batch, and are on their way
 
     def step(self) -> np.ndarray:
@@ -165,34 +169,42 @@ class _Owner:
         moves = self.directory.admit()
         first = int(np.count_nonzero(~self._touched[moves.come_K]))
         self._touched[moves.come_K] = True
-        reads = blocks = 0
+        reads, traffic = 0, np.zeros(2, np.int64)
         if self._clock is not None:
             places_K = self._place_of[moves.come_K]
             places_K = places_K[places_K >= 0]
             places_K = places_K[self._clock.slot_of[places_K] < 0]
-            reads, blocks = len(places_K), len(np.unique(places_K // self._per)) * self._each
-        writes, blocks_written = self._write(self._before)
+            reads, traffic = len(places_K), self._traffic(np.unique(places_K // self._cells.per), READ_BYTES)
+        writes, reread, written = self._write(self._before)
         self._before = moves.leave_K[: moves.leaving]
         return np.array(
-            [self.directory.hits - hits, self.directory.misses - misses, first, len(self._before), reads, blocks,
-             writes, blocks_written]
+            [self.directory.hits - hits, self.directory.misses - misses, first, len(self._before), reads,
+             *(traffic + reread), writes, *written]
         )  # fmt: skip
 
-    def _write(self, homes_K: np.ndarray) -> tuple[int, int]:
-        """Has rows written; (records, blocks) that the disk got."""
+    def _traffic(self, cells_C: np.ndarray, most_bytes: int) -> np.ndarray:
+        """(Pieces, bytes) of ascending cells, int64 [2]."""
+        return np.array([len(self._cells.firsts(cells_C, most_bytes)), len(cells_C) * self._cells.bytes])
+
+    def _write(self, homes_K: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+        """Has rows written; the records that the disk got, (pieces, bytes) that it read for them, and that it wrote."""
         new = homes_K[self._place_of[homes_K] < 0]
         self._place_of[new] = np.arange(self._written, self._written + len(new), dtype=np.int32)
         self._written += len(new)
-        records = blocks = 0
+        records, reread, written = 0, np.zeros(2, np.int64), np.zeros(2, np.int64)
         if self._clock is not None:
             places_K = self._place_of[homes_K]
             for start in range(0, len(places_K), self._clock.most):
                 some = places_K[start : start + self._clock.most]
                 choice = self._clock.choose(some)
+                cells_C, counts = np.unique(self._clock.place_of[choice.stale] // self._cells.per, return_counts=True)
+                partial = (counts < self._cells.per) & (cells_C < self._cells_there)
                 records += len(choice.stale)
-                blocks += len(np.unique(self._clock.place_of[choice.stale] // self._per)) * self._each
+                reread += self._traffic(cells_C[partial], READ_BYTES)
+                written += self._traffic(cells_C, WRITE_BYTES)
+                self._cells_there = max(self._cells_there, int(cells_C[-1]) + 1 if len(cells_C) else 0)
                 self._clock.take(some, choice)
-        return records, blocks
+        return records, reread, written
 
     def where(self, first: int, last: int) -> np.ndarray:
         """Numbers of rows from one home to below another: (device, dram, disk, untouched), int64 [4]."""

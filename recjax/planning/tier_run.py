@@ -29,12 +29,13 @@ from recjax.planning.costs import Cost, Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, Prediction
 from recjax.planning.tier_model import Classes, cache, table_classes, together, without_first
-from recjax.planning.tier_replay import BLOCK, COUNTS, Homes, Replayed, homes_of, replay
+from recjax.planning.tier_replay import COUNTS, Homes, Replayed, homes_of, replay
 from recjax.tiers.directory import CacheTooSmallError
-from recjax.tiers.disk import memory_records
+from recjax.tiers.disk import memory_records, unit_of
 from recjax.tiers.disk_speed import disk_rates
 from recjax.tiers.host_rows import dram_share, folder_of
 from recjax.tiers.moves import Record
+from recjax.tiers.records import UNITS, Cells, record_bytes
 from recjax.tiers.stage import too_small
 
 MOST_IDS = 2**28  # that are replayed: a minute or so
@@ -45,6 +46,7 @@ _DEFAULTS = {
     "memory": Quantity(20e9, "B/s", "assumed"),
     "disk_reads": Quantity(12_700, "1/s", "assumed: 16 threads on a busy virtual machine"),
     "disk_write": Quantity(365e6, "B/s", "assumed: the same machine"),
+    "disk_writes": Quantity(12_700, "1/s", "assumed: as many as reads"),
 }
 
 
@@ -81,12 +83,14 @@ class Run:
       source: its data.
       bound: its plan, with caches.
       item_bytes: of an element.
+      processes: that train it, each with as many of its devices and with `tier.dram_bytes` of its own.
     """
 
     config: RunConfig
     source: BlockSource
     bound: BoundPlan
     item_bytes: int
+    processes: int = 1
 
     @property
     def steps(self) -> int:
@@ -99,6 +103,26 @@ class Run:
     def records(self) -> dict[str, int]:
         """Bytes of a record of each group behind a cache."""
         return {group.name: Record.of(group, dtype_of(self.config)).bytes for group in self.bound.cached}
+
+    @functools.cached_property
+    def unit(self) -> int:
+        """Bytes of which all that the disk of `tier.disk` reads and writes is a multiple."""
+        return unit_of(folder_of(self.config.tier.disk)) if self.config.tier.disk else UNITS[0]
+
+    def memory_bytes(self, group: Group) -> int:
+        """Bytes of memory, `tier.dram_bytes` of each process, for rows as many as those of all owners of a group.
+
+        A process holds the rows of its own devices, so that those of several replica groups each hold all.
+        """
+        own = max(1, self.bound.all_devices // self.processes)  # devices of a process
+        return self.config.tier.bytes_of("dram_bytes") * group.owners // min(own, group.owners)
+
+    def slots(self, group: Group) -> int:
+        """Records that each owner of a group has memory for before a disk."""
+        records = self.records
+        return memory_records(
+            records[group.name], dram_share(group, self.bound.cached, records, self.memory_bytes(group))
+        )
 
     @functools.cached_property
     def first_samples(self) -> Batch:
@@ -149,39 +173,33 @@ class Run:
         steps = max(1, min(self.steps, int(min(most_ids, MOST_IDS) // ids)))
         memories = None
         if self.config.tier.disk:
-            records = self.records
-            limit = self.config.tier.bytes_of("dram_bytes")
-            memories = {
-                g.name: (memory_records(records[g.name], dram_share(g, groups, records, limit)), records[g.name])
-                for g in groups
-            }
+            memories = {g.name: (self.slots(g), self.records[g.name]) for g in groups}
         look_ahead = self.config.tier.look_ahead
         try:
             seen = itertools.islice(self.homes(), steps + max(1, look_ahead))
-            return replay(self.bound, seen, steps, look_ahead, memories)
+            return replay(self.bound, seen, steps, look_ahead, memories, self.unit)
         except CacheTooSmallError as short:
             raise too_small(groups[0], short.args[0]) from None
 
 
 def modelled(run: Run, classes: dict[str, dict[str, Classes]]) -> dict[str, Any]:
     """Figures of the closed form: of the whole run, of a step in the steady state, and where rows are at the end."""
-    steps, tier, records = run.steps, run.config.tier, run.records
-    limit = tier.bytes_of("dram_bytes")
+    steps, tier = run.steps, run.config.tier
     step = dict.fromkeys(COUNTS, 0.0)
     misses = hits = 0.0
     parts = {}
     for group in run.bound.cached:
         all_ = together(list(classes[group.name].values()))
         held = cache(all_, group.owners * group.rows, tier.look_ahead)
-        slots = np.inf
-        if tier.disk:
-            share = dram_share(group, run.bound.cached, records, limit)
-            slots = float(group.owners * memory_records(records[group.name], share))
+        slots = float(group.owners * run.slots(group)) if tier.disk else np.inf
         reads = held.reads(slots) if tier.disk else 0.0
         of_run = held.misses_of(steps)
         misses, hits = misses + of_run, hits + steps * all_.named - of_run
         moved = {"hits": all_.named - held.misses, "misses": held.misses, "leaves": held.misses, "reads": reads}
-        moved |= {"blocks_read": reads, "writes": reads, "blocks_written": reads}
+        cells = Cells.of(record_bytes(run.records[group.name]), run.unit)
+        read = 2 * reads if cells.per > 1 else reads  # what stays beside a record that is written is read before
+        moved |= {"pieces_read": read, "bytes_read": read * cells.bytes}
+        moved |= {"writes": reads, "pieces_written": reads, "bytes_written": reads * cells.bytes}
         step = {name: step[name] + moved.get(name, 0.0) for name in COUNTS}
         full = min(1.0, all_.touched(steps) / (group.owners * group.rows))
         away = {name: max(0.0, c.touched(steps) - full * held.rows_of(c)) for name, c in classes[group.name].items()}
@@ -203,10 +221,14 @@ def rates(run: Run, machine: Machine | None) -> dict[str, Quantity]:
     folder = run.config.tier.disk
     if machine is not None:
         known |= {name: machine.rates[name] for name in known if name in machine.rates}
-    if folder and (machine is None or "disk_reads" not in machine.rates):
-        measured = disk_rates(folder_of(folder))
-        known["disk_reads"] = Quantity(measured.reads, "1/s", f"measured in {folder}")
-        known["disk_write"] = Quantity(measured.written, "B/s", f"measured in {folder}")
+    if machine is not None and "disk_reads" in machine.rates:
+        if "disk_writes" not in machine.rates:  # it was calibrated before these were
+            known["disk_writes"] = dataclasses.replace(known["disk_reads"], source="assumed: as many as reads")
+    elif folder:
+        found, where = disk_rates(folder_of(folder)), f"measured in {folder}"
+        known["disk_reads"] = Quantity(found.reads, "1/s", where)
+        known["disk_write"] = Quantity(found.written, "B/s", where)
+        known["disk_writes"] = Quantity(found.writes, "1/s", where)
     return known
 
 
@@ -239,7 +261,11 @@ def with_moves(step: Prediction, run: Run, counts: Mapping[str, float]) -> Predi
 
 
 def costs(run: Run, step: dict[str, float], known: dict[str, Quantity], step_ms: float | None) -> dict[str, Any]:
-    """Bytes of a step, the time that they take, and what of it a step hides."""
+    """Bytes of a step, the time that they take, and what of it a step hides.
+
+    A disk that reads and writes takes as long as for one after the other. A piece of more than 4 KiB takes as long to
+    read as so many of them, and to write as long as what lies in order.
+    """
     sizes = run.records
     named = {g.name: g.owners * g.rows for g in run.bound.cached}
     record = float(np.average([sizes[n] for n in named], weights=list(named.values())))
@@ -247,13 +273,14 @@ def costs(run: Run, step: dict[str, float], known: dict[str, Quantity], step_ms:
     moved = {
         "to_devices": step["misses"] * record,
         "to_host": step["leaves"] * record,
-        "disk_read": step["blocks_read"] * BLOCK,
-        "disk_written": step["blocks_written"] * BLOCK,
+        "disk_read": step["bytes_read"],
+        "disk_written": step["bytes_written"],
     }
+    reads = max(step["pieces_read"], step["bytes_read"] / 4096) / known["disk_reads"].value
+    writes = step["pieces_written"] / known["disk_writes"].value
     times = {
         "link": 1e3 * max(moved["to_devices"], moved["to_host"]) / devices / known["host_link"].value,
-        "disk reads": 1e3 * step["blocks_read"] / known["disk_reads"].value,
-        "disk writes": 1e3 * moved["disk_written"] / known["disk_write"].value,
+        "disk": 1e3 * (reads + max(writes, step["bytes_written"] / known["disk_write"].value)),
     }
     longest = max(times.values())
     found: dict[str, Any] = {
@@ -262,7 +289,9 @@ def costs(run: Run, step: dict[str, float], known: dict[str, Quantity], step_ms:
         "hides_from_ms": longest,
         "bound_by": max(times, key=times.__getitem__),
         "step_ms": step_ms,
-        "rates": {name: dataclasses.asdict(known[name]) for name in ("host_link", "disk_reads", "disk_write")},
+        "rates": {
+            name: dataclasses.asdict(known[name]) for name in ("host_link", "disk_reads", "disk_write", "disk_writes")
+        },
     }
     if step_ms is not None:
         found |= {"exposed_ms": max(0.0, longest - step_ms), "slowdown": max(1.0, longest / step_ms)}

@@ -39,7 +39,7 @@ from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving import loader, on_disk, onnx_program, outputs
 from recjax.serving.program import Held, input_shapes, make_program, serialise
-from recjax.tiers import reads, records, row_cache
+from recjax.tiers import records, row_cache, transfers
 from recjax.train import state as states
 from recjax.train.run.open_run import KEPT, open_run
 from recjax.train.state import TrainState
@@ -189,7 +189,7 @@ def write(
             (unfinished / name).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
-        for module in (loader, *([reads, records, row_cache, on_disk] if kept_there else [])):
+        for module in (loader, *([records, row_cache, transfers, on_disk] if kept_there else [])):
             shutil.copyfile(str(module.__file__), unfinished / Path(str(module.__file__)).name)
         manifest: dict[str, Any] = {
             "format": loader.FORMAT,

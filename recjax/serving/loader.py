@@ -78,8 +78,8 @@ def load(
     run = _by_jax(folder, POOLED if pooled_bytes else PROGRAMS["stablehlo"], manifest, mapped, device)
     if not on_disk:
         return Model(manifest, run, padded=True)
-    records, disk, reads = _beside("records"), _beside("on_disk"), _beside("reads").Reads()
-    opened = {name: records.RecordFile(folder / entry["file"], reads) for name, entry in on_disk.items()}
+    records, disk, transfers = _beside("records"), _beside("on_disk"), _beside("transfers").Transfers()
+    opened = {name: records.RecordFile(folder / entry["file"], transfers) for name, entry in on_disk.items()}
     stores = _beside("row_cache").CachedRows(opened, records.read_together, cache_bytes)
     run, pooled = disk.runner(run, manifest, stores, pooled_bytes)
     return Model(manifest, run, True, stores, pooled)

@@ -10,29 +10,24 @@ on each read.
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
-import functools
-import itertools
 import json
 import mmap
 import os
 import secrets
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from recjax.errors import ConfigError, TrainingError
 from recjax.tiers.clock import Clock
-from recjax.tiers.reads import Reads
-from recjax.tiers.records import FORMAT, UNITS, CorruptRecordError, RecordFile, checksums, record_bytes
+from recjax.tiers.records import FORMAT, UNITS, Cells, CorruptRecordError, RecordFile, aligned, checksums, record_bytes
+from recjax.tiers.transfers import Transfers
 from recjax.utils.files import disk_error
 
 _BLOCK = 4096
-_RUN_BYTES = 64 * _BLOCK  # at most, that one call writes
-_WRITERS = 16  # threads that wait for the disk
+WRITE_BYTES = 64 * _BLOCK  # at most, that one write takes in
 _PART_BYTES = 2**23  # of records that are made ready at a time
 
 
@@ -45,6 +40,7 @@ class OnDisk:
     """Records as `recjax.tiers.store.Places` has them. One thread writes, any may read.
 
     Attributes:
+      unit: bytes of which all that is read and written is a multiple.
       read_records: from the disk, so far.
       read_aside: of these for no training step.
       written_records: to the disk, so far.
@@ -57,30 +53,30 @@ class OnDisk:
         Args:
           folder: an existing one on the disk.
           name: of what it holds, for messages.
-          record: bytes of a record.
+          record: bytes of a record, a multiple of 4.
           memory_bytes: for records that are not on the disk, or not only.
 
         Raises:
           ConfigError: no file can be made there.
         """
         self._path, self._bytes = folder / f"recjax-{name}-{secrets.token_hex(4)}.rows", record
-        self._padded, self._reads = record_bytes(record), Reads()
+        self._padded, self._transfers = record_bytes(record), Transfers()
         try:
             about = {"format": FORMAT, "records": 0, "row_bytes": record, "record_bytes": self._padded}
             with self._path.open("xb") as opened:
                 opened.write(json.dumps(about).encode().ljust(_BLOCK))
-            self._file = RecordFile(self._path, self._reads, UNITS[0])
+            self._file = RecordFile(self._path, self._transfers, UNITS[0])
             flags = os.O_WRONLY | (getattr(os, "O_DIRECT", 0) if self._file.direct else 0)
             self._descriptor = os.open(self._path, flags)
-            self._file.unit = self._unit = _unit(self._descriptor, self._file.unit)
+            self.unit = self._file.unit = _unit(self._descriptor, self._file.unit)
             self._path.unlink()
         except OSError as error:
             raise ConfigError(
                 f"tier.disk: a file for rows cannot be made in {folder}: {error.strerror or error}. Choose another "
                 "folder, on a disk with room for all rows that are touched."
             ) from error
-        self._writers = concurrent.futures.ThreadPoolExecutor(_WRITERS, "tier-disk")
-        self._units = 0  # of the file, after its first block
+        self._cells = Cells.of(self._padded, self.unit)
+        self._cells_there = 0  # in the file, after its first block
         size = memory_records(record, memory_bytes)
         self._slab = np.empty((size, record), np.uint8)
         self._clock = Clock(size)
@@ -141,23 +137,25 @@ class OnDisk:
 
     def _write_part(self, places_K: np.ndarray, records: np.ndarray) -> None:
         """Writes records, ascending by their places."""
-        count = len(places_K)
-        padded = np.zeros((count, self._padded), np.uint8)
-        padded[:, : self._bytes] = records
-        padded[:, -8:] = checksums(padded[:, :-8], places_K).astype("<u8").view(np.uint8).reshape(-1, 8)
-        per = max(1, self._unit // self._padded)  # records of a cell, which is written as a whole
-        cells, inverse, counts = np.unique(places_K // per, return_inverse=True, return_counts=True)
-        held = np.zeros((len(cells), per, self._padded), np.uint8)
-        partial = np.flatnonzero((counts < per) & (cells < self._units))  # of units of several records alone
+        count, per = len(places_K), self._cells.per
+        cells_C, at_K = np.unique(places_K // per, return_inverse=True)
+        held = aligned(len(cells_C), self._cells.bytes)
+        records_CxP = held.reshape(len(cells_C), per, self._padded)
         try:
-            if len(partial):
-                held[partial] = self._file.read_units(cells[partial]).reshape(-1, per, self._padded)
-            held[inverse, places_K % per] = padded
-            self._write_cells(cells, held.reshape(len(cells), -1))
+            if per > 1:
+                held[:] = 0
+                known_C = (np.bincount(at_K) < per) & (cells_C < self._cells_there)
+                held[known_C] = self._file.read_units(cells_C[known_C])
+            inside_K = places_K % per
+            records_CxP[at_K, inside_K, : self._bytes] = records
+            records_CxP[at_K, inside_K, self._bytes : -8] = 0
+            records_CxP[at_K, inside_K, -8:] = checksums(records, places_K).astype("<u8")[:, None].view(np.uint8)
+            first = self._cells.firsts(cells_C, WRITE_BYTES)
+            self._transfers.write(self._cells.pieces(first, self._descriptor, cells_C, held), self._file.direct)
         except OSError as error:
             failed = disk_error(self._path, error, held.nbytes)
             raise TrainingError(f"{failed} It is a scratch file of tier.disk.") from error
-        self._units = max(self._units, int(cells[-1] + 1) * (per * self._padded // self._unit))
+        self._cells_there = max(self._cells_there, int(cells_C[-1]) + 1)
         if (highest := int(places_K[-1])) >= len(self._is_stored):
             more = np.zeros(max(highest + 1, 2 * len(self._is_stored)) - len(self._is_stored), bool)
             self._is_stored = np.concatenate([self._is_stored, more])
@@ -165,45 +163,30 @@ class OnDisk:
         self._is_stored[places_K] = True
         self.written_records += count
 
-    def _write_cells(self, cells: np.ndarray, held: np.ndarray) -> None:
-        """Writes cells, those that follow each other together, and some of these runs at a time."""
-        most = max(1, _RUN_BYTES // held.shape[1])
-        edges = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
-        runs = [
-            (first, min(first + most, end))
-            for start, end in itertools.pairwise(edges)
-            for first in range(start, end, most)
-        ]
-        work = [functools.partial(self._write_runs, runs[n::_WRITERS], cells, held) for n in range(_WRITERS)]
-        under_way = [self._writers.submit(part) for part in work[: len(runs)]]
-        concurrent.futures.wait(under_way)
-        for done in under_way:
-            done.result()
-
-    def _write_runs(self, runs: Sequence[tuple[int, int]], cells: np.ndarray, held: np.ndarray) -> None:
-        width = held.shape[1]
-        longest = max(end - first for first, end in runs)
-        with mmap.mmap(-1, longest * width) as aligned:  # O_DIRECT takes aligned memory alone
-            for first, end in runs:
-                part = held[first:end]
-                aligned[: part.nbytes] = part.tobytes()
-                at, done = _BLOCK + int(cells[first]) * width, 0
-                while done < part.nbytes:
-                    with memoryview(aligned)[done : part.nbytes] as rest:
-                        done += os.pwrite(self._descriptor, rest, at + done)
-
     @property
     def file_bytes(self) -> int:
         """Bytes of the file."""
-        return _BLOCK + self._units * self._unit
+        return _BLOCK + self._cells_there * self._cells.bytes
 
     def close(self) -> None:
         """Gives memory and the disk's room back."""
-        self._writers.shutdown()
         self._file.close()
-        self._reads.close()
+        self._transfers.close()
         os.close(self._descriptor)
         self._slab = self._slab[:0]
+
+
+def unit_of(folder: Path) -> int:
+    """Bytes of which all is a multiple that records in a folder, an existing one, are read and written in.
+
+    Raises:
+      ConfigError: no file can be made there.
+    """
+    places = OnDisk(folder, "unit", 4, 0)
+    try:
+        return places.unit
+    finally:
+        places.close()
 
 
 def _unit(descriptor: int, readable: int) -> int:

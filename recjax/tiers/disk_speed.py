@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from pathlib import Path
 
@@ -22,10 +23,12 @@ class DiskRates:
     Attributes:
       reads: random records of 4 KiB a second.
       written: bytes a second, of records that lie in order.
+      writes: random records of 4 KiB a second.
     """
 
     reads: float
     written: float
+    writes: float
 
 
 def disk_rates(folder: Path, seconds: float = 0.5) -> DiskRates:
@@ -33,7 +36,7 @@ def disk_rates(folder: Path, seconds: float = 0.5) -> DiskRates:
 
     Args:
       folder: an existing one.
-      seconds: of reading.
+      seconds: of reading, and of random writing.
 
     Raises:
       ConfigError, TrainingError: the file cannot be made, written or read.
@@ -51,6 +54,17 @@ def disk_rates(folder: Path, seconds: float = 0.5) -> DiskRates:
             before = places.read_records
             places.read(rng.integers(0, _BLOCKS - 2 * _QUEUE, _QUEUE).astype(np.int32))
             done += places.read_records - before
-        return DiskRates(done / spent, written)
+        reads = done / spent
+        order = itertools.cycle(rng.permutation(_BLOCKS // 4))
+
+        def write() -> None:
+            places.write(4 * np.fromiter(order, np.int32, len(records)) + rng.integers(0, 4, dtype=np.int32), records)
+
+        for _ in range(_QUEUE // len(records)):  # those that lie in order leave the memory
+            write()
+        before, began = places.written_records, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds or places.written_records == before:
+            write()
+        return DiskRates(reads, written, (places.written_records - before) / spent)
     finally:
         places.close()

@@ -1,6 +1,6 @@
 """Tables on disk that are larger than memory, read row by row: records with a checksum each.
 
-Needs NumPy and `reads` alone, and is copied with it beside the loader of an export that has such tables.
+Needs NumPy and `transfers` alone, and is copied with it beside the loader of an export that has such tables.
 
     file     4 KiB: JSON that says how many records of how many bytes there are; then the records
     record   the row's bytes, zeros, and 8 bytes of checksum: 64 bytes, or a power of two times as many up to 4 KiB, or
@@ -13,6 +13,7 @@ and not given out. Reads go around the page cache (O_DIRECT) where the file syst
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import mmap
@@ -25,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from recjax.tiers.reads import Reads
+    from recjax.tiers.transfers import Transfers
 
 FORMAT = "recjax-records/1"
 _BLOCK = 4096
-_RUN_BYTES = 16 * _BLOCK  # at most, that one read takes in
+READ_BYTES = 16 * _BLOCK  # at most, that one read takes in
 _PART_BYTES = 2**23  # of records that are in memory at a time, beside the rows that are read
 _KEY = 40  # bits of a unit's number
 UNITS = (512, _BLOCK)  # bytes that a disk can be asked for
@@ -43,6 +44,51 @@ def record_bytes(row_bytes: int) -> int:
     """Bytes of a record of a row."""
     needed = row_bytes + 8
     return max(64, 1 << (needed - 1).bit_length()) if needed <= _BLOCK else -(-needed // _BLOCK) * _BLOCK
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """The cells of a file, each read and written as a whole: a record of a unit or more, or a unit of several records.
+
+    Attributes:
+      per: records of a cell.
+      bytes: of a cell.
+    """
+
+    per: int
+    bytes: int
+
+    @classmethod
+    def of(cls, record: int, unit: int) -> Cells:
+        """Cells of padded records of so many bytes, on a disk with so many bytes in a unit."""
+        per = max(1, unit // record)
+        return cls(per, per * record)
+
+    def firsts(self, keys_K: np.ndarray, most_bytes: int) -> np.ndarray:
+        """Indices among ascending cells at which pieces begin: cells that follow each other are moved together.
+
+        Args:
+          keys_K: int64, numbers of cells; those that differ by one lie beside each other.
+          most_bytes: of a piece.
+        """
+        steps_K = np.arange(len(keys_K))
+        begins_K = np.diff(keys_K, prepend=keys_K[:1] - 2) != 1
+        run_K = np.maximum.accumulate(np.where(begins_K, steps_K, 0))
+        return np.flatnonzero((steps_K - run_K) % max(1, most_bytes // self.bytes) == 0)
+
+    def pieces(self, first_N: np.ndarray, descriptors: Any, numbers_K: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Pieces as `Transfers` takes them, int64 [N, 4].
+
+        Args:
+          first_N: which of the cells each begins with.
+          descriptors: of their files, one or [N].
+          numbers_K: of the cells in them.
+          held: the cells in memory, uint8 [K, bytes].
+        """
+        place = _BLOCK + numbers_K[first_N] * self.bytes
+        length = np.diff(first_N, append=len(numbers_K)) * self.bytes
+        address = held.ctypes.data + first_N * self.bytes
+        return np.stack([np.broadcast_to(descriptors, len(first_N)), place, length, address], axis=1)
 
 
 def checksums(payload: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -108,19 +154,19 @@ class RecordFile:
       records: how many there are.
       row_bytes: of each row.
       record_bytes: of its record.
-      reads: what reads it.
+      transfers: what reads it.
       descriptor: of the open file.
       direct: whether reads go around the page cache.
       unit: bytes that are read at least, and of which all reads are a multiple.
       units_read: so far.
     """
 
-    def __init__(self, file: Path, reads: Reads, unit: int = 512) -> None:
+    def __init__(self, file: Path, transfers: Transfers, unit: int = 512) -> None:
         """Opens a file.
 
         Args:
           file: what `RecordWriter` wrote.
-          reads: of it, which may serve other files too.
+          transfers: of it, which may serve other files too.
           unit: 512 or 4096; 4096 is taken where the disk cannot be asked for less.
 
         Raises:
@@ -141,7 +187,7 @@ class RecordFile:
             raise CorruptRecordError(
                 f"{file} is no file of records, or its first block is damaged. Copy it again."
             ) from None
-        self.reads, self.direct, self.unit, self.units_read = reads, hasattr(os, "O_DIRECT"), unit, 0
+        self.transfers, self.direct, self.unit, self.units_read = transfers, hasattr(os, "O_DIRECT"), unit, 0
         try:
             self.descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
         except OSError:  # a file system that has no such reads
@@ -180,8 +226,8 @@ class RecordFile:
 
     def read_units(self, units: np.ndarray) -> np.ndarray:
         """Units after the first block, by their numbers [n], ascending: uint8 [n, unit]."""
-        wanted = _Units([self], units.astype(np.int64), self.unit)
-        wanted.check(self.reads.read(wanted.pieces, self.direct))
+        wanted = _Units([self], units.astype(np.int64), Cells(1, self.unit))
+        wanted.check(self.transfers.read(wanted.pieces, self.direct))
         return wanted.held
 
     def close(self) -> None:
@@ -211,7 +257,7 @@ def _read(asked: Sequence[Asked]) -> tuple[list[np.ndarray], list[tuple[Path, in
         return [], []
     files = [file for _, _, files in asked for file in files]
     pieces = np.concatenate([each.units.pieces for each in wanted])
-    got = files[0].reads.read(pieces, all(file.direct for file in files))
+    got = files[0].transfers.read(pieces, all(file.direct for file in files))
     start, rows, wrong = 0, [], []
     for each in wanted:
         stop = start + len(each.units.pieces)
@@ -233,34 +279,29 @@ def _refuse(wrong: Sequence[tuple[Path, int]], count: int) -> None:
         )
 
 
-def _aligned(count: int, width: int) -> np.ndarray:
-    """Memory from the start of a page, as reads around the page cache need it: uint8 [count, width]."""
+def aligned(count: int, width: int) -> np.ndarray:
+    """Memory from the start of a page, as transfers around the page cache need it: uint8 [count, width]."""
     room = np.empty(count * width + _BLOCK, np.uint8)
     start = -room.ctypes.data % _BLOCK
     return room[start : start + count * width].reshape(count, width)
 
 
 class _Units:
-    """Units of files, and the pieces that they are read in: those that follow each other together.
+    """Cells of files, and the pieces that they are read in.
 
     Attributes:
-      held: of all, uint8 [m, width].
-      pieces: as `Reads.read` takes them.
+      held: all of them, uint8 [m, bytes of a cell].
+      pieces: as `Transfers.read` takes them.
     """
 
-    def __init__(self, files: Sequence[RecordFile], keys: np.ndarray, width: int) -> None:
-        """Units of `width` bytes by ascending keys, int64 [m]: index of the file << _KEY, and the number in it."""
-        self.held = _aligned(len(keys), width)
-        steps = np.arange(len(keys))
-        follows = np.concatenate([[False], np.diff(keys) == 1]) if len(keys) else np.zeros(0, bool)
-        run = np.maximum.accumulate(np.where(follows, 0, steps))
-        first = np.flatnonzero((steps - run) % max(1, _RUN_BYTES // width) == 0)
+    def __init__(self, files: Sequence[RecordFile], keys: np.ndarray, cells: Cells) -> None:
+        """Cells by ascending keys, int64 [m]: index of the file << _KEY, and the number in it."""
+        self.held = aligned(len(keys), cells.bytes)
+        first = cells.firsts(keys, READ_BYTES)
         self._files, self._of = files, keys[first] >> _KEY
-        count = np.diff(first, append=len(keys))
-        place = _BLOCK + (keys[first] & ((1 << _KEY) - 1)) * width
-        descriptor = np.array([file.descriptor for file in files])[self._of]
-        self.pieces = np.stack([descriptor, place, count * width, self.held.ctypes.data + first * width], axis=1)
-        units = np.bincount(self._of, count * (width // files[0].unit), len(files)).astype(int).tolist()
+        descriptors = np.array([file.descriptor for file in files])[self._of]
+        self.pieces = cells.pieces(first, descriptors, keys & ((1 << _KEY) - 1), self.held)
+        units = np.bincount(self._of, self.pieces[:, 2] // files[0].unit, len(files)).astype(int).tolist()
         for file, more in zip(files, units, strict=True):
             with file.lock:
                 file.units_read += more
@@ -273,18 +314,17 @@ class _Units:
 
 
 class _Records:
-    """Records of files; a record is some units, or a unit some records."""
+    """Records of files."""
 
     def __init__(self, of: np.ndarray, numbers: np.ndarray, files: Sequence[RecordFile]) -> None:
         """See `Asked`."""
         self.of, self.numbers, self.files = of, numbers, files
-        self._bytes, unit = files[0].record_bytes, files[0].unit
-        self._per = max(1, unit // self._bytes)
-        keys, self._at = np.unique((of << _KEY) | numbers.astype(np.int64) // self._per, return_inverse=True)
-        self.units = _Units(files, keys, self._per * self._bytes)
+        self._cells = Cells.of(files[0].record_bytes, files[0].unit)
+        keys, self._at = np.unique((of << _KEY) | numbers.astype(np.int64) // self._cells.per, return_inverse=True)
+        self.units = _Units(files, keys, self._cells)
 
     def records(self) -> np.ndarray:
         """All of them, uint8 [n, record], once the units are read."""
-        held = self.units.held.reshape(-1, self._per, self._bytes)
-        found: np.ndarray = held[self._at, self.numbers % self._per]
+        per = self._cells.per
+        found: np.ndarray = self.units.held.reshape(-1, per, self._cells.bytes // per)[self._at, self.numbers % per]
         return found

@@ -14,6 +14,7 @@ from support.commands import assert_refused, inside
 
 from recjax.bench import tier_plan, tier_report
 from recjax.config import presets
+from recjax.errors import ConfigError
 from recjax.planning import tier_run
 from recjax.planning.graph import Graph
 from recjax.planning.machine import Kernel, Machine, Point, open_machine
@@ -29,11 +30,24 @@ STEPS = 60
 
 @pytest.fixture(autouse=True)
 def _rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_run, "disk_rates", lambda folder: DiskRates(1000.0, 4096e3))
+    monkeypatch.setattr(tier_run, "disk_rates", lambda folder: DiskRates(1000.0, 4096e3, 500.0))
 
 
 def config_of(*more: str) -> Any:
     return presets.load("synthetic", [*SETTINGS, f"train.steps={STEPS}", *more])
+
+
+def test_each_process_has_memory_of_its_own(tmp_path: Path) -> None:
+    """Two with half of it each are as one with all; but each of two replica groups holds all rows."""
+    small = ("tier.device_bytes=60KiB", f"tier.disk={tmp_path}")
+    told = tier_plan.tier_plan(config_of(*small, "tier.dram_bytes=100KiB"))
+    assert tier_plan.tier_plan(config_of(*small, "tier.dram_bytes=50KiB"), processes=2) == told
+    groups = ("mesh.replicas=2", "mesh.devices=4", "train.replica_sync=exact", *small, "tier.dram_bytes=50KiB")
+    for processes, kib in ((1, 50), (2, 50), (4, 100)):
+        run = tier_plan.run_of(config_of(*groups), processes)
+        assert [run.memory_bytes(group) for group in run.bound.cached] == [kib * 1024] * len(run.bound.cached)
+    with pytest.raises(ConfigError, match="--processes 3: 2 devices cannot be shared evenly"):
+        tier_plan.run_of(config_of(*small, "tier.dram_bytes=50KiB"), 3)
 
 
 @pytest.mark.full
@@ -86,7 +100,9 @@ def test_places_traffic_and_nodes_add_up(tmp_path: Path) -> None:
     assert 0.9 * 2 * (51_200 // 137) < sum(of["dram"] for of in told["tables"]) <= 2 * (51_200 // 137)
     step, costs = told["step"], told["costs"]
     assert costs["bytes"]["to_devices"] == step["misses"] * 128
-    assert costs["ms"]["disk reads"] == pytest.approx(step["blocks_read"])  # a thousand a second
+    # A thousand are read in a second, and five hundred written, or 4096 bytes in a ms.
+    assert max(step["bytes_read"] / step["pieces_read"], step["bytes_written"] / step["pieces_written"]) < 4096
+    assert costs["ms"]["disk"] == pytest.approx(step["pieces_read"] + 2 * step["pieces_written"])
     assert costs["exposed_ms"] == pytest.approx(max(0.0, max(costs["ms"].values()) - 2.0))
     assert costs["slowdown"] == pytest.approx(max(1.0, max(costs["ms"].values()) / 2))
     assert abs(told["model_hit_rate"] - told["hit_rate"]) < 0.01
@@ -182,11 +198,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert json.loads(done.out)["tiers"]["cached"] is False
     assert_refused(inside(*small, "--tiers"), 2, "tier.device_bytes is 0")
     assert_refused(inside(*small, "--step-ms", "3"), 2, "--step-ms belongs to --tiers")
+    assert_refused(inside(*small, "--processes", "2"), 2, "--processes belongs to --tiers")
     assert_refused(inside(*small, "--tiers", "tier.device_bytes=2KiB"), 1, "two batches in a row name")
 
 
 def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_speed, "_BLOCKS", 3 * 1024)
     found = disk_rates(tmp_path, 0.01)
-    assert found.reads > 100 and found.written > 1e5
+    assert found.reads > 100 and found.written > 1e5 and found.writes > 100
     assert not list(tmp_path.iterdir())

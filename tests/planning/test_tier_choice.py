@@ -116,7 +116,7 @@ def test_the_traffic_of_a_slow_link_is_the_predicted_step(machine: Path) -> None
 def test_what_fits_has_no_caches_and_other_budgets_are_used(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_run, "disk_rates", lambda folder: DiskRates(1000.0, 4096e3))
+    monkeypatch.setattr(tier_run, "disk_rates", lambda folder: DiskRates(1000.0, 4096e3, 1000.0))
     assert chosen(config_of(machine, cut(machine, 1.01))).tier is None
     tenth = cut(machine, 0.1)
     with pytest.raises(ConfigError, match=r"of which 4\.0 KiB can be used: set tier\.dram_bytes and tier\.disk"):

@@ -36,14 +36,23 @@ def test_a_trace_by_hand() -> None:
     # 1 comes back last: it is on the disk alone. Rows 0 to 3 are table a's, 7 is never named.
     batches = [{group.name: [np.array([row], np.int32)]} for row in trace]
     found = replay(bound, batches, len(trace), 1, {group.name: (2, 64)})
-    names = ("hits", "misses", "first", "leaves", "reads", "blocks_read", "writes", "blocks_written")
-    assert [found.total(name) for name in names] == [1, 12, 7, 9, 1, 1, 6, 6]
-    assert found.counts[5].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
-    assert found.counts[-1].tolist() == [0, 1, 0, 1, 1, 1, 1, 1]
+    names = ("hits", "misses", "first", "leaves", "reads", "writes")
+    assert [found.total(name) for name in names] == [1, 12, 7, 9, 1, 6]
+    assert found.counts[5].tolist() == [1, *[0] * 9]
     assert (found.hit_rate(), found.hit_rate(6)) == (1 / 13, 0.0)
     assert found.parts == {"a": Part(1, 1, 2, 0), "b": Part(2, 1, 0, 1)}
+    # A record of 64 bytes takes 128 on the disk. Places there: 0, 2, 3, 4 are the first ones, then comes 1. Of all six
+    # writes, each in a step of its own, those of 0 and 1 begin a unit, and the others are into one that has records.
+    assert found.counts[-1].tolist() == [0, 1, 0, 1, 1, 2, 1024, 1, 1, 512]  # row 2 is written beside 0, 3 and 4
+    traffic = ("pieces_read", "bytes_read", "pieces_written", "bytes_written")
+    assert [found.total(name) for name in traffic] == [1 + 4, 5 * 512, 6, 6 * 512]
+    # In units of 4 KiB all are in one; where a record takes two units or more, nothing is read for a write.
+    for record, unit, expected in ((64, 4096, [1 + 5, 6 * 4096, 6, 6 * 4096]), (600, 512, [1, 1024, 6, 6 * 1024])):
+        other = replay(bound, batches, len(trace), 1, {group.name: (2, record)}, unit)
+        assert [other.total(name) for name in traffic] == expected
+        assert [other.total(name) for name in names] == [found.total(name) for name in names]
     in_memory = replay(bound, batches, len(trace), 1)
-    assert [in_memory.total(name) for name in names[:6]] == [1, 12, 7, 9, 0, 0]
+    assert [in_memory.total(name) for name in names] == [1, 12, 7, 9, 0, 0]
     assert in_memory.parts == {"a": Part(1, 3, 0, 0), "b": Part(2, 1, 0, 1)}
 
 

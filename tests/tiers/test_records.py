@@ -8,15 +8,15 @@ import pytest
 from support.records import written
 
 from recjax.tiers import records
-from recjax.tiers.reads import Reads
 from recjax.tiers.records import UNITS, CorruptRecordError, RecordFile, read_together, record_bytes
 from recjax.tiers.row_cache import CachedRows
+from recjax.tiers.transfers import Transfers
 
 
 @pytest.fixture(params=["queue", "threads"])
 def opened(request):
     """Opens files of records, to be read in one of both ways."""
-    made, reads = [], Reads()
+    made, reads = [], Transfers()
     reads.queued = request.param == "queue"
 
     def open_(file, unit=512):
@@ -132,3 +132,17 @@ def test_files_are_read_together(tmp_path, opened, unit):
     files["d"] = opened(tmp_path / "b", unit)
     with pytest.raises(CorruptRecordError, match="record 7 of .*b is damaged: its checksum differs. Copy"):
         read_together([(np.array([0, 1]), np.array([7, 7]), [files["a"], files["d"]]), asked[1]])
+
+
+def test_cells_that_follow_each_other_are_pieces() -> None:
+    """Of at most so many bytes; a cell is a record, or a unit of several."""
+    assert records.Cells.of(1024, 512) == records.Cells(1, 1024)
+    assert records.Cells.of(128, 512) == records.Cells(4, 512)
+    cells, numbers = records.Cells(1, 1024), np.array([0, 1, 2, 5, 6, 9])
+    assert cells.firsts(numbers, 2048).tolist() == [0, 2, 3, 5]
+    assert cells.firsts(numbers, 512).tolist() == [0, 1, 2, 3, 4, 5]
+    assert cells.firsts(numbers[:0], 512).tolist() == []
+    held = np.zeros((6, 1024), np.uint8)
+    assert (cells.pieces(np.array([0, 3, 5]), 7, numbers, held) - [0, 0, 0, held.ctypes.data]).tolist() == [
+        [7, 4096, 3072, 0], [7, 4096 + 5 * 1024, 2048, 3072], [7, 4096 + 9 * 1024, 1024, 5120]
+    ]  # fmt: skip

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.records import written
 
-from recjax.tiers.reads import Reads
 from recjax.tiers.records import CorruptRecordError, RecordFile, read_together
 from recjax.tiers.row_cache import CachedRows
+from recjax.tiers.transfers import Transfers
 
 NAMES = ("a", "b", "c")  # the last one with longer rows
 
@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c")  # the last one with longer rows
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     """Rows of three tables, and their files."""
-    folder, reads = tmp_path_factory.mktemp("tables"), Reads()
+    folder, reads = tmp_path_factory.mktemp("tables"), Transfers()
     made = {name: written(folder / name, 60, 30 if name == "c" else 20, seed) for seed, name in enumerate(NAMES)}
     files = {name: RecordFile(folder / name, reads) for name in NAMES}
     yield made, files

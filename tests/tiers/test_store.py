@@ -103,13 +103,13 @@ def test_a_record_is_written_by_itself_where_the_disk_takes_it(
         pytest.skip("the disk takes whole blocks alone")
     places.write(np.arange(400, 520, dtype=np.int32), np.zeros((120, 576), np.uint8))
     sizes: list[int] = []
-    read, write = places._file.units_read, os.pwrite
+    read, write = places._file.units_read, places._transfers.write
 
-    def pwrite(descriptor: int, data: Any, at: int) -> int:
-        sizes.append(len(data))
-        return write(descriptor, data, at)
+    def noted(pieces_Nx4: np.ndarray, direct: bool) -> None:
+        sizes.extend(pieces_Nx4[:, 2].tolist())
+        write(pieces_Nx4, direct)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(places._transfers, "write", noted)
     places._to_disk(np.array([9, 5, 6, 301]), np.arange(4))
     assert sorted(sizes) == ([4096, 4096 * 2] if whole else [1024, 1024, 2048])  # blocks 1 and 2, and 75
     assert places._file.units_read - read == (3 if whole else 0)
@@ -126,7 +126,8 @@ def test_a_full_disk_and_one_that_cannot_be_read_are_named(tmp_path: Path, monke
         return call
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", fails(errno.ENOSPC))
+        patched.setattr(places._transfers, "queued", False)
+        patched.setattr(os, "pwritev", fails(errno.ENOSPC))
         with pytest.raises(TrainingError, match=r"No space left.*Free some space.*scratch file of tier.disk"):
             places.write(np.arange(400, 600, dtype=np.int32), np.zeros((200, 576), np.uint8))
     with monkeypatch.context() as patched:

@@ -17,8 +17,8 @@ from recjax.serving.requests import Scorable
 from recjax.serving.scoring import BATCHES, Scorer
 from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.workload import Workload
-from recjax.tiers.reads import Reads
 from recjax.tiers.records import RecordFile
+from recjax.tiers.transfers import Transfers
 from recjax.utils import garbage
 
 Start = Callable[[Sequence[Scorable]], Callable[[], object]]  # begins to answer requests, and gives what ends it
@@ -114,7 +114,7 @@ def open_loop(
 
 def records_per_s(files: Sequence[Path], unit: int, seconds: float) -> float:
     """Records a second that random reads of files give, many at once, around the page cache."""
-    rng, done, spent, reads = np.random.default_rng(0), 0, 0.0, Reads()
+    rng, done, spent, reads = np.random.default_rng(0), 0, 0.0, Transfers()
     opened = [RecordFile(file, reads, unit) for file in files]
     try:
         while spent < seconds:
@@ -148,7 +148,7 @@ def fill(
     users, stores = workload.users(settling), model.stores
     for name, file in stores.files.items():
         file.close()
-        stores.files[name] = RecordFile(folder / model.manifest["tables"][name]["file"], file.reads, unit)
+        stores.files[name] = RecordFile(folder / model.manifest["tables"][name]["file"], file.transfers, unit)
     stores.resize(cache_bytes)
     for number, name in enumerate(stores.files):
         presence = workload.presence(number)

@@ -1,10 +1,10 @@
-"""Reads pieces of files into memory, many at once: by a queue of the kernel, or from threads that wait for the disk.
+"""Moves pieces of files from and to memory, many at once: by a queue of the kernel, or from threads that wait.
 
 Needs NumPy alone, and is copied beside the loader of an export that has tables on disk.
 
-Linux takes any number of reads in one call (io_submit) and gives them back in another (io_getevents), for a few
-microseconds of the processor each, where a thread takes tens. It does so for files that are opened around the page
-cache; of others these calls read one piece after the other. So those are read by threads, and so is everything where
+Linux takes any number of reads and writes in one call (io_submit) and gives them back in another (io_getevents), for a
+few microseconds of the processor each, where a thread takes tens. It does so for files that are opened around the page
+cache; of others these calls move one piece after the other. So those are left to threads, and so is everything where
 the kernel has no such queue, or gives no room in one, and each piece that came short: the plain call then says what is
 wrong with it.
 """
@@ -20,9 +20,10 @@ import sys
 
 import numpy as np
 
-_DEPTH = 128  # reads that a queue holds
+_DEPTH = 128  # pieces that a queue holds
 _THREADS = 16  # that wait for the disk
-_LEAST = 8  # reads for which another thread is worth it
+_LEAST = 8  # pieces for which another thread is worth it
+_READ, _WRITE = 0, 1  # codes of a command
 # Of linux/aio_abi.h, as processors of small end first have it.
 _COMMAND = np.dtype([
     ("data", "<u8"), ("key", "<u4"), ("flags", "<u4"), ("code", "<u2"), ("priority", "<i2"), ("descriptor", "<u4"),
@@ -36,18 +37,18 @@ _NUMBERS = {  # of the calls io_setup, io_destroy, io_getevents, io_submit
 _CALLS = _NUMBERS.get(platform.machine()) if sys.platform == "linux" and sys.maxsize > 2**32 else None
 
 
-class Reads:
-    """Reads for any number of threads, each of which waits for its own.
+class Transfers:
+    """Reads and writes for any number of threads, each of which waits for its own.
 
     Attributes:
       queued: whether the kernel has queues for them.
     """
 
     def __init__(self) -> None:
-        """Starts nothing before it is asked to read."""
+        """Starts nothing before it is asked to."""
         self.queued = _CALLS is not None
         self._free: list[_Queue] = []  # each is used by one thread at a time
-        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "reads")
+        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "transfers")
 
     def read(self, pieces_Nx4: np.ndarray, direct: bool) -> np.ndarray:
         """Reads pieces into memory; returns the bytes that each got, int64 [N], fewer where a file ends.
@@ -61,15 +62,27 @@ class Reads:
         Raises:
           OSError: of the first read that failed; none goes on then.
         """
-        got_N = np.zeros(len(pieces_Nx4), np.int64)
-        if direct and self.queued and len(pieces_Nx4) > 1:
-            self._by_queue(pieces_Nx4, got_N)
-        rest = np.flatnonzero(got_N != pieces_Nx4[:, 2])
-        if len(rest):
-            self._by_threads(pieces_Nx4, got_N, rest)
-        return got_N
+        return self._move(_READ, pieces_Nx4, direct)
 
-    def _by_queue(self, pieces_Nx4: np.ndarray, got_N: np.ndarray) -> None:
+    def write(self, pieces_Nx4: np.ndarray, direct: bool) -> None:
+        """Writes pieces of memory, none of which reaches into another; the arguments are those of `read`.
+
+        Raises:
+          OSError: of the first write that failed; none goes on then.
+        """
+        if (self._move(_WRITE, pieces_Nx4, direct) != pieces_Nx4[:, 2]).any():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _move(self, code: int, pieces_Nx4: np.ndarray, direct: bool) -> np.ndarray:
+        done_N = np.zeros(len(pieces_Nx4), np.int64)
+        if direct and self.queued and len(pieces_Nx4) > 1:
+            self._by_queue(code, pieces_Nx4, done_N)
+        rest = np.flatnonzero(done_N != pieces_Nx4[:, 2])
+        if len(rest):
+            self._by_threads(code, pieces_Nx4, done_N, rest)
+        return done_N
+
+    def _by_queue(self, code: int, pieces_Nx4: np.ndarray, done_N: np.ndarray) -> None:
         try:
             queue = self._free.pop()
         except IndexError:
@@ -79,17 +92,17 @@ class Reads:
                 self.queued = error.errno == errno.EAGAIN  # others have all queues just now
                 return
         try:
-            queue.read(pieces_Nx4, got_N)
+            queue.move(code, pieces_Nx4, done_N)
         except BaseException:
             queue.close()  # waits for what is under way, before its memory goes
             raise
         self._free.append(queue)
 
-    def _by_threads(self, pieces_Nx4: np.ndarray, got_N: np.ndarray, rest: np.ndarray) -> None:
+    def _by_threads(self, code: int, pieces_Nx4: np.ndarray, done_N: np.ndarray, rest: np.ndarray) -> None:
         parts = np.array_split(rest, max(1, min(_THREADS, len(rest) // _LEAST)))
-        tasks = [self._pool.submit(_plain, pieces_Nx4, got_N, part) for part in parts[1:]]
+        tasks = [self._pool.submit(_plain, code, pieces_Nx4, done_N, part) for part in parts[1:]]
         try:
-            _plain(pieces_Nx4, got_N, parts[0])
+            _plain(code, pieces_Nx4, done_N, parts[0])
         finally:
             concurrent.futures.wait(tasks)
         for task in tasks:
@@ -102,13 +115,14 @@ class Reads:
             self._free.pop().close()
 
 
-def _plain(pieces_Nx4: np.ndarray, got_N: np.ndarray, some: np.ndarray) -> None:
+def _plain(code: int, pieces_Nx4: np.ndarray, done_N: np.ndarray, some: np.ndarray) -> None:
+    move = os.pwritev if code == _WRITE else os.preadv
     for at, (descriptor, place, length, address) in zip(some.tolist(), pieces_Nx4[some].tolist(), strict=True):
         memory = (ctypes.c_char * length).from_address(address)
         done = 0
-        while done < length and (more := os.preadv(descriptor, [memoryview(memory)[done:]], place + done)):
+        while done < length and (more := move(descriptor, [memoryview(memory)[done:]], place + done)):
             done += more
-        got_N[at] = done
+        done_N[at] = done
 
 
 class _Queue:
@@ -132,10 +146,11 @@ class _Queue:
         found: int = self._system(*(ctypes.c_long(each) for each in (number, *arguments)))
         return found
 
-    def read(self, pieces_Nx4: np.ndarray, got_N: np.ndarray) -> None:
-        """Reads pieces; `got_N` gets the bytes of each, and stays as it was where the kernel did not take it."""
+    def move(self, code: int, pieces_Nx4: np.ndarray, done_N: np.ndarray) -> None:
+        """Moves pieces; `done_N` gets the bytes of each, and stays as it was where the kernel did not take it."""
         N = len(pieces_Nx4)
         commands = np.zeros(N, _COMMAND)
+        commands["code"] = code
         commands["data"] = np.arange(N)
         for name, column in zip(("descriptor", "place", "length", "address"), pieces_Nx4.T, strict=True):
             commands[name] = column
@@ -153,7 +168,7 @@ class _Queue:
             if found < 0 and ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             events = self._events[: max(0, found)]
-            got_N[events["data"].astype(np.int64)] = np.maximum(events["got"], 0)
+            done_N[events["data"].astype(np.int64)] = np.maximum(events["got"], 0)
             done += len(events)
             if done == N:
                 return

@@ -1,4 +1,4 @@
-"""Reads of many pieces: what is in the file comes, by the kernel's queue, by threads, or by both."""
+"""Many pieces of a file: what is there comes, and what goes is there, by the kernel's queue, by threads, or by both."""
 
 import ctypes
 import errno
@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from recjax.tiers import reads as module
-from recjax.tiers.reads import Reads
+from recjax.tiers import transfers as module
+from recjax.tiers.transfers import Transfers
 
 pytestmark = pytest.mark.skipif(module._CALLS is None, reason="there are no such calls here")
 UNIT = 4096
@@ -17,11 +17,11 @@ UNIT = 4096
 
 @pytest.fixture
 def file(tmp_path):
-    """600 units of random bytes: the content, and a descriptor for reads around the page cache."""
+    """600 units of random bytes: the content, and a descriptor around the page cache."""
     content = np.random.default_rng(0).integers(0, 256, (600, UNIT), np.uint8)
     content.tofile(tmp_path / "file")
     try:
-        descriptor = os.open(tmp_path / "file", os.O_RDONLY | os.O_DIRECT)
+        descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_DIRECT)
     except OSError:
         pytest.skip("this file system has no reads around the page cache")
     yield content, descriptor
@@ -30,7 +30,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def reads():
-    made = Reads()
+    made = Transfers()
     yield made
     made.close()
 
@@ -134,7 +134,9 @@ def test_a_queue_that_takes_some_and_no_more(file, reads, monkeypatch):
         return true(given[0], 40, given[2]) if count == 1 else failing(errno.EAGAIN)
 
     plain, by_threads = module._plain, []
-    monkeypatch.setattr(module, "_plain", lambda p, got, some: (by_threads.append(len(some)), plain(p, got, some)))
+    monkeypatch.setattr(
+        module, "_plain", lambda code, p, got, some: (by_threads.append(len(some)), plain(code, p, got, some))
+    )
     Calls(monkeypatch, module._CALLS[3], once)
     Calls(monkeypatch, module._CALLS[2], lambda count, true, given: true(given[0], 1, 1, *given[3:]))
     assert (reads.read(pieces, True) == UNIT).all() and sum(by_threads) == 60
@@ -172,13 +174,13 @@ def test_reads_that_come_short(file, reads, monkeypatch):
     pieces, memory = pieces_of(file[1], [3, 599, 600, 700])
     assert reads.read(pieces, True).tolist() == [UNIT, UNIT, 0, 0]
     np.testing.assert_array_equal(memory[:2], file[0][[3, 599]])
-    true = module._Queue.read
+    true = module._Queue.move
 
-    def half(queue, given, got):
-        true(queue, given, got)
+    def half(queue, code, given, got):
+        true(queue, code, given, got)
         got[1] = 512
 
-    monkeypatch.setattr(module._Queue, "read", half)
+    monkeypatch.setattr(module._Queue, "move", half)
     memory[:] = 0
     assert reads.read(pieces[:2], True).tolist() == [UNIT, UNIT]
     np.testing.assert_array_equal(memory[:2], file[0][[3, 599]])
@@ -205,3 +207,56 @@ def test_a_closed_file_is_an_error(file, reads, direct):
     pieces, memory = pieces_of(descriptor, np.arange(200))
     assert (reads.read(pieces, direct) == UNIT).all()
     np.testing.assert_array_equal(memory, content[:200])
+
+
+@pytest.mark.parametrize("queued", [True, False])
+@pytest.mark.parametrize("count", [2, 129, 500])
+def test_what_is_written_is_there(file, reads, monkeypatch, queued, count):
+    """And nothing else has changed; also more than a queue holds at a time."""
+    content, descriptor = file
+    if queued:
+        by_queue(monkeypatch)
+    reads.queued = queued
+    units = np.random.default_rng(count).permutation(600)[:count]
+    pieces, memory = pieces_of(descriptor, units)
+    memory[:] = np.random.default_rng(count + 1).integers(0, 256, memory.shape, np.uint8)
+    content[units] = memory
+    reads.write(pieces, True)
+    pieces, found = pieces_of(descriptor, np.arange(600))
+    assert (reads.read(pieces, True) == UNIT).all()
+    np.testing.assert_array_equal(found, content)
+
+
+def test_writes_that_come_short(file, reads, monkeypatch):
+    """One of which a part went is written once more, as a whole; a disk that takes nothing more is an error."""
+    content, descriptor = file
+    pieces, memory = pieces_of(descriptor, [5])
+    memory[:] = ~content[5]
+    parts = iter((1000, 2000, 96, 1000))
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, of, at: pwritev(fd, [memoryview(of[0])[: next(parts)]], at))
+    buffered = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    pieces[:, 0] = buffered
+    reads.write(pieces, False)
+    assert os.pread(buffered, 3 * UNIT, 4 * UNIT) == content[4].tobytes() + memory.tobytes() + content[6].tobytes()
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        reads.write(pieces, False)
+    os.close(buffered)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_that_may_not_be_written_is_an_error(file, reads, direct):
+    """Wherever it comes among others; these are written."""
+    content, descriptor = file
+    other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    pieces, memory = pieces_of(descriptor, np.arange(200))
+    memory[:] = 7
+    pieces[140, 0] = other
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        reads.write(pieces, direct)
+    os.close(other)
+    pieces, found = pieces_of(descriptor, np.arange(120, 160))
+    reads.read(pieces, True)
+    np.testing.assert_array_equal(found[20], content[140])
+    assert (found[0] == 7).all()
