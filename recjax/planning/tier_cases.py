@@ -27,6 +27,7 @@ from recjax.embedding.routing import host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.cases import Case, Run
 from recjax.tiers.caches import with_caches
+from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS, Mover, Record
 from recjax.tiers.stage import CacheStage
 from recjax.tiers.tier import Tier
@@ -72,7 +73,7 @@ class _Cached:
         self.name, homes = group.name, place_homes(self.bound, mesh)
         tables, slots = initialise(self.bound, mesh, 0, np.float32, homes)
         self.state = _State(tables, slots, homes)
-        self.tier = Tier(self.bound, mesh, 0, np.float32)
+        self.tier = Tier(HostRows(self.bound, mesh, 0, np.float32))
         self.stage = CacheStage(self.bound, self.tier, 1)
         for first in range(0, group.home_rows, _CHUNK):
             homes_K = np.arange(first, min(first + _CHUNK, group.home_rows), dtype=np.int32)

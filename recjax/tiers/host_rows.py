@@ -29,6 +29,7 @@ class HostRows:
     """The rows of each group with a cache by their homes, of those owners whose devices are this process's.
 
     Attributes:
+      mesh: the devices.
       groups: group name -> the group.
       records: group name -> the layout of its records.
       owners: group name -> the owners whose rows are here, ascending.
@@ -61,6 +62,7 @@ class HostRows:
           ConfigError: nothing can be written there.
         """
         me = jax.process_index()
+        self.mesh = mesh
         here = [device for device in mesh.devices.flat if device.process_index == me]
         self.groups = {group.name: group for group in bound.cached}
         self.records = {name: Record.of(group, dtype) for name, group in self.groups.items()}

@@ -101,9 +101,10 @@ def checksums(payload: np.ndarray, numbers: np.ndarray) -> np.ndarray:
       payload: uint8 [n, P], P a multiple of 4.
       numbers: of the records, [n].
     """
-    words = np.ascontiguousarray(payload).view("<u4").astype(np.uint64)
+    words = np.ascontiguousarray(payload).view("<u4")
     odd = _odd(words.shape[1] + 1)
-    return (words * odd[1:]).sum(axis=1, dtype=np.uint64) + (numbers.astype(np.uint64) + np.uint64(1)) * odd[0]
+    sums: np.ndarray = np.einsum("nw,w->n", words, odd[1:], dtype=np.uint64, casting="safe")  # makes no product whole
+    return sums + (numbers.astype(np.uint64) + np.uint64(1)) * odd[0]
 
 
 @functools.cache

@@ -21,9 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
-from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
 from recjax.parallel.malloc import return_free
@@ -81,33 +79,11 @@ class Tier:
       decided: of several processes a checksum of all that was to move so far, which all must have alike; else 0.
     """
 
-    def __init__(
-        self,
-        bound: BoundPlan,
-        mesh: Mesh,
-        seed: int,
-        dtype: Any,
-        dram_bytes: int = 0,
-        disk: str = "",
-        track: bool = False,
-    ) -> None:
-        """Nothing is written: all rows are at their initial values.
-
-        Args:
-          bound: a plan with caches.
-          mesh: its devices.
-          seed: of the run.
-          dtype: of tables and slots.
-          dram_bytes: of the host's memory for this process's rows; 0: as many as they need.
-          disk: folder for the rest; "": none.
-          track: whether to note which rows change, for checkpoints of these alone.
-
-        Raises:
-          ConfigError: nothing can be written there.
-        """
-        self.rows = HostRows(bound, mesh, seed, dtype, dram_bytes, disk, track)
+    def __init__(self, rows: HostRows) -> None:
+        """Moves these rows, none of which is written yet, to caches and back."""
+        self.rows = rows
         self._groups, self._records = self.rows.groups, self.rows.records
-        self._movers = {name: Mover(group, mesh, self._records[name]) for name, group in self._groups.items()}
+        self._movers = {name: Mover(group, rows.mesh, self._records[name]) for name, group in self._groups.items()}
         self._lander = ThreadPoolExecutor(1, "tier-land")
         self._writer = ThreadPoolExecutor(1, "tier-write")
         self._readers = ThreadPoolExecutor(_READERS, "tier-read")

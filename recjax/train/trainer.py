@@ -37,6 +37,7 @@ from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, make_mesh, own
 from recjax.planning.question import Answer
 from recjax.tiers.caches import read_through, with_caches
+from recjax.tiers.host_rows import HostRows
 from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.tiers.tables import export_cached, hot_rows, import_cached
 from recjax.tiers.tier import Tier
@@ -476,7 +477,7 @@ def build_trainer(
             return_memory()
             track = config.train.checkpoint_increments > 0 and jax.process_count() == 1
             host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, track)
-            tier = Tier(bound, mesh, config.seed, dtype, *host)
+            tier = Tier(HostRows(bound, mesh, config.seed, dtype, *host))
     ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
     if ids is not None and held.hot.rows:
         raise ConfigError(

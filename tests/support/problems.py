@@ -34,6 +34,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES
 from recjax.tiers.caches import with_caches
+from recjax.tiers.host_rows import HostRows
 from recjax.tiers.tier import Tier
 from recjax.train import state as states
 from recjax.train.compile_only import abstract_state
@@ -153,7 +154,7 @@ def trainer_of(
     tier = None
     if cache_bytes:
         bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
-        tier = Tier(bound, mesh, problem.seed, dtype, dram_bytes, disk, increments > 0)
+        tier = Tier(HostRows(bound, mesh, problem.seed, dtype, dram_bytes, disk, increments > 0))
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,

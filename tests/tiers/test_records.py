@@ -146,3 +146,13 @@ def test_cells_that_follow_each_other_are_pieces() -> None:
     assert (cells.pieces(np.array([0, 3, 5]), 7, numbers, held) - [0, 0, 0, held.ctypes.data]).tolist() == [
         [7, 4096, 3072, 0], [7, 4096 + 5 * 1024, 2048, 3072], [7, 4096 + 9 * 1024, 1024, 5120]
     ]  # fmt: skip
+
+
+def test_checksums_are_those_of_the_formula() -> None:
+    """Worked with whole numbers of any length."""
+    payload = np.random.default_rng(0).integers(0, 256, (20, 40), np.uint8)
+    odd = [int(each) for each in records._odd(11)]
+    for number, row in enumerate(payload):
+        words = [int.from_bytes(row[4 * n : 4 * n + 4].tobytes(), "little") for n in range(10)]
+        expected = (sum(map(int.__mul__, words, odd[1:])) + (7 * number + 1) * odd[0]) % 2**64
+        assert int(records.checksums(payload[number : number + 1], np.array([7 * number]))[0]) == expected

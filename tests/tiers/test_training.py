@@ -27,6 +27,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.planning.tier_replay import homes_of, replay
 from recjax.tiers import tier as tiers
+from recjax.tiers.host_rows import HostRows
 from recjax.tiers.stage import homes_by_owner
 from recjax.tiers.store import RowStore
 from recjax.tiers.tier import Tier
@@ -288,7 +289,7 @@ def with_rows(problem: Problem, devices: int, share: float, plan: str | Plan = "
     bound = trainer.bound.with_groups(
         {g.name: dataclasses.replace(g, rows=rows[g.name], homes=g.rows, mapped=True) for g in spread}
     )
-    tier = Tier(bound, trainer.mesh, problem.seed, trainer.dtype, **host)
+    tier = Tier(HostRows(bound, trainer.mesh, problem.seed, trainer.dtype, **host))
     return dataclasses.replace(trainer, bound=bound, tier=tier)
 
 
