@@ -75,7 +75,7 @@ def _cost_text(costs: dict[str, Any]) -> str:
 
 
 _RATES = {"host_link": "link", "disk_reads": "disk reads", "disk_write": "disk writes in order",
-          "disk_writes": "anywhere"}  # fmt: skip
+          "disk_writes": "disk writes anywhere"}  # fmt: skip
 
 
 def _nodes_text(nodes: dict[str, Any]) -> str:
